@@ -30,22 +30,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from scipy.stats import binomtest, spearmanr
+from scipy.stats import spearmanr
 
 import noiser
-from noiser.data.planted import draw
+from measuring import share
+from measuring import table as markdown
+from noiser.data.planted import PEOPLE, ROOMS, THINGS, draw
 from noiser.engine import Game, prepare, remover, run_one
 from noiser.model import LanguageModel
 from noiser.question import Question
 
-_WORDS = (
-    "Anna Boris Clara David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nadia Oscar Paula Quinn Robert Sarah "
-    "Thomas Ursula Victor Wendy Zachary",
-    "guitar hammer lantern blanket bicycle mirror camera basket ladder kettle violin helmet compass umbrella suitcase "
-    "telescope trumpet carpet bottle candle drum",
-    "attic garage kitchen cellar garden office library bedroom hallway barn",
-)
-PEOPLE, THINGS, ROOMS = (words.split() for words in _WORDS)
 TAILS = ("", " before breakfast", " during the long winter", " next to the window", " under a grey cloth")
 QUESTION = "Where do these people keep their things?"
 CATEGORIES = ("once", "twice", "conflict", "combined")
@@ -221,40 +215,27 @@ def _groups(rows: Sequence[dict[str, Any]], *names: str) -> Mapping[tuple[Any, .
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: costs by size and way, then recall by method, model and category."""
     costs, truths = ([row for row in rows if row["part"] == part] for part in ("cost", "truth"))
-    head = "| model | tokens | texts | halves | way | processor seconds | token-forwards | LDS | found |"
-    lines = [head, "|" + "---|" * 9]
+    spent: list[dict[str, Any]] = []
     for (model, tokens, removal, way), some in _groups(costs, "model", "tokens", "removal", "way").items():
-        seconds, forwards, rank, found = (
-            statistics.mean(row[name] for row in some) for name in ("seconds", "token_forwards", "lds", "found")
-        )
-        lines.append(
-            f"| {model} | {tokens:,} | {len(some)} | {removal} | {way} | {seconds:.1f} | {forwards:,.0f} "
-            f"| {rank:.3f} | {found:.2f} |"
-        )
+        means = {
+            name: statistics.mean(row[name] for row in some) for name in ("seconds", "token_forwards", "lds", "found")
+        }
+        spent.append({"model": model, "tokens": tokens, "texts": len(some), "halves": removal, "way": way} | means)
     sets = _groups(truths, "model", "category")
     columns = [(*key, "first") for key in sets]
     columns += [(*key, "all_first") for key in sets if key[1] in ("twice", "combined")]
     counts = {key: len({row["example"] for row in some}) for key, some in sets.items()}
-    heads = [
-        f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {counts[model, category]})"
-        for model, category, name in columns
-    ]
-    lines += ["", f"| method | {' | '.join(heads)} | token-forwards |", "|" + "---|" * (len(columns) + 2)]
+    recalled: list[dict[str, Any]] = []
     for (way,), some in _groups(truths, "way").items():
         own = _groups(some, "model", "category")
-        cells = [_share([row[name] for row in own.get((m, c), [])], counts[m, c]) for m, c, name in columns]
-        forwards = statistics.mean(row["token_forwards"] for row in some)
-        lines.append(f"| {way} | {' | '.join(cells)} | {forwards:,.0f} |")
-    return "\n".join(lines)
-
-
-def _share(hits: Sequence[bool], expected: int | None = None) -> str:
-    """A share with Wilson's 95 % interval over prompts, and the number of prompts where it is not as expected."""
-    if not hits:
-        return ""
-    low, high = binomtest(sum(hits), len(hits)).proportion_ci(method="wilson")
-    missing = "" if len(hits) == expected else f" (n = {len(hits)})"
-    return f"{statistics.mean(map(float, hits)):.2f} [{low:.2f}, {high:.2f}]{missing}"
+        recalled.append({"method": way})
+        for model, category, name in columns:
+            count, hits = counts[model, category], [row[name] for row in own.get((model, category), [])]
+            head = f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {count})"
+            missing = "" if len(hits) == count else f" (n = {len(hits)})"
+            recalled[-1][head] = share(hits) + missing if hits else ""
+        recalled[-1]["token-forwards"] = statistics.mean(row["token_forwards"] for row in some)
+    return f"{markdown(spent)}\n\n{markdown(recalled)}"
 
 
 def made(lm: LanguageModel, name: str, chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> Iterator[Any]:

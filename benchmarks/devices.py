@@ -7,7 +7,7 @@ Weights are random: they do not matter for speed, and nothing has to be download
 search asks, so Noiser's scoring pass is measured, with its k given; a whole call with its search is about three of
 them (bisection) or one and a half (certified). The prompts are attributed as one list, as a user would.
 
-Peak: the product of two square matrices in the same precision, on the same device. The longest prompt is doubled from
+Peak: a product of square matrices in the same precision, on the same device. The longest prompt is doubled from
 1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are occluded.
 """
 
@@ -27,7 +27,7 @@ import transformers
 
 import noiser
 from many_prompts import PROMPTS
-from measuring import DTYPES, TEXT, ForwardClock, operations, say, seconds, table
+from measuring import DTYPES, TEXT, ForwardClock, matrix_peak, operations, say, table
 from noiser.errors import ModelError
 from noiser.methods import Method
 from noiser.model import LanguageModel
@@ -36,24 +36,17 @@ from noiser.model.memory import free_memory, is_out_of_memory
 SHAPES: dict[str, transformers.PretrainedConfig] = {
     "llama-3-8b": transformers.LlamaConfig(
         vocab_size=128256,
-        hidden_size=4096,
         intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
         num_key_value_heads=8,
         max_position_embeddings=8192,
         rope_theta=500000.0,
     ),
     "gemma-2-9b": transformers.Gemma2Config(
-        vocab_size=256000,
         hidden_size=3584,
         intermediate_size=14336,
         num_hidden_layers=42,
         num_attention_heads=16,
         num_key_value_heads=8,
-        head_dim=256,
-        query_pre_attn_scalar=256,
-        max_position_embeddings=8192,
     ),
     "gemma-3-270m": transformers.Gemma3TextConfig(
         vocab_size=262144,
@@ -62,10 +55,10 @@ SHAPES: dict[str, transformers.PretrainedConfig] = {
         num_hidden_layers=18,
         num_attention_heads=4,
         num_key_value_heads=1,
-        head_dim=256,
         max_position_embeddings=32768,
     ),
 }
+"""What differs from the defaults of each class."""
 
 METHODS: dict[str, Method] = {
     "noiser, one scoring pass": noiser.Noiser(bounding=0.05),
@@ -80,17 +73,6 @@ def random_model(config: transformers.PretrainedConfig, tokenizer: Any, device: 
     with torch.device(device):
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
     return noiser.wrap(model.eval(), tokenizer)
-
-
-def peak(device: str, dtype: str, size: int = 8192) -> float:
-    """Floating-point operations a second of a product of two square matrices; the best of ten."""
-    a, b = (torch.randn(size, size, device=device, dtype=DTYPES[dtype]) for _ in range(2))
-
-    def multiply() -> None:
-        float((a @ b)[0, 0])  # waits for the device
-
-    multiply()
-    return 2 * size**3 / seconds(multiply, 10)
 
 
 def speed(lm: LanguageModel, name: str, prompts: Sequence[str], top: float) -> dict[str, Any]:
@@ -166,7 +148,7 @@ def main() -> None:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(chosen.tokenizer)
     else:
         tokenizer = noiser.load_model("smollm2-135m-instruct", device="cpu").tokenizer
-    top, rows = peak(chosen.device, chosen.dtype), list[dict[str, Any]]()
+    top, rows = matrix_peak(chosen.dtype, 8192, chosen.device), list[dict[str, Any]]()
     for shape in chosen.shapes:
         prompts = PROMPTS[: chosen.prompts]
         rows += measured(shape, tokenizer, chosen.device, chosen.dtype, prompts, top, limit=chosen.longest)

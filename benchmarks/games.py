@@ -36,10 +36,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
-from scipy.stats import binomtest, rankdata, spearmanr
+from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
 import noiser
+from measuring import share
+from measuring import table as markdown
 from noiser.data import Example, load
 from noiser.data.planted import draw
 from noiser.engine import StoredGame
@@ -187,12 +189,14 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
         counts[column] += 1
         for name, method in methods.items():
             found[name][column] += [game.measures(game.play(method, seed).scores[0].double()) for seed in range(seeds)]
-    lines: list[list[str]] = [["", *(f"{of} ({count})" for of, count in counts.items())], ["---"] * (1 + len(counts))]
+    lines: list[dict[str, str]] = []
     for name, columns in found.items():
-        means = ({key: statistics.mean(one[key] for one in rows) for key in rows[0]} for rows in columns.values())
-        cells = (" · ".join(f"{mean:.{2 if key == 'gold' else 3}f}" for key, mean in one.items()) for one in means)
-        lines.append([name, *cells])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        lines.append({"": name})
+        for of, rows in columns.items():
+            means = {key: statistics.mean(one[key] for one in rows) for key in rows[0]}
+            texts = (f"{mean:.{2 if key == 'gold' else 3}f}" for key, mean in means.items())
+            lines[-1][f"{of} ({counts[of]})"] = " · ".join(texts)
+    return markdown(lines)
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
@@ -228,9 +232,8 @@ def _cell(way: str, budget: int, some: list[tuple[str, Played]], seeds: int) -> 
         hits = [found_by(way, budget, kind, game, seed) for _, game in some for seed in range(seeds)]
     except (ImportError, ValueError) as error:
         return type(error).__name__
-    found, others = (sum(each) / len(hits) for each in zip(*hits, strict=True))
-    low, high = binomtest(round(found * len(some)), len(some)).proportion_ci(method="wilson")
-    parts = [f"{found:.2f} [{low:.2f}, {high:.2f}]"] * bool(kind) + [f"{others:.2f} others"] * ours
+    found, others = zip(*hits, strict=True)
+    parts = [share(found, len(some))] * bool(kind) + [f"{sum(others) / len(hits):.2f} others"] * ours
     return ", ".join(parts)
 
 
@@ -241,12 +244,11 @@ def pairs_table(path: Path, seeds: int) -> str:
         halved = [2 * game.prob[2**game.units - 1 - (1 << unit)] <= game.prob[-1] for unit in game.gold]
         if row["set"] in ("once", "twice") or (row["set"] == "combined" and all(halved)):
             games[f"{row['set']}, {row['model']}"].append((KINDS.get(row["set"], ""), game))
-    head = " | ".join(f"{name} ({len(some)})" for name, some in games.items())
-    lines = [f"| | {head} |", "|---" * (len(games) + 1) + "|"]
+    lines: list[dict[str, str]] = []
     for way, budget in [*((way, 0) for way in PAIRS), *itertools.product(PEERS, (50, 60))]:
-        cells = " | ".join(_cell(way, budget, some, seeds) for some in games.values())
-        lines.append(f"| {way}{f', {budget} inputs' * bool(budget)} | {cells} |")
-    return "\n".join(lines)
+        cells = {f"{name} ({len(some)})": _cell(way, budget, some, seeds) for name, some in games.items()}
+        lines.append({"": f"{way}{f', {budget} inputs' * bool(budget)}"} | cells)
+    return markdown(lines)
 
 
 def main() -> None:

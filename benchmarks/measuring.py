@@ -6,26 +6,22 @@ A part is a function from a `Setting` to a `Part`: rows of a table.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
-import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 import noiser
+from noiser.bench.run import machine, versions_of
 from noiser.engine import Query, Spent, run_one
 from noiser.methods import Method, Scores
 from noiser.model import LanguageModel
 from noiser.model.products import forward_of
-from noiser.version import version_of
 
 TEXT = (
     "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the great lamp, and watched "
@@ -128,16 +124,19 @@ class ForwardClock:
 
 
 @cache
-def matrix_peak(dtype: str = "float32", size: int = 2048, repeats: int = 10) -> float:
+def matrix_peak(dtype: str = "float32", size: int = 2048, device: str = "cpu") -> float:
     """Floating-point operations per second of a large matrix product: the faster of PyTorch's and the library's."""
-    layer = torch.nn.Linear(size, size, bias=False, dtype=DTYPES[dtype])
-    x = torch.randn(size, size).to(DTYPES[dtype])
+    layer = torch.nn.Linear(size, size, bias=False, device=device, dtype=DTYPES[dtype])
+    x = torch.randn(size, size, device=device).to(DTYPES[dtype])
+
+    def multiply(product: Callable[..., Any]) -> None:
+        float(product(x)[0, 0])  # waits for the device
+
+    products = (layer, forward_of(layer, is_head=False) or layer)
     with torch.no_grad():
-        layer(x)
-        plain = seconds(lambda: layer(x), repeats)
-        fast = forward_of(layer, is_head=False) or layer
-        fast(x)
-        return 2 * size**3 / min(plain, seconds(lambda: fast(x), repeats))
+        for product in products:
+            multiply(product)
+        return 2 * size**3 / min(seconds(partial(multiply, product), 10) for product in products)
 
 
 def operations(lm: LanguageModel, tokens: int, rows: int) -> float:
@@ -174,6 +173,15 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def share(hits: Sequence[bool], prompts: int | None = None) -> str:
+    """A share with Wilson's 95 % interval over so many prompts, by default one for each hit or miss."""
+    from scipy.stats import binomtest
+
+    found, n = sum(hits) / len(hits), prompts or len(hits)
+    low, high = binomtest(round(found * n), n).proportion_ci(method="wilson")
+    return f"{found:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def say(row: dict[str, Any]) -> dict[str, Any]:
     """The row, after it was written to standard error."""
     print("  " + ", ".join(f"{name} {cell(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
@@ -182,14 +190,10 @@ def say(row: dict[str, Any]) -> dict[str, Any]:
 
 def conditions(setting: Setting) -> str:
     """The machine, the model and the versions, as a sentence."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    names = (name for name in ("torch", "transformers", "inseq", "captum") if importlib.util.find_spec(name))
-    versions = {"noiser": noiser.__version__} | {name: version_of(name) for name in names}
+    here, versions = machine(), versions_of(("torch", "transformers", "inseq", "captum"))
     return (
-        f"{setting.load('float32').identity.name}, {torch.get_num_threads()} threads, {os.cpu_count()} cores of "
-        f"{processor or platform.processor()}, {time.strftime('%Y-%m-%d')}{', a quick run' if setting.quick else ''}; "
+        f"{setting.load('float32').identity.name}, {torch.get_num_threads()} threads, {here['cores']} cores of "
+        f"{here['cpu']}, {time.strftime('%Y-%m-%d')}{', a quick run' if setting.quick else ''}; "
         + ", ".join(f"{name} {number}" for name, number in versions.items())
         + "."
     )

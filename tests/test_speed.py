@@ -75,7 +75,7 @@ def test_a_device_is_measured_until_memory_ends(monkeypatch):
 
     monkeypatch.setattr(noiser, "attribute", small)
     monkeypatch.setitem(devices.SHAPES, "small", tiny_model("llama").config)
-    top = devices.peak("cpu", "float32", size=64)
+    top = measuring.matrix_peak("float32", 64)
     rows = devices.measured("small", tokenizer, "cpu", "float32", ["The quick brown fox", "A teacher sings"], top)
     assert [row["method"] for row in rows[:-1]] == list(devices.METHODS)
     assert all(row["share of peak, %"] > 0 for row in rows[:-1])

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,16 +20,20 @@ from typing import Any, Literal, NamedTuple
 from noiser.bench.executors import Inline, Processes, RayActors
 from noiser.bench.plan import Plan, lowest, read_plan
 from noiser.bench.resolve import check_change, resolve
-from noiser.bench.samples import Drawn, Sampled, Selection, draw_all, first_selection, sample
+from noiser.bench.samples import Drawn, Selection, draw_all, first_selection, sample
 from noiser.bench.store import ATTRIBUTION, Key, Store, locked
 from noiser.bench.work import Done, Job, Questions, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
+from noiser.evaluation.examples import Item
 from noiser.version import __version__, version_of
 
 ExecutorName = Literal["local", "ray"]
 
 ASKED = 20
 """Examples of a job that asks which ones the model answers right."""
+
+_PACKAGES = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "ray")
+"""Packages that numbers depend on."""
 
 RunProgress = Callable[[int, int, str], None]
 """Called with rows done, rows to do, and the last job."""
@@ -128,7 +132,7 @@ def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mappin
         check_change(before["resolved"], resolved, str(store.path), used)
     data = before.get("resolved", {}).get("data", {})
     same = {label for label, meaning in resolved["data"].items() if data.get(label) == meaning}
-    surroundings = {"versions": _versions(), "machine": _machine()}
+    surroundings = {"versions": versions_of(_PACKAGES), "machine": machine()}
     started = datetime.now(UTC).isoformat(timespec="seconds")
     store.set_meta(
         plan=text,
@@ -150,7 +154,7 @@ class _Run:
     executor: Inline | Processes | RayActors
     tell: RunProgress
 
-    def sample(self, model: str, data: str, limit: int | None) -> tuple[Sampled, ...]:
+    def sample(self, model: str, data: str, limit: int | None) -> tuple[Item, ...]:
         """The examples of a model on a data set; where only right answers count, the model is asked."""
         entry, drawn = self.plan.entry("data", data), self.drawn[data]
         found = first_selection(model, entry, drawn, limit)
@@ -166,7 +170,7 @@ class _Run:
                     raise RunError(f"{model}, {data}, right answers: {done}.")
                 self._check_model(model, done)
                 answers |= done.answers
-            found = found.extended({sampled.id: answers[sampled.id] for sampled in following}, limit)
+            found = found.extended({each.id: answers[each.id] for each in following}, limit)
             self._keep(found)
             self.tell(0, 0, f"{model}, {data}: {found.right} right of {found.checked}")
         self._keep(found)
@@ -188,7 +192,7 @@ class _Run:
                     here = examples[block * self.plan.block : (block + 1) * self.plan.block]
                     missing: dict[str, dict[str, frozenset[str]]] = {}
                     for (method, metric), limit in self.plan.kinds(model, data).items():
-                        wanted = {each.id for each in here if limit is None or each.item.index < limit}
+                        wanted = {each.id for each in here if limit is None or each.index < limit}
                         lacking = frozenset(wanted - stored[data].get((method, metric), set()))
                         missing.setdefault(method, {})[metric] = lacking
                     for method, by_metric in missing.items():
@@ -232,16 +236,16 @@ class _Run:
             raise StoredFileError(f"{text}. Load the same weights, or start another folder.")
 
 
-def _versions() -> dict[str, str]:
-    """The versions of noiser, Python, and packages that numbers depend on."""
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of noiser, Python, and the packages that are installed."""
     versions = {"noiser": __version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "numpy", "scipy", "scikit-learn", "ray"):
+    for package in packages:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version_of(package)
     return versions
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """System, processor, cores and graphics cards of this machine."""
     import torch
 

@@ -13,21 +13,13 @@ from noiser.bench.plan import DataEntry, Plan
 from noiser.data import DataSet, load
 from noiser.data.dataset import in_draw_order
 from noiser.errors import ParameterError, PlanError, StoredFileError, UnknownNameError
-from noiser.evaluation.examples import Item
-
-
-class Sampled(NamedTuple):
-    """An example of a data set; `item.index` is its position in a model's sample."""
-
-    id: str
-    category: str
-    item: Item
+from noiser.evaluation.examples import Item, item_of
 
 
 class Drawn(NamedTuple):
     """All examples of an entry by id, in the order of the draw, and the data set's notes."""
 
-    examples: Mapping[str, Sampled]
+    examples: Mapping[str, Item]
     notes: tuple[str, ...]
 
 
@@ -90,8 +82,9 @@ def draw_all(plan: Plan, data_dir: str | PathLike[str] | None) -> dict[str, Draw
 def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> Drawn:
     """All examples of an entry, in the order of the draw."""
     if entry.prompts is not None:
-        named = {f"{entry.label}-{i}": Item(index=i, prompt=prompt) for i, prompt in enumerate(entry.prompts)}
-        return Drawn({name: Sampled(name, "", item) for name, item in named.items()}, ())
+        names = [f"{entry.label}-{i}" for i in range(len(entry.prompts))]
+        prompts = zip(names, entry.prompts, strict=True)
+        return Drawn({name: Item(index=0, id=name, prompt=prompt) for name, prompt in prompts}, ())
     assert entry.name is not None
     dataset = load(entry.name, data_dir)
     _check_names(entry, dataset)
@@ -112,18 +105,10 @@ def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> D
         turns = defaultdict[str, Iterator[int]](itertools.count)
         turn = {example.id: next(turns[example.category]) for example in ordered}
         ordered.sort(key=lambda example: turn[example.id])
-    sampled: dict[str, Sampled] = {}
-    for example in ordered:
-        item = Item(
-            index=0,  # `sample` counts
-            prompt=example.prompt,
-            target=example.target if entry.explain == "answer" else None,
-            gold=example.target,
-            spans=example.spans or None,
-            without=example.without,
-        )
-        sampled[example.id] = Sampled(example.id, example.category, item)
-    return Drawn(sampled, tuple(dataset.notes))
+    items = {example.id: item_of(0, example) for example in ordered}  # `sample` counts
+    if entry.explain == "continuation":
+        items = {name: replace(item, target=None) for name, item in items.items()}
+    return Drawn(items, tuple(dataset.notes))
 
 
 def _check_names(entry: DataEntry, dataset: DataSet) -> None:
@@ -134,11 +119,10 @@ def _check_names(entry: DataEntry, dataset: DataSet) -> None:
             raise UnknownNameError(f"{kind} of {entry.name}", name, sorted(there)[:20])
 
 
-def sample(drawn: Drawn, selection: Selection, limit: int | None) -> tuple[Sampled, ...]:
+def sample(drawn: Drawn, selection: Selection, limit: int | None) -> tuple[Item, ...]:
     """The chosen examples, each with its position. Raises StoredFileError where the data set lacks one."""
     chosen = selection.chosen[:limit]
     if gone := [example for example in chosen if example not in drawn.examples]:
         text = f"{selection.data!r} lacks {gone[0]!r}, which was chosen before. Use the data of that run."
         raise StoredFileError(text)
-    examples = map(drawn.examples.__getitem__, chosen)
-    return tuple(each._replace(item=replace(each.item, index=index)) for index, each in enumerate(examples))
+    return tuple(replace(drawn.examples[name], index=index) for index, name in enumerate(chosen))

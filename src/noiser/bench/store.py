@@ -88,12 +88,8 @@ class Row(NamedTuple):
         return Key(self.model, self.data, self.method, self.metric, self.example)
 
 
-class Text(NamedTuple):
-    """The attribution, the error message or the judge's words that belong to a row."""
-
-    key: Key
-    value: Mapping[str, Any]
-
+Text = tuple[Key, Mapping[str, Any]]
+"""The attribution, the error message or the judge's words that belong to a row."""
 
 _COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
 _KINDS, _KEY = (", ".join(names) for names in (Key._fields[:4], Key._fields))
@@ -173,7 +169,7 @@ class Store:
             self._db.executemany(f"DELETE FROM texts WHERE {_IS_KEY}", [row.key for row in rows])
             records = [row._replace(values=json.dumps(row.values, allow_nan=False)) for row in rows]  # pyright: ignore
             self._db.executemany(f"REPLACE INTO rows VALUES ({marks})", records)
-            lines = [(*text.key, json.dumps(text.value)) for text in texts]
+            lines = [(*key, json.dumps(value)) for key, value in texts]
             self._db.executemany("REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", lines)
 
     def examples(self, model: str, data: str, *, errors: bool = True) -> dict[tuple[str, str], set[str]]:

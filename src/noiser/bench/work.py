@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,9 @@ from noiser.attribution import Attribution
 from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import MetricEntry, Plan
 from noiser.bench.resolve import make
-from noiser.bench.samples import Sampled
 from noiser.bench.store import ATTRIBUTION, Key, Row, Text
 from noiser.errors import NoiserError, RunError
+from noiser.evaluation.examples import Item
 from noiser.evaluation.measuring import Measurement, measure_block, question_of, says
 from noiser.judges import Judge, kind_of, make_judge
 from noiser.metrics import METRICS, SETTINGS, Metric, Settings
@@ -31,7 +32,7 @@ class Questions(NamedTuple):
 
     model: str
     data: str
-    examples: tuple[Sampled, ...]
+    examples: tuple[Item, ...]
 
 
 class Job(NamedTuple):
@@ -49,7 +50,7 @@ class Job(NamedTuple):
     data: str
     method: str
     block: int
-    examples: tuple[Sampled, ...]
+    examples: tuple[Item, ...]
     missing: Mapping[str, frozenset[str]]
     attributions: Mapping[str, Mapping[str, Any]] = {}
 
@@ -82,7 +83,7 @@ class Worker:
         self._models: dict[str, LanguageModel] = {}
         self._judges: dict[str, Judge] = {}
         self._block: tuple[Any, ...] = ()
-        self._caches: dict[int, dict[Hashable, Any]] = {}
+        self._caches: dict[str, dict[Hashable, Any]] = {}
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -98,17 +99,20 @@ class Worker:
             if isinstance(job, Questions):
                 return Done(identity, answers={each.id: _is_right(lm, each) for each in job.examples})
             rows, texts = list[Row](), list[Text]()
-            for sampled, found in zip(job.examples, self._measured(job, lm), strict=True):
-                _note(self.plan, job, sampled, found, rows, texts)
+            for item, found in zip(job.examples, self._measured(job, lm), strict=True):
+                _note(self.plan, job, item, found, rows, texts)
             return Done(identity, rows, texts)
         except NoiserError as error:  # not every error of ours can be sent to another process
             raise RunError(str(error)) from error
 
     def _measured(self, job: Job, lm: LanguageModel) -> list[Measurement]:
-        index_of = {sampled.id: sampled.item.index for sampled in job.examples}
         if self._block != (block := (job.model, job.data, job.block)):
             self._block, self._caches = block, {}
-        caches = {index: self._caches.setdefault(index, {}) for index in index_of.values()}
+        stored = {example: Attribution.from_dict(att) for example, att in job.attributions.items()}
+        items = [
+            replace(item, attribution=stored.get(item.id), of_method=True, cache=self._caches.setdefault(item.id, {}))
+            for item in job.examples
+        ]
         method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
         made, profile = make(method), method.profile
         metrics = {
@@ -116,16 +120,8 @@ class Worker:
             for metric in job.missing
             if metric != ATTRIBUTION
         }
-        return measure_block(
-            lm,
-            made,
-            question_of(made, profile, method.unit, data.max_new_tokens, data.target_unit),
-            [sampled.item for sampled in job.examples],
-            metrics,
-            seed=self.plan.seed,
-            attributions={index_of[key]: Attribution.from_dict(att) for key, att in job.attributions.items()},
-            caches=caches,
-        )
+        question = question_of(made, profile, method.unit, data.max_new_tokens, data.target_unit)
+        return measure_block(lm, made, question, items, metrics, seed=self.plan.seed)
 
     def _metric(self, entry: MetricEntry, lm: LanguageModel, profile: Profile) -> tuple[Metric, Settings]:
         chosen = {name: value for name in SETTINGS if (value := getattr(entry, name)) is not None}
@@ -161,9 +157,8 @@ class Worker:
         return self._judges[entry.label]
 
 
-def _is_right(lm: LanguageModel, sampled: Sampled) -> bool | str:
+def _is_right(lm: LanguageModel, item: Item) -> bool | str:
     """Whether the model gives the answer, and not without what decides it; or the error's type."""
-    item = sampled.item
     try:
         assert item.gold is not None, "`draw` has checked it"
         return says(lm, item.prompt, item.gold) and not any(says(lm, other, item.gold) for other in item.without)
@@ -171,13 +166,13 @@ def _is_right(lm: LanguageModel, sampled: Sampled) -> bool | str:
         return type(error).__name__
 
 
-def _note(plan: Plan, job: Job, sampled: Sampled, found: Measurement, rows: list[Row], texts: list[Text]) -> None:
+def _note(plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row], texts: list[Text]) -> None:
     """Adds the rows that an example lacks, and the texts that belong to them."""
     att = found.attribution if isinstance(found.attribution, Attribution) else None
-    place = Key(job.model, job.data, job.method, ATTRIBUTION, sampled.id)
+    place = Key(job.model, job.data, job.method, ATTRIBUTION, item.id)
     if att and found.attribution_seconds is not None:
-        texts.append(Text(place, {ATTRIBUTION: att.to_dict()}))
-    for metric in [metric for metric, examples in job.missing.items() if sampled.id in examples]:
+        texts.append((place, {ATTRIBUTION: att.to_dict()}))
+    for metric in [metric for metric, examples in job.missing.items() if item.id in examples]:
         if metric == ATTRIBUTION:
             numbers, seconds = _facts(att) if att else found.attribution, found.attribution_seconds
         else:
@@ -186,9 +181,9 @@ def _note(plan: Plan, job: Job, sampled: Sampled, found: Measurement, rows: list
         error = numbers if isinstance(numbers, Exception) else None
         row = Row(
             **place._replace(metric=metric)._asdict(),
-            category=sampled.category,
-            index=sampled.item.index,
-            seed=plan.seed + sampled.item.index,
+            category=item.category,
+            index=item.index,
+            seed=plan.seed + item.index,
             units=len(att.units) if att else 0,
             targets=len(att.targets) if att else 0,
             probability=att.targets[0].probability if att else None,
@@ -200,7 +195,7 @@ def _note(plan: Plan, job: Job, sampled: Sampled, found: Measurement, rows: list
         rows.append(row)
         words = {name: value for name, value in columns.items() if isinstance(value, str) and value not in _WORDS}
         if error or words:
-            texts.append(Text(row.key, words or {"error": str(error)}))
+            texts.append((row.key, words or {"error": str(error)}))
 
 
 def _facts(att: Attribution) -> dict[str, Any]:

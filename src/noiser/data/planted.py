@@ -42,7 +42,7 @@ _WORDS = {
     "rooms": "attic garage kitchen cellar garden office library bedroom hallway barn",
     "colours": "red blue green yellow purple orange pink brown",
 }
-_PEOPLE, THINGS, ROOMS, _COLOURS = (words.split() for words in _WORDS.values())
+PEOPLE, THINGS, ROOMS, _COLOURS = (words.split() for words in _WORDS.values())
 
 
 class _Planted(NamedTuple):
@@ -121,7 +121,7 @@ class _Facts:
 
     def __init__(self, random: random.Random, count: int, repeat: int) -> None:
         self.random, self.count, self.repeat = random, count, repeat
-        self.pairs = random.sample([(person, thing) for person in _PEOPLE for thing in THINGS], count + 2)
+        self.pairs = random.sample([(person, thing) for person in PEOPLE for thing in THINGS], count + 2)
         self.rooms = random.sample(ROOMS, len(ROOMS))
         self.person, self.thing = self.pairs.pop()
         self.room, self.other_room = self.rooms[:2]

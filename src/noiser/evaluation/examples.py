@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from noiser.attribution import Attribution
@@ -24,6 +24,9 @@ class Item:
         sources: documents in the prompt; see `noiser.attribute`.
         without: prompts that lack parts that decide the gold answer, where a data set names these parts.
         attribution: the attribution, if it is there already.
+        of_method: whether it is the evaluated method's, which can then make it again.
+        cache: for numbers of a prompt that do not depend on the method; see `noiser.metrics.Case`.
+        id, category: its name and its category in a data set.
     """
 
     index: int
@@ -35,6 +38,10 @@ class Item:
     sources: Sources | None = None
     without: tuple[str, ...] = ()
     attribution: Attribution | None = None
+    of_method: bool = False
+    cache: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+    id: str = ""
+    category: str = ""
 
 
 class Skipped(NamedTuple):
@@ -56,13 +63,13 @@ class Skipped(NamedTuple):
 def read_examples(examples: object) -> list[Item]:
     """Items out of one example or several; see `noiser.evaluate`. Raises ParameterError for something else, or none."""
     if isinstance(examples, str | Attribution) or hasattr(examples, "prompt") or _is_chat(examples):
-        return [_item(0, examples)]
+        return [item_of(0, examples)]
     if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
         kind = type(examples).__name__
         raise ParameterError(
             f"The examples are a {kind}; expected texts, chats, attributions or objects with `prompt`."
         )
-    items = [_item(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
+    items = [item_of(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
     if not items:
         raise ParameterError("There is no example; expected at least one text, chat or attribution.")
     return items
@@ -73,7 +80,8 @@ def _is_chat(example: object) -> bool:
     return bool(messages) and all(isinstance(message, Mapping) and "role" in message for message in messages)
 
 
-def _item(index: int, example: Any) -> Item:
+def item_of(index: int, example: Any) -> Item:
+    """The item of one example; see `noiser.evaluate`."""
     if isinstance(example, Attribution):
         return Item(index=index, prompt=example.prompt, attribution=example)
     if isinstance(example, str) or _is_chat(example):
@@ -83,6 +91,7 @@ def _item(index: int, example: Any) -> Item:
         raise ParameterError(
             f"Example {index} is a {kind}; expected a text, a chat, an attribution or a `prompt` in it."
         )
-    given: dict[str, Any] = {name: getattr(example, name, None) for name in ("target", "foil", "spans", "sources")}
-    gold = given["target"] if isinstance(given["target"], str) else None
-    return Item(index=index, prompt=example.prompt, gold=gold, **given)
+    names = ("target", "foil", "spans", "sources", "without", "id", "category")
+    given = {name: value for name in names if (value := getattr(example, name, None)) is not None}
+    gold = given.get("target")
+    return Item(index=index, prompt=example.prompt, gold=gold if isinstance(gold, str) else None, **given)

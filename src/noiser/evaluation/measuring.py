@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 def in_profile(method: Method, profile: Profile) -> Method:
     """The method in the authors' profile, if it has one."""
-    if profile != "authors" or not dataclasses.is_dataclass(method) or not hasattr(method, "profile"):
+    if profile != "authors" or not is_dataclass(method) or not hasattr(method, "profile"):
         return method
-    return dataclasses.replace(method, profile=profile)
+    return replace(method, profile=profile)
 
 
 def question_of(
@@ -52,18 +52,18 @@ def question_of(
 
 
 def attributed(
-    lm: LanguageModel, method: Method, question: Question, item: Item, seed: int, known: Attribution | None = None
+    lm: LanguageModel, method: Method, question: Question, item: Item, seed: int
 ) -> Steps[tuple[Query, Attribution]]:
-    """The query of an item and its attribution, unless that is known."""
-    if known:
-        return (yield restore(lm, known)), known
+    """The query of an item and its attribution, made unless it is there already."""
+    if item.attribution:
+        return (yield restore(lm, item.attribution)), item.attribution
     check_answers(method, lm.identity.name, lm.looks_inside)
     if question.unit == "spans":
         if not item.spans:
             raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
-        question = dataclasses.replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
+        question = replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
     asked = {"prompt": item.prompt, "target": item.target, "foil": item.foil, "sources": item.sources}
-    query: Query = yield prepare(lm, dataclasses.replace(question, **asked))
+    query: Query = yield prepare(lm, replace(question, **asked))
     attribution: Attribution = yield attribution_of(lm, query, method, seed)
     return query.with_units(attribution.units), attribution
 
@@ -92,8 +92,6 @@ def measure_block(
     metrics: Mapping[str, tuple[Metric, Settings]],
     *,
     seed: int,
-    attributions: Mapping[int, Attribution] | None = None,
-    caches: Mapping[int, dict[Hashable, Any]] | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
     """The attributions and numbers of items; an item's error takes nothing from the others.
@@ -102,69 +100,64 @@ def measure_block(
         lm: the model.
         method: the method, in the profile already; see `in_profile`.
         question: see `question_of`.
-        items: the items; item i is attributed with `seed` + its index.
+        items: the items, attributed side by side; item i with `seed` + its index.
         metrics: with their settings, by any name.
         seed: of the first item of the sample.
-        attributions: existing attributions of the same method, by index; the other items are attributed side by side.
-        caches: by index, for numbers of a prompt that do not depend on the method; see `Case.cache`.
         tick: called when an item is attributed, and when a metric of it is measured.
 
     Raises:
         JudgeStoppedError: a judge cannot work at all.
     """
-    asked, existing = partial(attributed, lm, method, question), attributions or {}
-    works = {item.index: asked(item, seed + item.index, existing.get(item.index)) for item in items}
-    found, share = _timed(lm, works, tick)
-    measurements: dict[int, Measurement] = {}
-    cases: dict[int, Case] = {}
-    for item in items:
-        index, pair, att = item.index, found[item.index], existing.get(item.index)
-        attribution = att or (pair if isinstance(pair, Exception) else pair[1])
-        measurements[index] = Measurement(attribution, {}, {}, None if att else share)
-        if not isinstance(pair, Exception):
-            again = None if item.attribution else partial(_again, asked, item)
-            more: dict[str, Any] = {"spans": item.spans, "gold": item.gold, "cache": (caches or {}).get(index, {})}
-            cases[index] = Case(query=pair[0], att=pair[1], reattribute=again, **more)
-        elif att:
-            measurements[index].numbers.update(dict.fromkeys(metrics, pair))
+    asked = partial(attributed, lm, method, question)
+    found, share = _timed(lm, [asked(item, seed + item.index) for item in items], tick)
+    measurements: list[Measurement] = []
+    cases: list[Case] = []
+    for item, pair in zip(items, found, strict=True):
+        known, seconds = item.attribution, None if item.attribution else share
+        if isinstance(pair, Exception):
+            numbers = dict[str, Measured | Exception](dict.fromkeys(metrics, pair) if known else {})
+            measurements.append(Measurement(known or pair, numbers, {}, seconds))
+        else:
+            measurements.append(Measurement(pair[1], {}, {}, seconds))
+            again = None if known and not item.of_method else partial(_again, asked, item)
+            more: dict[str, Any] = {"spans": item.spans, "gold": item.gold, "cache": item.cache}
+            cases.append(Case(query=pair[0], att=pair[1], reattribute=again, **more))
+    whole = [one for one, pair in zip(measurements, found, strict=True) if not isinstance(pair, Exception)]
     for name, (metric, settings) in metrics.items():
-        ready = {index: dataclasses.replace(case, **vars(settings)) for index, case in cases.items()}
-        numbers, share = _measured(lm, metric, ready, tick)
-        for index, columns in numbers.items():
-            measurements[index].numbers[name], measurements[index].seconds[name] = columns, share
-    return [measurements[item.index] for item in items]
+        columns, share = _measured(lm, metric, [replace(case, **vars(settings)) for case in cases], tick)
+        for one, measured_columns in zip(whole, columns, strict=True):
+            one.numbers[name], one.seconds[name] = measured_columns, share
+    return measurements
 
 
 def _again(asked: Callable[[Item, int], Steps[tuple[Query, Attribution]]], item: Item, seed: int) -> Steps[Attribution]:
-    return (yield asked(item, seed))[1]
+    return (yield asked(replace(item, attribution=None), seed))[1]
 
 
-def _timed(
-    lm: LanguageModel, works: Mapping[int, Steps[T]], tick: Callable[[], None]
-) -> tuple[dict[int, T | Exception], float]:
+def _timed(lm: LanguageModel, works: Sequence[Steps[T]], tick: Callable[[], None]) -> tuple[list[T | Exception], float]:
     """The result or the error of every generator, by shared passes, and the seconds of each, in equal shares."""
-    started, indices, outcomes = time.perf_counter(), list(works), dict[int, T | Exception]()
-    for number, outcome in Engine(lm).run(works.values()):
-        outcomes[indices[number]] = outcome
+    started, outcomes = time.perf_counter(), dict[int, T | Exception]()
+    for number, outcome in Engine(lm).run(works):
+        outcomes[number] = outcome
         tick()
-    return outcomes, (time.perf_counter() - started) / max(1, len(works))
+    return [outcomes[number] for number in range(len(works))], (time.perf_counter() - started) / max(1, len(works))
 
 
 def _measured(
-    lm: LanguageModel, metric: Metric, cases: Mapping[int, Case], tick: Callable[[], None]
-) -> tuple[dict[int, Measured | Exception], float]:
+    lm: LanguageModel, metric: Metric, cases: Sequence[Case], tick: Callable[[], None]
+) -> tuple[list[Measured | Exception], float]:
     """The columns of every case, or its error, and the seconds of each."""
     with warnings.catch_warnings(action="ignore"):
         if metric.measure_all is None or not cases:
-            return _timed(lm, {index: measured(case, metric) for index, case in cases.items()}, tick)
+            return _timed(lm, [measured(case, metric) for case in cases], tick)
         started = time.perf_counter()
         try:
-            columns = metric.measure_all(list(cases.values()))
+            columns: list[Measured | Exception] = [*metric.measure_all(cases)]
         except JudgeStoppedError:
             raise
         except Exception as error:  # it took them together, so they fail together
             columns = [error] * len(cases)
-        return dict(zip(cases, columns, strict=True)), (time.perf_counter() - started) / len(cases)
+        return columns, (time.perf_counter() - started) / len(cases)
 
 
 def says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:

@@ -93,13 +93,9 @@ def evaluate(
 
     for start in range(0, len(items), BLOCK):
         block = items[start : start + BLOCK]
-        existing = {item.index: item.attribution for item in block if item.attribution}
-        measurements += measure_block(
-            lm, method, question, block, runs, seed=chosen.seed, attributions=existing, tick=tick
-        )
-        if progress and steps < len(measurements) * (1 + len(runs)):  # some failed
-            steps = len(measurements) * (1 + len(runs))
-            progress(len(measurements), len(items))
+        measurements += measure_block(lm, method, question, block, runs, seed=chosen.seed, tick=tick)
+        while steps < len(measurements) * (1 + len(runs)):  # some failed
+            tick()
     records: list[dict[str, Any]] = []
     skipped: list[Skipped] = []
     summaries = {name: summary for metric in entries.values() for name, summary in metric.summaries.items()}

@@ -6,22 +6,10 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from noiser.errors import DependencyError
 from noiser.pages import html_page
 from noiser.report.figures import Picture, svg
 from noiser.report.formats import READING, one_line
 from noiser.report.tables import Table
-
-_BODY = """
-<h1>{{ title }}</h1>
-<dl>{% for name, value in about %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
-<nav><ul>{% for part in parts %}<li><a href="#part-{{ loop.index }}">{{ part.title }}</a></li>{% endfor %}</ul></nav>
-<details open><summary>How to read the tables</summary>{% for text in reading %}<p>{{ text }}</p>{% endfor %}</details>
-<main>{% for part in parts %}
-<section id="part-{{ loop.index }}"><h2>{{ part.title }}</h2>
-<div class=wide tabindex=0>{{ part.html | safe }}</div>
-{% for note in part.notes %}<p>{{ note }}</p>{% endfor %}</section>{% endfor %}</main>
-"""
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
@@ -43,29 +31,39 @@ def page(title: str, about: Sequence[tuple[str, str]], tables: Sequence[Table], 
         about: facts of the run, as (name, value).
         tables: in order.
         pictures: in order.
-
-    Raises:
-        DependencyError: jinja2 is not installed.
     """
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise DependencyError("The page needs jinja2.", "report") from error
-    written = [{"title": one.title, "notes": list(map(one_line, one.notes)), "html": _table(one)} for one in tables]
-    drawn = [{"title": one.title, "notes": (), "html": _figure(one)} for one in pictures]
-    body = Environment(autoescape=True).from_string(_BODY)
-    facts = [(name, one_line(value)) for name, value in about]
-    text = body.render(title=title, about=facts, reading=READING, parts=[*written[:1], *drawn, *written[1:]])
-    return html_page(title, _STYLE, text)
+    written = [(table.title, _table(table)) for table in tables]
+    parts = [*written[:1], *((picture.title, _figure(picture)) for picture in pictures), *written[1:]]
+    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in about)
+    links = "".join(f'<li><a href="#part-{i}">{_text(name)}</a></li>' for i, (name, _) in enumerate(parts))
+    sections = (
+        f'<section id="part-{i}"><h2>{_text(name)}</h2>{html}</section>' for i, (name, html) in enumerate(parts)
+    )
+    body = (
+        f"<h1>{_text(title)}</h1><dl>{facts}</dl><nav><ul>{links}</ul></nav>"
+        f"<details open><summary>How to read the tables</summary>{_paragraphs(READING)}</details>"
+        f"<main>{''.join(sections)}</main>"
+    )
+    return html_page(title, _STYLE, body)
+
+
+def _text(text: str) -> str:
+    return escape(one_line(text))
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "".join(f"<p>{_text(text)}</p>" for text in texts)
 
 
 def _table(table: Table) -> str:
-    frame = table.marked(lambda text: escape(one_line(text)), "<b>{}</b>")
-    return frame.to_html(index=False, escape=False, border=0) if len(frame) else ""
+    frame = table.marked(_text, "<b>{}</b>")
+    html = frame.to_html(index=False, escape=False, border=0) if len(frame) else ""
+    return f"<div class=wide tabindex=0>{html}</div>{_paragraphs(table.notes)}"
 
 
 def _figure(picture: Picture) -> str:
     """The SVG with ids of its own and a name for screen readers."""
     text = svg(picture)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", text[text.index("<svg") :])
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1)
+    drawn = text.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1)
+    return f"<div class=wide tabindex=0>{drawn}</div>"

@@ -58,7 +58,7 @@ def write_report(
         The files, in the order in which they were written.
 
     Raises:
-        DependencyError: figures or a page are wanted without matplotlib or jinja2; nothing is written then.
+        DependencyError: figures or a page are wanted without matplotlib; nothing is written then.
         OSError: a file cannot be written. Each is whole or not there.
     """
     found = cells(store, confidence, progress)
