@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from server_processes import Handler, served_by
 
 CUT, DRIP = "cut", "drip"
 
@@ -46,21 +47,15 @@ class ChatServer:
         self.headers: list[dict[str, str]] = []
         self.at_once = self.most_at_once = 0
         self.closing = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.server.daemon_threads = True
-        self.server.block_on_close = False
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self.serving = served_by(_handler(self))
 
     def __enter__(self):
-        self.thread.start()
+        self.url = f"{self.serving.__enter__()}/v1"
         return self
 
     def __exit__(self, *_):
         self.closing.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        self.serving.__exit__(None, None, None)
 
     @property
     def total(self) -> int:
@@ -68,14 +63,11 @@ class ChatServer:
 
 
 def _handler(owner: ChatServer):
-    class Handler(BaseHTTPRequestHandler):
+    class Chat(Handler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_):
-            pass
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        def post(self, body):
+            body = json.loads(body)
             words = tuple(json.loads(body["messages"][0]["content"].split("# Words:\n")[1]))
             with owner.lock:
                 before = owner.hits[words]
@@ -111,4 +103,4 @@ def _handler(owner: ChatServer):
             except OSError:
                 self.close_connection = True  # the client has hung up
 
-    return Handler
+    return Chat

@@ -33,14 +33,20 @@ def pytest_collect_file():
     return [found for found in (yield) if type(found).__name__ != "DoctestModule"]
 
 
-@pytest.fixture
-def unchecked():
-    """Turns the type checking off, to see what a user gets who passes a wrong type."""
+def _unchecked():
     import jaxtyping
 
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+unchecked = pytest.fixture(_unchecked, name="unchecked")
+"""Turns the type checking off, to see what a user gets who passes a wrong type."""
+
+unchecked_module = pytest.fixture(_unchecked, name="unchecked_module", scope="module")
+"""The same for a whole module, which tests no shapes."""
 
 
 def _real(name: str, package: str) -> noiser.LanguageModel:

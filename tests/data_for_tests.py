@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import http.server
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from noiser.data import Source, UpstreamFile
+from server_processes import Handler, served_by
 
 
 def known_record(number: int, subject: str, rest: str, answer: str, relation: str = "P1") -> dict[str, object]:
@@ -79,8 +79,8 @@ def serving():
     """A server on this machine."""
     served, finished = Served(), threading.Event()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
+    class Files(Handler):
+        def get(self):
             served.requests.append((self.path, self.headers["User-Agent"]))
             content, reply = served.files.get(self.path[1:]), served.replies.get(self.path[1:])
             if reply == "hang":
@@ -88,25 +88,12 @@ def serving():
             elif content is None:
                 self.send_error(404)
             else:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content[: len(content) // 2] if reply == "cut" else content)
+                some = content[: len(content) // 2] if reply == "cut" else content
+                self.answer(some, **{"Content-Length": str(len(content))})
 
-        def log_message(self, *arguments):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    served.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with served_by(Files) as served.address:
         yield served
-    finally:
-        finished.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    finished.set()
 
 
 def _real_folder() -> Path | None:

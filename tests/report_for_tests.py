@@ -43,22 +43,9 @@ def row(
     error: str | None = None,
     seconds: float | None = None,
 ) -> Row:
-    return Row(
-        model=model,
-        data=data,
-        example=f"{data}-{example}",
-        category=category,
-        index=example,
-        method=method,
-        metric=metric,
-        seed=example,
-        units=0 if error else 6,
-        targets=0 if error else 1,
-        probability=None if error else 0.5,
-        values=values or {},
-        error=error,
-        seconds=seconds,
-    )
+    size = (0, 0, None) if error else (6, 1, 0.5)
+    place = (model, data, f"{data}-{example}", category, example, method, metric, example)
+    return Row(*place, *size, values or {}, error, seconds)
 
 
 def soft(ns: float, nc: float, random_ns: float = 0.02, random_nc: float = 0.4) -> dict[str, float]:
@@ -109,11 +96,11 @@ FULL: dict[str, Any] = {
 """Something of everything."""
 
 
-def full(prompts: int = 12) -> Run:
+def full(prompts: int = 12, models: int = 2) -> Run:
     """A run with something of everything, drawn at random; one method has fewer prompts, and two failures."""
     drawn = random.Random(0)
     rows: list[Row] = []
-    wanted = plan(**FULL)
+    wanted = plan(**FULL | {"models": FULL["models"][:models]})
     for number, cell in enumerate(_cells(wanted)):
         model, data, method, metric = cell
         count = 1 if data == "own" else prompts // 2 if method == "lime" else prompts
@@ -124,16 +111,7 @@ def full(prompts: int = 12) -> Run:
             labels = {"model": model, "data": data, "category": category, "error": error}
             rows.append(row(method, metric, example, values, seconds=drawn.uniform(0.1, 3), **labels))
     selections = [
-        Selection(
-            model=model,
-            data=data,
-            total=1208,
-            checked=100,
-            right=40,
-            chosen=tuple(f"{data}-{i}" for i in range(prompts)),
-            failed={},
-            notes=(),
-        )
+        Selection(model, data, 1208, 100, 40, tuple(f"{data}-{i}" for i in range(prompts)), {}, ())
         for model in wanted.labels("models")
         for data in wanted.labels("data")
     ]

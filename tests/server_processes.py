@@ -1,4 +1,4 @@
-"""A server in a process of its own, on a free port, for the tests that need a real one."""
+"""Servers on a free port: in a process of its own, or in a thread of the tests'."""
 
 from __future__ import annotations
 
@@ -7,14 +7,51 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers requests by `get()` and `post(body)`, and logs none."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.get()
+
+    def do_POST(self):
+        self.post(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def answer(self, content, status=200, kind="application/json", **headers):
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextlib.contextmanager
+def served_by(handler):
+    """The address of a server in a thread."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads, server.block_on_close = True, False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,6 @@ PROMPT = "The quick brown fox jumps"
 LOADING = "Loading gemma-3-270m ...\n"
 SOURCE = str(Path(__file__))
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-HEAVY = {"torch", "transformers", "pandas", "numpy", "sklearn", "matplotlib", "noiser.model", "noiser.methods"}
 
 
 @pytest.fixture
@@ -54,26 +54,14 @@ def noiser_command(monkeypatch):
 # ---- help, version, lists --------------------------------------------------------------------------------------------
 
 
-def test_importing_the_commands_is_light():
-    code = "import sys, noiser.cli; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(ran.stdout.split()) & HEAVY == set()
+def test_help_and_version(noiser_command):
+    for arguments in (["--help"], ["attribute", "-h"]):
+        result = noiser_command(*arguments)
+        assert (result.exit_code, "Usage: noiser" in result.stdout, "attribute" in result.stdout) == (0, True, True)
+    assert noiser_command("--version").stdout == f"noiser {noiser.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["attribute", "--help"]])
-def test_help(noiser_command, arguments):
-    result = noiser_command(*arguments)
-    assert result.exit_code == 0
-    assert "Usage: noiser" in result.stdout
-    assert "attribute" in result.stdout
-
-
-def test_version_also_as_a_module(noiser_command):
-    ran = subprocess.run([sys.executable, "-m", "noiser", "--version"], capture_output=True, text=True, check=True)
-    assert ran.stdout == noiser_command("--version").stdout == f"noiser {noiser.__version__}\n"
-
-
-def test_methods_lists_every_method_with_its_defaults(noiser_command):
+def test_methods_and_metrics_are_listed_with_defaults_and_settings(noiser_command):
     lines = noiser_command("methods").stdout.splitlines()
     families = [f"{family.prefix}:NAME" for family in METHODS.families()]
     assert [line for line in lines if not line.startswith(" ")] == METHODS.names() + families
@@ -81,14 +69,12 @@ def test_methods_lists_every_method_with_its_defaults(noiser_command):
     assert lines[at + 1].strip() == METHODS.get("noiser").summary
     assert "samples=10, steps=10, bounding=k_min, score=prob" in lines[at + 2]
     assert "bounding=relative" in lines[lines.index("noiser_relative") + 2]
-
-
-def test_metrics_lists_every_metric_with_its_settings(noiser_command):
     lines = noiser_command("metrics").stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == METRICS.names()
     at = lines.index("lds")
-    assert lines[at + 1].strip() == METRICS.get("lds").summary
-    assert lines[at + 2].strip() == "settings: draws, masks, removal"
+    assert [line.strip() for line in lines[at + 1 : at + 3]] == [
+        METRICS.get("lds").summary, "settings: draws, masks, removal",
+    ]  # fmt: skip
     assert lines[lines.index("answerability") + 2].strip().endswith("judge")
 
 
@@ -137,38 +123,44 @@ def test_cite(noiser_command, tmp_path):
         (tmp_path / name).write_text(text, encoding="utf-8")
         sources += ["--source", str(tmp_path / name)]
     arguments = ["cite", "Where is the lute?", *sources, "--answer", "In the attic.", "--unit", "source"]
-    expected = noiser.cite(
-        tiny("llama"),
-        "Where is the lute?",
-        [("notes.txt", "The lute is in the attic."), ("news.txt", "It rains.")],
-        answer="In the attic.",
-        unit="source",
-    )
+    texts = [("notes.txt", "The lute is in the attic."), ("news.txt", "It rains.")]
+    expected = noiser.cite(tiny("llama"), "Where is the lute?", texts, answer="In the attic.", unit="source")
     assert noiser_command(*arguments).stdout == f"{expected}\n".lstrip("\n")
     record = json.loads(noiser_command(*arguments, "--format", "json").stdout)
     assert record == json.loads(json_text(expected.to_dict()))
     assert "<html" in noiser_command(*arguments, "--set", "baseline=zero", "--format", "html").stdout
     for checked in ([*arguments, "--accuracy", "fast"], ["attribute", PROMPT, "--method", "random"]):
-        assert "8 random removals" in noiser_command(*checked, "--check", "8").stdout.replace("\n", " ").replace(
-            "  ", " "
-        )
+        assert "8 random removals" in " ".join(noiser_command(*checked, "--check", "8").stdout.split())
 
 
 def test_evaluate(noiser_command):
     arguments = ["evaluate", PROMPT, "The lazy dog sleeps", "--method", "occlusion", "--metrics", "soft_scores"]
     arguments += ["--metric-set", "masks=2", "--metric-set", "normalization=positive", "--seed", "5"]
-    expected = noiser.evaluate(
-        tiny("llama"),
-        [PROMPT, "The lazy dog sleeps"],
-        "occlusion",
-        "soft_scores",
-        masks=2,
-        normalization="positive",
-        seed=5,
-    )
+    settings = {"masks": 2, "normalization": "positive", "seed": 5}
+    expected = noiser.evaluate(tiny("llama"), [PROMPT, "The lazy dog sleeps"], "occlusion", "soft_scores", **settings)
     assert json.loads(noiser_command(*arguments, "--format", "json").stdout) == json.loads(expected.dumps())
     assert noiser_command(*arguments).stdout == f"{expected}\n"
-    assert "soft_nc" in noiser_command(*arguments, "--format", "html").stdout
+    page = noiser_command(*arguments, "--format", "html").stdout
+    assert page.count("<table>") == page.count("</html>") == page.count("<div class=wide tabindex=0>") == 1
+    assert "<th scope=row dir=auto>soft_nc</th>" in page
+    typed = f"\n{PROMPT}\u2028and\x85on\r\n-\n{PROMPT}\n"  # a dash of stdin is a prompt
+    quick = ["--metrics", "erasure", "--method", "occlusion", "--format", "json"]
+    lines = noiser_command("evaluate", "-", "--limit", "2", *quick, input=typed)
+    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [f"{PROMPT}\u2028and\x85on", "-"]
+
+
+def test_evaluate_compares_methods(noiser_command):
+    prompts = [f"{PROMPT} {word}" for word in ("over", "and", "near", "with", "by", "to")]
+    quick = ["--metrics", "erasure", "--method", "occlusion", "--against", "random, position"]
+    data = json.loads(noiser_command("evaluate", *prompts, "--format", "json", *quick).stdout)
+    assert list(data["evaluations"]) == ["occlusion", "random", "position"]
+    for gap in data["differences"]:
+        sides = ("occlusion", gap["other"])
+        one, other = ([row[gap["number"]] for row in data["evaluations"][name]["rows"]] for name in sides)
+        assert gap["value"] == pytest.approx(fmean(one) - fmean(other))
+    assert "occlusion minus each other method" in noiser_command("evaluate", *prompts[:2], *quick).stdout
+    page = noiser_command("evaluate", *prompts[:2], "--format", "html", *quick).stdout
+    assert (page.count("<table"), page.count("</html>")) == (4, 1)
 
 
 # ---- where results go ------------------------------------------------------------------------------------------------
@@ -178,10 +170,8 @@ def test_evaluate(noiser_command):
     ("name", "options", "form"),
     [
         ("out", [], "text"),
-        ("out.txt", [], "text"),
         ("out.json", [], "json"),
         ("out.HTML", [], "html"),
-        ("out.json", ["--format", "text"], "text"),
         ("out.md", ["--format", "html"], "html"),
     ],
 )
@@ -221,27 +211,20 @@ def test_options_reach_the_model(noiser_command):
     ("arguments", "says"),
     [
         (["attribute", ""], "prompt"),
-        (["attribute", PROMPT, "--method", "nosier"], "Did you mean 'noiser'?"),
         (["attribute", PROMPT, "--max-new-tokens", "0"], "max_new_tokens is 0; expected an integer of at least 1"),
         (
             ["attribute", PROMPT, "--method=noiser", "--set=sample=3"],
             "hyper-parameter of noiser 'sample'. Did you mean 'samples'",
         ),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
-        (["attribute", PROMPT, "--seed", "99999999999999999999"], "seed is 99999999999999999999; expected"),
         (["attribute", PROMPT, "--target", "a", "--target-id", "2"], "--target-id: got both, expected one"),
-        (["attribute", PROMPT, "--foil", "a", "--foil-id", "2"], "--foil-id: got both, expected one"),
-        (["attribute", PROMPT, "--target-id", "99999999"], "99999999"),
         (["attribute", PROMPT, "--chat"], "chat"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
         (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected .txt, .json or .html"),
         (["compare", PROMPT, "--methods", "occlusion,random,occlusion"], "got 'occlusion' twice"),
         (["cite", PROMPT, "--source", sys.executable], "is not UTF-8 at byte"),
         (["evaluate"], "either PROMPTs or --data"),
-        (["evaluate", PROMPT, "--metrics", "top_k,top_k"], "--metrics: got 'top_k' twice"),
         (["evaluate", PROMPT, "--metric-set", "maks=2"], "Did you mean 'masks'?"),
-        (["evaluate", PROMPT, "--metrics", "lds", "--metric-set", "normalization=softmax"], "would change nothing"),
-        (["evaluate", PROMPT, "--metrics", "answerability"], "has no judge; expected judge='local'"),
         (["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"], "got no model; expected a name"),
         (["evaluate", PROMPT, "--judge", "local", "--judge-set", "stile=plain"], "does not accept stile"),
         (["bench", "status", "not/there"], "not/there"),
@@ -289,19 +272,10 @@ def test_debug_shows_the_traceback(noiser_command):
     assert "Traceback" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["attribute"],
-        ["atribute", PROMPT],
-        ["attribute", PROMPT, "--format", "csv"],
-        ["bench", "run", "plan.toml", "-o", SOURCE],
-    ],
-)
+@pytest.mark.parametrize("arguments", [["attribute"], ["atribute", PROMPT], ["attribute", PROMPT, "--format", "csv"]])
 def test_wrong_usage(noiser_command, arguments):
     result = noiser_command(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "Usage: " in result.stderr
+    assert (result.exit_code, result.stdout, "Usage: " in result.stderr) == (2, "", True)
 
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt\r"
@@ -339,37 +313,17 @@ def test_an_interrupt_and_a_closed_pipe_are_quiet(noiser_command, monkeypatch, e
 # ---- parsing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("typed", "value"),
-    [
-        ("20", 20),
-        ("0.5", 0.5),
-        ("true", True),
-        ("null", None),
-        ("[1, 5]", [1, 5]),
-        ("k_max", "k_max"),
-        ("NaN", "NaN"),
-        ("", ""),
-        ("a=b", "a=b"),
-    ],
-)
-def test_parameter_values(typed, value):
-    (parsed,) = parse_parameters([f"key={typed}"]).values()
-    assert parsed == value
-    assert type(parsed) is type(value)
+def test_parameter_values():
+    values = {"20": 20, "0.5": 0.5, "true": True, "null": None, "[1, 5]": [1, 5]}
+    values |= {text: text for text in ("k_max", "NaN", "", "a=b")}
+    for typed, value in values.items():
+        (parsed,) = parse_parameters([f"key={typed}"]).values()
+        assert (parsed, type(parsed)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    ("typed", "prompt"),
-    [
-        ("Hello", [{"role": "user", "content": "Hello"}]),
-        (json.dumps(MESSAGES), MESSAGES),
-        ("[1, 2]", [{"role": "user", "content": "[1, 2]"}]),
-        ("{}", [{"role": "user", "content": "{}"}]),
-        ("[{", [{"role": "user", "content": "[{"}]),
-    ],
-)
-def test_chat_prompts(typed, prompt):
+@pytest.mark.parametrize("typed", ["Hello", "[1, 2]", "{}", "[{", json.dumps(MESSAGES)])
+def test_chat_prompts(typed):
+    prompt = MESSAGES if "role" in typed else [{"role": "user", "content": typed}]
     assert parse_prompt(typed, chat=True) == prompt
     assert parse_prompt(typed, chat=False) == typed
 

@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import openai
@@ -19,8 +18,11 @@ import noiser
 from noiser.errors import ModelError
 from noiser.model.writing import write
 from noiser.server.writing import Answer, Upstream
+from server_processes import Handler, served_by
 from tiny import tiny_model, tiny_tokenizer
 from web_for_tests import chatty, failing, served
+
+pytestmark = pytest.mark.usefixtures("unchecked_module")
 
 citing = sys.modules["noiser.explain.cite"]  # the function has the same name
 QUESTION = [{"role": "user", "content": "Where does the quick fox sing?"}]
@@ -274,34 +276,22 @@ def test_a_server_upstream_that_is_not_there_or_fails(web):
             list(complete(here, stream=True))
 
 
-class Broken(BaseHTTPRequestHandler):
+class Broken(Handler):
     """A server that ends in the middle of an answer."""
 
-    def log_message(self, *_): ...
+    def get(self):
+        self.answer(b'{"object": "list", "data": [{"id": "broken", "object": "model"}]}')
 
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"object": "list", "data": [{"id": "broken", "object": "model"}]}')
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Content-Length", "10000")
-        self.end_headers()
+    def post(self, _body):
         choice = {"index": 0, "delta": {"content": "The fox"}, "finish_reason": None}
-        self.wfile.write(f"data: {json.dumps({'id': 'b', 'choices': [choice], 'extra': 7})}\n\n".encode())
+        chunk = json.dumps({"id": "b", "choices": [choice], "extra": 7})
+        self.answer(f"data: {chunk}\n\n".encode(), kind="text/event-stream", **{"Content-Length": "10000"})
 
 
 def test_a_server_upstream_that_is_killed(web):
-    there = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
-    threading.Thread(target=there.serve_forever, daemon=True).start()
-    with served(upstream=Upstream.at(f"http://127.0.0.1:{there.server_port}/v1")) as here:
+    with served_by(Broken) as there, served(upstream=Upstream.at(f"{there}/v1")) as here:
         stream = complete(here, stream=True)
         first = next(stream)
         assert (first.id, first.choices[0].delta.content, first.extra) == ("b", "The fox", 7)
         with pytest.raises(openai.APIError, match="gave no answer"):
             list(stream)
-    there.shutdown()
-    there.server_close()

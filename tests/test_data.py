@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_for_tests import (
-    KNOWN_RECORDS,
-    LONGRA_RECORDS,
-    NO_REAL,
-    REAL,
-    as_json,
-    source,
-    upstream,
-)
+from data_for_tests import KNOWN_RECORDS, LONGRA_RECORDS, NO_REAL, REAL, as_json, source, upstream
 from noiser import data
 from noiser.data import Example, Recipe, loading, planted
 from noiser.data.dataset import choose
@@ -55,33 +47,18 @@ def parts(example: Example) -> dict[str, list[str]]:
     return {name: [example.prompt[start:end] for start, end in spans] for name, spans in example.spans.items()}
 
 
-# ---- known -----------------------------------------------------------------------------------------------------------
-
-
 def test_known_has_every_prompt_once_and_says_so(folder):
     found = data.load("known", folder)
     assert [example.id for example in found] == ["known-0", "known-1", "known-3"]
     assert found.notes == ("Removed 1 of 4 records: known-2 repeats the prompt of known-0.",)
-    assert found[1] == Example(
-        id="known-1",
-        prompt="Grandfather's kettle sings in the key of",
-        target="C",
-        dataset="known",
-        category="P2",
-        spans={"subject": ((0, 20),)},
-        meta={
-            "subject": "Grandfather's kettle",
-            "template": "{} sings in the key of",
-            "prediction": " C, of course",
-        },
-    )
+    kettle = found[1]
+    assert (kettle.prompt, kettle.target) == ("Grandfather's kettle sings in the key of", "C")
+    assert (kettle.category, kettle.spans, kettle.dataset) == ("P2", {"subject": ((0, 20),)}, "known")
+    assert (kettle.meta["template"], kettle.meta["prediction"]) == ("{} sings in the key of", " C, of course")
     assert found.categories == {"P1": 1, "P2": 2}
 
 
-# ---- longra ----------------------------------------------------------------------------------------------------------
-
-
-def test_longra_is_repaired(folder):
+def test_longra_is_repaired_and_has_spans(folder):
     found = data.load("longra", folder)
     sound = [(record["prompt"], record["target"]) for record in LONGRA_RECORDS[:2]]
     assert [(example.prompt, example.target) for example in found] == [
@@ -93,15 +70,8 @@ def test_longra_is_repaired(folder):
     assert [example.meta["repaired"] for example in found] == [False, False, True, True, True]
     assert [example.meta["relative"] for example in found] == ["Norway", "slowly", "Denmark", "walk", "apple"]
     assert found.notes == ("Repaired 3 of 5 records, malformed in LongRA.json.",)
-
-
-def test_longra_spans(folder):
-    found = data.load("longra", folder)
-    assert parts(found[0]) == {
-        "antecedent": ["Norway"],
-        "distractor": ["(The cat slept)."],
-        "last_content_word": ["capital"],
-    }
+    first = {"antecedent": ["Norway"], "distractor": ["(The cat slept)."], "last_content_word": ["capital"]}
+    assert parts(found[0]) == first
     assert parts(found[1]) == {"antecedent": ["slowly"], "distractor": ["(It rained, then snowed.)"]}
     assert [parts(example)["antecedent"] for example in found[2:]] == [["Denmark"], ["walk"], ["apple"]]
 
@@ -109,9 +79,7 @@ def test_longra_spans(folder):
 def test_longra_malformed_in_a_category_without_known_place(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(as_json([{**LONGRA_RECORDS[2], "type": "rivers"}]))
-    with pytest.raises(
-        DataError, match=r"Record 2 .* malformed and its category is 'rivers'; expected one of currency"
-    ):
+    with pytest.raises(DataError, match=r"Record 2 .* its category is 'rivers'; expected one of currency"):
         read_longra({"LongRA.json": path})
 
 
@@ -142,14 +110,8 @@ def test_first_sentences(text, sentences):
 
 def test_biographies_of_selfcheckgpt(tmp_path):
     path = tmp_path / "b.json"
-    path.write_bytes(
-        as_json(
-            [
-                {"wiki_bio_test_idx": 70, "wiki_bio_text": "Ann Ode paints. She rows.  She sings.", "gpt3": "x"},
-                {"wiki_bio_test_idx": 71, "wiki_bio_text": "Nothing is known of Bo."},
-            ]
-        )
-    )
+    texts = {70: "Ann Ode paints. She rows.  She sings.", 71: "Nothing is known of Bo."}
+    path.write_bytes(as_json([{"wiki_bio_test_idx": i, "wiki_bio_text": text} for i, text in texts.items()]))
     reading = read_biographies({"dataset-generated.json": path})
     assert [(e.id, e.prompt, e.target) for e in reading.examples] == [("wikibio-70", "Ann Ode paints. She rows.", None)]
     assert reading.notes == ("Left out 1 of 2 biographies, which have fewer than 2 sentences.",)
@@ -158,14 +120,11 @@ def test_biographies_of_selfcheckgpt(tmp_path):
 # ---- load ------------------------------------------------------------------------------------------------------------
 
 
-def test_limit_takes_the_first_and_says_so(folder):
+def test_a_limit_or_a_category_takes_some_and_says_so(folder):
     found = data.load("known", folder, 2)
     assert [example.id for example in found] == ["known-0", "known-1"]
     assert found.notes[-1] == "Took 2 of 3 examples, in the order of the file."
     assert data.load("known", folder, 3).notes == data.load("known", folder).notes
-
-
-def test_category(folder):
     found = data.load("longra", folder, category="currency")
     assert [example.id for example in found] == ["longra-2"]
     assert found.notes[-1] == "Took 1 of 5 examples, category currency, in the order of the file."
@@ -188,16 +147,10 @@ def test_samples_keep_the_order_and_are_nested():
     assert choose([e for e in everything if e in large], 8, 3) == small, "what is not drawn does not matter"
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"limit": 0}, "limit is 0; expected at least 1"), ({"seed": 1}, "Got seed 1 and no limit")],
-)
-def test_wrong_limits(folder, options, says):
-    with pytest.raises(ParameterError, match=says):
-        data.load("known", folder, **options)
-
-
-def test_unknown_name():
+def test_wrong_limits_and_names(folder):
+    for options, says in (({"limit": 0}, "limit is 0; expected at least 1"), ({"seed": 1}, "Got seed 1 and no limit")):
+        with pytest.raises(ParameterError, match=says):
+            data.load("known", folder, **options)
     with pytest.raises(UnknownNameError, match=r"Unknown data set 'nown'. Did you mean 'known'\?"):
         data.load("nown")
 
@@ -244,18 +197,10 @@ def test_real_longra_equals_the_rendered_templates():
         pytest.skip("longra_573_rendered.json is not with the other files")
     right = json.loads(rendered.read_text(encoding="utf-8"))
     found = data.load("longra", REAL)
-    got = [
-        {
-            "id": int(e.id.removeprefix("longra-")),
-            "category": e.category,
-            "prompt": e.prompt,
-            "target": e.target,
-            "antecedent": parts(e)["antecedent"][0],
-            "distractor": parts(e)["distractor"][0],
-        }
-        for e in found
-    ]
-    assert got == right
+    for one, e in zip(right, found, strict=True):
+        spans = {name: parts(e)[name][0] for name in ("antecedent", "distractor")}
+        about = {"id": int(e.id.removeprefix("longra-")), "category": e.category}
+        assert {**about, "prompt": e.prompt, "target": e.target, **spans} == one
     assert len(found) == 573
     assert sum(bool(e.meta["repaired"]) for e in found) == 186
     capitals = [e for e in found if e.category == "capital-world"]
@@ -304,28 +249,16 @@ def test_planted_places_are_balanced_and_lengths_span_40_to_2000_tokens():
     lengths = [len(example.prompt.split()) for example in examples]
     assert min(lengths) == 31
     assert max(lengths) > 1300  # words; a fact has eight of them and ten tokens
+    assert {e.category for e in examples if e.meta["sentences"] == 20} == {"twice", "combined"}
 
 
 def test_a_fact_in_two_parts_must_need_both():
     example = planted.draw("combined", 3)[0]
     box, room = "Philip keeps the telescope in the red box.", "The red box is in the garden."
-    other, question = (
-        "Jacob keeps the bottle in the library.",
-        "Question: Where does Philip keep the telescope? Answer: in the",
-    )
+    other = "Jacob keeps the bottle in the library."
+    question = "Question: Where does Philip keep the telescope? Answer: in the"
     assert example.prompt == f"{box} {other} {room} {question}"
     assert example.without == tuple(" ".join([*some, question]) for some in ([other], [other, room], [box, other]))
-
-
-def test_planted_facts_with_two_gold_sentences_also_come_in_twenty_sentences():
-    counts = {(e.category, e.meta["sentences"]) for e in data.load("planted")}
-    assert {category for category, sentences in counts if sentences == 20} == {"twice", "combined"}
-
-
-@pytest.mark.parametrize(("category", "sentences"), [("once", 1), ("twice", -2)])
-def test_planted_prompts_have_a_least_length(category, sentences):
-    with pytest.raises(ParameterError, match=f"sentences is {sentences}; expected an integer of at least"):
-        planted.draw(category, sentences)
 
 
 def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
@@ -337,6 +270,8 @@ def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
     assert all(e.target in e.prompt[a:b] for e in other for a, b in e.spans["gold"])
     with pytest.raises(UnknownNameError, match="Did you mean 'twice'"):
         planted.draw("twise", 6)
+    with pytest.raises(ParameterError, match="sentences is 1; expected an integer of at least"):
+        planted.draw("once", 1)
 
 
 def test_planted_is_the_same_in_every_run():

@@ -18,7 +18,7 @@ from noiser.files import csv_text
 from noiser.metrics import bootstrap
 from noiser.report import cells, latex, markdown, tables
 from noiser.report.paper import method_of, model_of, published
-from noiser.report.tables import glance, selections
+from noiser.report.tables import glance, methods, selections
 from report_for_tests import Run, full, near, plan, row, soft
 
 
@@ -62,13 +62,18 @@ def two_methods() -> Run:
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 
-def test_faithfulness_worked_by_hand():
-    found = cells(two_methods())
+def test_faithfulness_worked_by_hand_and_failures_counted_by_type():
+    store = two_methods()
+    found = cells(store)
     noiser, occlusion = (cell(found, method, "faithfulness") for method in ("noiser", "occlusion"))
     assert noiser.value == pytest.approx(math.log(0.04 / 0.02) + math.log(0.8 / 0.4))
     assert (noiser.n, noiser.failed) == (3, 0)
     assert occlusion.value == pytest.approx(math.log(0.025 / 0.02) + math.log(0.4 / 0.4))
     assert (occlusion.n, occlusion.failed) == (2, 1)
+    made = {table.title: table.frame for table in tables(store, found)}
+    (line,) = made["What failed"].to_numpy().tolist()
+    assert line == ["gemma-3-270m", "known", "occlusion", "soft_scores", "NumericalError", "1"]
+    assert made["soft_scores on known"]["n"].tolist() == ["3", "2, 1 failed"]
 
 
 def test_intervals_are_scipys_at_any_confidence(monkeypatch):
@@ -134,6 +139,7 @@ CLEARLY = [value + 0.2 + 0.01 * i for i, value in enumerate(BASE)]  # overlappin
 NOISY = [value + shift for value, shift in zip(BASE, [0.3, -0.25, 0.2, -0.2, 0.3, -0.1], strict=True)]
 MANY = [0.5, 0.6, 0.55, 0.52, 0.61, 0.58, 0.49]
 LOW = [value - 0.3 - value / 9 for value in MANY]
+FEW = [0.9, 0.8, 0.7, 0.6, 0.9, 0.8]
 
 
 def of_metric(metric: str, number: str, values: dict[str, list[float]], **changes) -> Run:
@@ -151,11 +157,7 @@ def of_metric(metric: str, number: str, values: dict[str, list[float]], **change
         ([[0.9, 0.8], MANY, LOW], ["level", "best", ""]),  # two prompts make no winner and no loser
         ([MANY[:5], LOW[:5]], ["", ""]),
         ([MANY[:6], LOW[:6]], ["best", ""]),
-        # a high mean on prompts that the others lack is no win
-        (
-            [[0.9, 0.8, 0.7, 0.6, 0.9, 0.8], [0.95, 0.85, 0.75, 0.65, 0.95, 0.85, 0.0, 0.1, 0.0, 0.05]],
-            ["best", "level"],
-        ),
+        ([FEW, [*(value + 0.05 for value in FEW), 0.0, 0.1, 0.0, 0.05]], ["best", "level"]),  # of what both have
     ],
 )
 def test_best_and_level(values, expected):
@@ -185,9 +187,8 @@ def test_p_is_corrected_for_all_comparisons_of_a_table():
 
 def test_profiles_are_not_compared():
     values = {"noiser": BASE, "script": CLEARLY, "other": NOISY}
-    methods = [
-        {"name": "noiser", "label": name, "profile": "authors" if name == "script" else "paper"} for name in values
-    ]
+    profiles = {"script": "authors"}
+    methods = [{"name": "noiser", "label": name, "profile": profiles.get(name, "paper")} for name in values]
     found = cells(of_metric("mass_matched", "area", values, methods=methods, metrics=[{"name": "mass_matched"}]))
     assert [cell(found, name, "area").mark for name in values] == ["level", "", "best"]
 
@@ -237,21 +238,10 @@ def test_numbers_that_rows_lack_have_no_cell_and_undefined_ones_say_why():
     for rows, there in ((old, False), (old + new, True)):
         found = cells(run(rows, metrics=[{"name": "mass_matched"}]))
         assert ("area_minus_position" in set(found["number"])) is there
-    line = cell(
-        cells(run([row("noiser", "soft_scores", i, soft(0.0, 0.5)) for i in range(3)])), "noiser", "faithfulness"
-    )
+    zero = [row("noiser", "soft_scores", i, soft(0.0, 0.5)) for i in range(3)]
+    line = cell(cells(run(zero)), "noiser", "faithfulness")
     assert (math.isnan(line.value), line.n) == (True, 3)
     assert "takes the logarithm of a mean that is zero" in line.reason
-
-
-def test_failures_are_counted_by_type():
-    store = two_methods()
-    found = cells(store)
-    made = {table.title: table for table in tables(store, found)}
-    (line,) = made["What failed"].frame.to_dict("records")
-    assert line == {"model": "gemma-3-270m", "data": "known", "method": "occlusion", "metric": "soft_scores",
-                    "error": "NumericalError", "prompts": "1"}  # fmt: skip
-    assert made["soft_scores on known"].frame["n"].tolist() == ["3", "2, 1 failed"]
 
 
 def test_failed_attribution_counts_for_every_metric_that_the_plan_has_for_it():
@@ -307,41 +297,26 @@ def test_a_control_never_wins_and_few_prompts_have_no_best():
 
 
 def test_methods_are_named_with_what_the_plan_sets():
-    store = run(methods=[{"name": "occlusion", "label": "o", "unit": "word", "args": {"score": "logprob"}}])
-    (table,) = (table for table in tables(store, cells(store)) if table.title == "Methods")
-    assert table.frame.to_numpy().tolist() == [["o", "occlusion", "word", "paper", "score = logprob"]]
+    named = plan(methods=[{"name": "occlusion", "label": "o", "unit": "word", "args": {"score": "logprob"}}])
+    assert methods(named).to_numpy().tolist() == [["o", "occlusion", "word", "paper", "score = logprob"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Qwen/Qwen2-0.5B", "Qwen2-0.5B"),
-        ("/models/Meta-Llama-3-8B/", "Llama3-8B"),
-        ("Qwen/Qwen2-0.5B-Instruct", None),
-        ("gemma-3-270m", None),
-    ],
-)
-def test_models_of_the_paper(name, expected):
-    assert model_of(name) == expected
+METHODS_OF_THE_PAPER = [
+    ({"name": "inseq:occlusion"}, "occlusion"),
+    ({"name": "inseq:occlusion", "args": {"reduce": "sum"}}, None),
+    ({"name": "occlusion"}, None),  # the paper's is Inseq's, which takes absolute values
+    ({"name": "noiser@1", "args": {"bounding": "k_min", "search": "certified"}}, "noiser"),
+    ({"name": "noiser", "args": {"bounding": "k_max"}}, "k_max"),
+    ({"name": "noiser", "args": {"bounding": "k_max", "score": "hellinger"}}, None),
+    ({"name": "noiser", "unit": "word"}, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("method", "expected"),
-    [
-        ({"name": "inseq:occlusion"}, "occlusion"),
-        ({"name": "inseq:occlusion", "args": {"reduce": "sum"}}, None),
-        ({"name": "occlusion"}, None),  # the paper's is Inseq's, which takes absolute values
-        ({"name": "noiser@1", "args": {"bounding": "k_min", "search": "certified"}}, "noiser"),
-        ({"name": "noiser", "args": {"bounding": "k_max"}}, "k_max"),
-        ({"name": "noiser", "args": {"bounding": "k_max", "score": "hellinger"}}, None),
-        ({"name": "noiser", "unit": "word"}, None),
-    ],
-)
-def test_methods_of_the_paper(method, expected):
-    assert method_of(MethodEntry.model_validate(method)) == expected
-
-
-def test_numbers_of_the_paper():
+def test_methods_models_and_numbers_of_the_paper():
+    for method, expected in METHODS_OF_THE_PAPER:
+        assert method_of(MethodEntry.model_validate(method)) == expected, method
+    assert [model_of(name) for name in ("Qwen/Qwen2-0.5B", "/models/Meta-Llama-3-8B/")] == ["Qwen2-0.5B", "Llama3-8B"]
+    assert [model_of(name) for name in ("Qwen/Qwen2-0.5B-Instruct", "gemma-3-270m")] == [None, None]
     assert published("faithfulness", ["known", "noiser"], "Qwen2-0.5B") == 2.1854
     assert published("faithfulness", ["known", "random"], None) is None
     assert published("correct_predictions", ["longra"], "Llama3-8B") == 165

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ import torch
 import noiser
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model.server import spread
+from server_processes import Handler, served_by
 from test_contract import CHAT, PROMPT
 
 pytestmark = pytest.mark.usefixtures("no_openai_settings")
@@ -58,43 +58,27 @@ class Vllm:
 
 @contextmanager
 def serving(vllm):
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
+    class Vllms(Handler):
+        def get(self):
+            self.reply(200, {"object": "list", "data": vllm.listed})
 
-        def do_GET(self):
-            self.answer(200, {"object": "list", "data": vllm.listed})
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        def post(self, body):
+            body = json.loads(body)
             with vllm.lock:
                 trouble = vllm.trouble(len(vllm.bodies))
                 vllm.bodies.append(body)
                 vllm.keys.append(self.headers["Authorization"])
                 answer = vllm.complete(body)
             if isinstance(trouble, int):
-                self.answer(trouble, {"error": {"message": "no"}})
+                self.reply(trouble, {"error": {"message": "no"}})
             else:
-                self.answer(200, trouble or answer)
+                self.reply(200, trouble or answer)
 
-        def answer(self, status, content):
-            content = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Retry-After-Ms", "1")
-            self.end_headers()
-            self.wfile.write(content)
+        def reply(self, status, content):
+            self.answer(json.dumps(content).encode(), status, **{"Retry-After-Ms": "1"})
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served_by(Vllms) as address:
+        yield f"{address}/v1"
 
 
 @pytest.fixture
