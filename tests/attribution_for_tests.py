@@ -27,6 +27,8 @@ def make(pieces=("Le", "Bron", " plays", " sport"), scores=((0.1, 0.3, -0.2, 0.4
         "text": text,
         "prompt_length": len(text),
         "prompt": text,
+        "unit": "token",
+        "info": {},
         "scores": scores,
         "units": spans_of(*pieces),
         "targets": tuple(Target(f" target{row}", 100 + row, 0.5, 1) for row in range(len(scores))),

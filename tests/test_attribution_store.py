@@ -89,7 +89,6 @@ def test_unusual_records_come_back():
     assert again(make(prompt=tools)).prompt == tools
     assert again(make(("a\ud83d",), ((1.0,),))).text == "a\ud83d"
     assert again(make((), ((),), text="a")).scores.shape == (1, 0)
-    assert again(replace(make(("a",), ((1.0,),)), targets=(), scores=torch.zeros(0, 1))).scores.shape == (0, 1)
 
 
 def test_parameters_of_any_kind():
@@ -120,7 +119,7 @@ def changed(**changes):
         (changed(model={"name": "x"}), "model.revision: Field required"),
         (changed(text=3), "text: Input should be a valid string, got 3"),
         (changed(scores=[[1.0]]), r"scores has shape \[1, 1\]; expected \[2, 7\]"),
-        (changed(scores=[[1.0], [1.0, 2.0]]), "damaged: expected sequence of length"),
+        (changed(scores=[[1.0], [1.0, 2.0]]), "scores: expected sequence of length"),
         (changed(scores=[["x"]]), "scores.0.0: Input should be a valid number.*, got 'x'"),
         (changed(scores=[[NAN]]), "not readable JSON .the number NaN is not finite"),
         (changed(k_min=[1.0]), r"k_min has shape \[1\]; expected \[2\]"),

@@ -16,13 +16,13 @@ from noiser.engine import replace
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.integrations.common import seeded
 from noiser.methods import METHODS, make_method
+from test_contract import PROMPT, state_of, state_of_process
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 pytest.importorskip("captum", reason="Captum is not installed: pip install captum==0.9.0")
 
 from noiser.integrations.captum import CaptumMethod
 
-PROMPT = "The quick fox sings"
 CHEAP = {"IntegratedGradients": {"n_steps": 4}, "GradientShap": {"n_samples": 3}, "KernelShap": {"n_samples": 9},
          "Lime": {"n_samples": 9}, "ShapleyValueSampling": {"n_samples": 2}}  # fmt: skip
 
@@ -38,8 +38,14 @@ def captum(name, **parameters):
 # ---- the numbers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mamba"])
-@pytest.mark.parametrize("options", [{"max_new_tokens": 3}, {"unit": "word", "max_new_tokens": 3}, {"foil": " dog"}])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("mamba", {"max_new_tokens": 3}),
+        ("gemma3", {"unit": "word", "max_new_tokens": 3}),
+        ("gemma3", {"foil": " dog"}),
+    ],
+)
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -99,27 +105,18 @@ def test_the_methods_that_work_are_found():
 @pytest.mark.parametrize("name", CaptumMethod.names())
 def test_contract(name):
     """Shape, seeds, several targets, frozen BOS; the model and the global random states are left as they were."""
-    torch.manual_seed(1)
-    np.random.seed(1)
-    states = torch.get_rng_state(), np.random.get_state()[1].copy()  # Python's own is used by the type checker
-    model = tiny_model("gemma3")
-    lm = noiser.wrap(model, tiny_tokenizer())
-    weights = {key: value.clone() for key, value in model.state_dict().items()}
-    unit = "word" if name == "ShapleyValues" else "token"
-    first, again = (
-        noiser.attribute(lm, PROMPT, method=captum(name), max_new_tokens=2, unit=unit, seed=3) for _ in range(2)
-    )
-    assert first.scores.shape == (2, len(first.units))
-    assert torch.equal(first.scores.isnan(), ~query_of(lm, PROMPT, max_new_tokens=2, unit=unit).causal_mask)
+    lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())
+    before, process = state_of(lm), state_of_process()
+    options = {"max_new_tokens": 2, "unit": "word" if name == "ShapleyValues" else "token", "seed": 3}
+    first, again = (noiser.attribute(lm, PROMPT, method=captum(name), **options) for _ in range(2))
+    query = query_of(lm, PROMPT, max_new_tokens=2, unit=options["unit"])
+    assert torch.equal(first.scores.isnan(), ~query.causal_mask)
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
     assert 0 not in {i for unit in first.units for i in unit.token_indices}
     assert (first.method, first.info["frozen_tokens"]) == (f"captum:{name}@1", "kept")
     assert first.info["token_forwards"] > 0
-    assert model.training
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert state_of(lm) == before
+    assert state_of_process() == process
 
 
 @pytest.mark.parametrize("name", ["FeatureAblation", "IntegratedGradients"])
@@ -148,7 +145,7 @@ def test_unknown_names(name, message):
 
 def test_settings(tmp_path):
     for wrong in ("n_sample", "baselines"):
-        with pytest.raises(ParameterError, match=f"no '{wrong}'"):
+        with pytest.raises(UnknownNameError, match=f"Unknown setting of Lime '{wrong}'"):
             make_method("captum:Lime", **{wrong: 3})
     method = captum("Lime", n_samples=12, baseline="mean", score="logprob")
     assert (method.settings, method.baseline) == ({"n_samples": 12}, "mean")
@@ -199,20 +196,14 @@ def test_random_states_come_back_after_an_exception():
     assert random.getstate() == python
 
 
-@pytest.mark.parametrize("name", ["ShapleyValueSampling", "Lime"])
-def test_prompts_side_by_side_draw_what_each_draws_alone(name):
+def test_prompts_side_by_side_draw_what_each_draws_alone():
     lm, prompts = tiny("llama"), [PROMPT, "A teacher plays the violin", "The dog"]
-    alone = [noiser.attribute(lm, prompt, method=captum(name)) for prompt in prompts]
-    torch.manual_seed(7)
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    together = noiser.attribute(lm, prompts, method=captum(name))
-    for one, other in zip(alone, together, strict=True):
+    alone = [noiser.attribute(lm, prompt, method=captum("Lime")) for prompt in prompts]
+    for one, other in zip(alone, noiser.attribute(lm, prompts, method=captum("Lime")), strict=True):
         torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=0)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
 
 
-@pytest.mark.parametrize("name", ["FeatureAblation", "IntegratedGradients", "Lime"])
+@pytest.mark.parametrize("name", ["IntegratedGradients", "Lime"])
 def test_progress_goes_up_target_by_target(name):
     calls, drawn = [], []
 

@@ -114,13 +114,13 @@ def test_fast_citations_of_a_model_that_cannot_be_followed_are_accurate(monkeypa
     assert "cannot run an answer alone" in str(fast)
 
 
-def test_too_few_inputs_are_refused():
-    with pytest.raises(ParameterError, match="check is 3; expected 0, or at least 4"):
-        noiser.attribute(tiny("llama"), "The fox", check=3)
-    with pytest.raises(ParameterError, match="check is 1"):
-        cited(tiny("llama"), check=1)
-
-
-def test_fast_chooses_its_method():
-    with pytest.raises(ParameterError, match="accuracy='fast' chooses the method"):
-        cited(tiny("llama"), accuracy="fast", method=Random())
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"check": 3}, "check is 3; expected 0, or at least 4"),
+        ({"accuracy": "fast", "method": Random()}, "accuracy='fast' chooses the method"),
+    ],
+)
+def test_too_few_inputs_and_two_choices_of_a_method_are_refused(options, message):
+    with pytest.raises(ParameterError, match=message):
+        cited(tiny("llama"), **options)

@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import json
 import math
-import random
 import re
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 import noiser
 from attribution_for_tests import make, spans_of
 from engine_for_tests import query_of
+from noiser.data.planted import draw
 from noiser.errors import NoiserError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
 from noiser.types import Pair, Source, Target
 from test_pages import chat_model
@@ -103,20 +103,23 @@ def test_a_table_has_every_sentence_and_source():
     assert table["cited"].tolist() == [True, True, False, False, False, False]  # the second is from memory
 
 
-def test_no_text_is_markdown():
-    plain = citations()
+def test_texts_are_shown_safely_and_none_is_markdown():
+    plain, evil = citations(), "<script>alert(1)</script>\x1b[2J"
     (title, *others), (it, now) = plain.sources, plain.attribution.targets
     targets = it._replace(text="- a\n==="), now._replace(text="\n2) b\n***")
-    shown = citations(
-        sources=(title._replace(title="[t](x) <b>|"), *others),
-        answer_without="1. ![i](http://example.org/)\n# h",
+    found = citations(
+        sources=(title._replace(title=f"[t](x) <b>|{evil}"), *others),
+        answer_without=f"1. ![i](http://example.org/)\n# h{evil}",
         attribution=dataclasses.replace(plain.attribution, targets=targets),
-    ).to_markdown()
-    assert "\\[t\\](x) \\<b\\>\\|:" in shown
+    )
+    shown = found.to_markdown()
+    assert "\\[t\\](x) \\<b\\>\\|" in shown
     assert "1. !\\[i\\](http" in shown  # within a line
     assert shown.startswith("- \\- a↵=== \\[1\\]")
     assert "\n- 2\\) b↵\\*\\*\\* (from memory)" in shown
     assert not re.search(r"(?<!\\)[\[\]<>#*_`|]", shown)
+    assert "<script>" not in found.to_html()
+    assert "\x1b" not in found.to_html() + str(found)
 
 
 # ---- pages and files -------------------------------------------------------------------------------------------------
@@ -152,16 +155,6 @@ def test_a_long_source_scrolls_with_the_keyboard_and_two_fragments_are_apart():
     assert (long.count("dir=auto tabindex=0"), citations().to_html().count("dir=auto tabindex=0")) == (1, 0)
     one, other = citations()._repr_html_(), citations()._repr_html_()
     assert re.search(r'id="(noiser-\w+)"', one)[1] != re.search(r'id="(noiser-\w+)"', other)[1]
-
-
-def test_texts_are_shown_safely():
-    evil = "<script>alert(1)</script>\x1b[2J"
-    shown = citations(
-        answer_without=evil,
-        sources=(Source(evil, "A fox. A dog.", 0, 13), *citations().sources[1:]),
-    )
-    assert "<script>" not in shown.to_html()
-    assert "\x1b" not in shown.to_html() + str(shown)
 
 
 def test_saved_and_loaded(tmp_path):
@@ -362,28 +355,14 @@ def test_many_questions_are_answered_as_one_by_one():
 # ---- against truth ---------------------------------------------------------------------------------------------------
 
 
-PEOPLE, THINGS, PLACES = (
-    line.split()
-    for line in (
-        "Anna Tobias Mira Jonas Petra Lukas Clara Felix Greta Oskar Nina Viktor",
-        "guitar telescope kettle ladder globe drum lantern compass violin typewriter anchor mirror",
-        "attic garden cellar kitchen garage library barn tower bakery harbour museum chapel",
-    )
-)
-
-
 @pytest.mark.slow
 def test_the_source_of_an_invented_fact_is_cited_first(real):
-    rng = random.Random(0)
-    things, places = THINGS.copy(), PLACES.copy()
-    rng.shuffle(things)
-    rng.shuffle(places)
-    facts = [*zip(PEOPLE, things, places, strict=True)]
-    sources = [f"{who} keeps the {thing} in the {place}." for who, thing, place in facts]
-    for index, (who, thing, place) in list(enumerate(facts))[::4]:
-        asked, answer = f"Where does {who} keep the {thing}?", f" In the {place}."
-        found = noiser.cite(real, asked, sources, answer=answer, unit="source", contrast=False)
-        assert int(found.scores[0].argmax()) == index
+    for example in draw("once", 12)[::7]:
+        ((start, end),) = example.spans["gold"]
+        sources = [example.prompt[a:b] for a, b in sorted([(start, end), *example.spans["other"]])]
+        options = {"template": None, "answer": f" {example.target}.", "unit": "source", "contrast": False}
+        found = noiser.cite(real, example.prompt, sources, **options)
+        assert sources[int(found.scores[0].argmax())] == example.prompt[start:end]
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------

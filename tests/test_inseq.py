@@ -14,6 +14,7 @@ import noiser
 from engine_for_tests import query_of
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.methods import METHODS, make_method
+from test_contract import state_of
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 if importlib.util.find_spec("inseq") is None:
@@ -209,30 +210,16 @@ def test_nothing_of_the_caller_is_changed(name):
     model = tiny_model("llama")
     lm = noiser.wrap(model, copy.deepcopy(tiny_tokenizer()))
     model(torch.tensor([[1, 2, 3]])).logits.sum().backward()  # gradients that the caller has gathered
-    before = snapshot(lm)
-    states = torch.get_rng_state()
+    before, states = state_of(lm), torch.get_rng_state()
     first, again = (noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=3)
                     for _ in range(2))  # fmt: skip
     assert torch.equal(torch.get_rng_state(), states)
-    assert snapshot(lm) == before
+    assert state_of(lm) == before
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
     if name in RANDOM:
         other = noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=4)
         assert not torch.equal(first.scores.nan_to_num(), other.scores.nan_to_num())
     assert torch.equal(first.scores.isnan(), ~query_of(lm, PROMPT, max_new_tokens=2, unit="word").causal_mask)
-
-
-def snapshot(lm):
-    model = lm.model
-    return (
-        [(name, id(p), p.requires_grad, float(p.detach().double().sum()), float(p.grad.sum()))
-         for name, p in model.named_parameters()],
-        [(name, id(module), module.training, len(module._forward_hooks), len(module._forward_pre_hooks),
-          len(module._backward_hooks)) for name, module in model.named_modules()],
-        model.config.to_dict(), model.config._attn_implementation, model.generation_config.to_dict(),
-        getattr(model, "hf_device_map", None),
-        str(lm.tokenizer), lm.tokenizer.padding_side, lm.tokenizer.special_tokens_map, lm.tokenizer.pad_token,
-    )  # fmt: skip
 
 
 def test_parameters_reach_inseq():
@@ -254,7 +241,7 @@ def test_names_and_errors():
         METHODS.get("inseq:noiser")  # which is "noiser"
     with pytest.raises(UnknownNameError, match="Did you mean 'probability'"):
         make_method("inseq:saliency", attributed_fn="probabilty")
-    with pytest.raises(ParameterError, match=r"Inseq's integrated_gradients has no 'n_step'. Did you mean 'n_steps'"):
+    with pytest.raises(UnknownNameError, match=r"of Inseq's integrated_gradients 'n_step'. Did you mean 'n_steps'"):
         noiser.attribute(tiny("llama"), PROMPT, method=make_method("inseq:integrated_gradients", n_step=3))
     with pytest.raises(ParameterError, match=r"Inseq's value_zeroing with \{\} failed \(TypeError"):
         noiser.attribute(tiny("llama"), PROMPT, method="inseq:value_zeroing")

@@ -18,7 +18,6 @@ PROMPTS = [
     "The teacher plays the violin when it rains",
     "Trains run late",
 ]
-SOME = ("gemma2", "gpt2")
 METHODS = {
     "noiser": noiser.Noiser(samples=2, steps=3, search="bisection"),
     "certified": noiser.Noiser(samples=2, steps=3, search="certified"),
@@ -62,8 +61,14 @@ def passes(monkeypatch):
     return counts
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("family", ["gemma3", "falcon", *(pytest.param(f, marks=pytest.mark.slow) for f in SOME)])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *(("gemma3", method) for method in METHODS),
+        *(("falcon", method) for method in ("certified", "lime", "integrated_gradients")),
+        *(pytest.param(family, method, marks=pytest.mark.slow) for family in ("gemma2", "gpt2") for method in METHODS),
+    ],
+)
 def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
     assert lm.abilities.packs is (family != "falcon")
@@ -149,16 +154,10 @@ def test_progress_counts_prompts():
 # ---- what goes wrong -----------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_cannot_be_read_is_named_before_anything_runs(passes):
-    with pytest.raises(PromptError, match=r"^Prompt 2: The prompt"):
-        noiser.attribute(tiny("llama"), ["A dog", "It rains", "", "The fox"])
-    assert not passes
-    with pytest.raises(PromptError, match=r"^Prompt 1: .*can read 256"):
-        noiser.attribute(tiny("llama"), ["A dog", "dog " * 300])
-
-
-def test_a_question_that_cannot_be_asked_is_named():
+def test_what_cannot_be_read_or_asked_is_named():
     lm = tiny("llama")
+    with pytest.raises(PromptError, match=r"^Prompt 1: .*can read 256"):
+        noiser.attribute(lm, ["A dog", "dog " * 300])
     with pytest.raises(noiser.NoiserError, match=r"^Prompt 2: The target is token id 99999; expected"):
         noiser.attribute(lm, PROMPTS, target=[1, 2, 99999, 4], method="occlusion")
     with pytest.raises(ParameterError, match="seed is a list of 2 for 4 prompts"):
@@ -172,7 +171,8 @@ class HookError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("method", "error"), [*((method, HookError) for method in METHODS), ("certified", KeyboardInterrupt)]
+    ("method", "error"),
+    [*((m, HookError) for m in ("certified", "lime", "deeplift", "attention_rollout")), ("noiser", KeyboardInterrupt)],
 )
 def test_leaves_everything_as_it_was_after_an_error_or_interrupt(method, error):
     lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())

@@ -10,8 +10,8 @@ import torch
 import noiser
 from engine_for_tests import query_of
 from noiser.errors import UnitError
-from noiser.explain.refine import MIN_SHARE, _Node, _placed
-from noiser.methods import make_method
+from noiser.explain.refine import MIN_SHARE, _placed
+from noiser.methods import Scores, make_method
 from noiser.text.units import COARSE_UNITS, make_units, split_unit
 from noiser.types import Pair, Span
 from tiny import tiny
@@ -150,13 +150,15 @@ def test_progress_counts_all_runs():
 
 def test_a_pair_keeps_its_place_when_its_units_are_split():
     """Sentences 0 and 1 of two words each, and 2: the strongest part stands for its sentence; pairs of parts win."""
-    spans = [Span("", i, i + 1, (i,)) for i in range(5)]
-    whole = [Span("", i, i + 2, (i, i + 1)) for i in (0, 2)]
-    nodes = [_Node(span, torch.tensor([[score]])) for span, score in zip(spans, (1.0, 3.0, 2.0, 0.0, 1.0), strict=True)]
-    pairs = [
-        (Pair(0, (0, 1), -1.0, 0.1, "either"), *whole),
-        (Pair(0, (0, 2), 0.5, 0.1, "together"), whole[0], spans[4]),
-    ]
-    assert [(pair.units, pair.score) for pair in _placed(pairs, nodes)] == [((1, 2), -1.0), ((1, 4), 0.5)]
-    pairs.append((Pair(0, (0, 2), -2.0, 0.2, "either"), spans[0], spans[2]))
-    assert [(pair.units, pair.score) for pair in _placed(pairs, nodes)] == [((0, 2), -2.0), ((1, 4), 0.5)]
+    words, scores = [Span("", i, i + 1, (i,)) for i in range(5)], torch.tensor([[1.0, 3.0, 2.0, 0.0, 1.0]])
+    whole = [Span("", 0, 2, (0, 1)), Span("", 2, 4, (2, 3)), words[4]]
+
+    def run(units, *pairs):
+        return units, Scores(scores=torch.zeros(1, len(units)), pairs=pairs)
+
+    coarse = run(whole, Pair(0, (0, 1), -1.0, 0.1, "either"), Pair(0, (0, 2), 0.5, 0.1, "together"))
+    placed = [(pair.units, pair.score) for pair in _placed([coarse], words, scores)]
+    assert placed == [((1, 2), -1.0), ((1, 4), 0.5)]
+    fine = run(words[:4], Pair(0, (0, 2), -2.0, 0.2, "either"))
+    placed = [(pair.units, pair.score) for pair in _placed([coarse, fine], words, scores)]
+    assert placed == [((0, 2), -2.0), ((1, 4), 0.5)]

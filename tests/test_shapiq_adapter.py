@@ -92,7 +92,7 @@ def test_unknown_names_and_parameters():
         METHODS.get("shapiq:KernelShap")
     with pytest.raises(UnknownNameError, match="score sets of units, not units"):
         METHODS.get("shapiq:SVARMIQ")
-    with pytest.raises(ParameterError, match="has no 'pairing'"):
+    with pytest.raises(UnknownNameError, match="Unknown setting of KernelSHAP 'pairing'"):
         make_method("shapiq:KernelSHAP", pairing=True)
     with pytest.raises(ParameterError, match="budget"):
         make_method("shapiq:KernelSHAP", budget=1)

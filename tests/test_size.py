@@ -13,15 +13,15 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_152,
-    "attribution": 1_887,
+    "": 1_138,
+    "attribution": 1_850,
     "bench": 1_589,
     "cli": 943,
     "data": 902,
     "engine": 1_887,
     "evaluation": 664,
-    "explain": 2_100,
-    "integrations": 729,
+    "explain": 1_938,
+    "integrations": 725,
     "judges": 754,
     "methods": 2_082,
     "metrics": 1_807,
@@ -30,8 +30,8 @@ LIMITS = {
     "server": 1_311,
     "text": 1_030,
 }
-ALL, FILES = 22_138, 175
-AROUND = {"tests": 19_480, "benchmarks": 2_032}
+ALL, FILES = 21_921, 173
+AROUND = {"tests": 19_422, "benchmarks": 2_032}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

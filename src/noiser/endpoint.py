@@ -42,7 +42,7 @@ def choose(
     """
     environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
     address = (base_url or environment).rstrip("/")
-    private = is_private(address)
+    private = _is_private(address)
     if api_key_env and api_key_env.upper().startswith("OPENAI_") and address != environment:
         raise ParameterError(f"The key in {api_key_env} is sent only to OPENAI_BASE_URL or OpenAI; name another one.")
     variable = api_key_env or ("OPENAI_API_KEY" if address == environment else "")
@@ -56,7 +56,7 @@ def choose(
     return Endpoint(address, key or None)
 
 
-def is_private(address: str) -> bool:
+def _is_private(address: str) -> bool:
     """Whether nobody else can read what is sent to an address. Raises ParameterError where it is malformed."""
     match = _ADDRESS.fullmatch(address)
     if not match:

@@ -70,6 +70,13 @@ def write_text(path: str | PathLike[str], text: str) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
+def written(text: str, path: str | PathLike[str] | None) -> str:
+    """The text, also written to `path` if given."""
+    if path is not None:
+        write_text(path, text)
+    return text
+
+
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     """Writes a whole file or nothing: a temporary file in the same folder replaces `path` at the end.
 

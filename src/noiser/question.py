@@ -21,24 +21,10 @@ class Question:
     """Which parts of a prompt made a model say that?
 
     Args:
-        prompt: a text, its token ids, or chat messages `[{"role": ..., "content": ...}]`, rendered with the template.
-        target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
-            where the model finds that reading more probable. int: a token id; a tuple: several. Of a chat "action": the
-            assistant's last message, one with tool calls if there is one; "action:3": message 3.
-        foil: "why target rather than foil?"; text or token id. The question is about the first token in which both
-            differ.
-        max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends. None: 1, or 40
-            of a chat's answer, which is explained where neither target nor foil nor `of` is given.
-        target_unit: the part of the continuation that a row explains: "token", "word", "field" of JSON, "sentence",
-            "all", or (start, end) character spans of its text. None: "all" of a chat's answer and of a target that is a
-            text of several tokens, else "token".
-        unit: the part of the prompt that has a score: "token", "word", "field", "sentence", "line", "paragraph",
-            "turn", "source", "auto", or (start, end) character spans.
-        sources: documents in the prompt: texts or (title, text) pairs that each stand in it word for word.
+        prompt: a text, its token ids, or chat messages.
+        target, foil, max_new_tokens, target_unit, unit, sources, continuation_units, special_tokens, of: as for
+            `noiser.attribute`, of one prompt; a target may also be a tuple of token ids.
         sources_begin: the character from which sources are looked for.
-        continuation_units: whether the continuation's earlier tokens are units too.
-        special_tokens: "frozen" or "perturbed"; None for the method's own.
-        of: the number to explain, in place of the targets' probabilities.
         stop: text with which a greedy continuation ends.
 
     Raises:

@@ -12,11 +12,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from noiser.errors import UnknownNameError
-
-__all__ = ["Entry", "Family", "Registry", "renamed", "unversioned"]
 
 T = TypeVar("T")
 
@@ -50,8 +48,7 @@ def renamed(text: str) -> str:
     return text.replace("noiser_joint", "joint")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
+class Family(NamedTuple):
     """All names of another library, after a prefix and a colon.
 
     `place` is "module:function", imported when a name is looked up: it maps the name after the colon to a factory.
@@ -60,11 +57,6 @@ class Family:
     prefix: str
     place: str
     summary: str
-
-    def factory(self, name: str) -> Callable[..., Any]:
-        """The factory of that name."""
-        module, _, function = self.place.partition(":")
-        return getattr(importlib.import_module(module), function)(name)
 
 
 class Registry(Generic[T]):
@@ -90,7 +82,7 @@ class Registry(Generic[T]):
 
     def register_family(self, prefix: str, place: str, *, summary: str) -> None:
         """Adds a prefix; see `Family`."""
-        self._families[prefix] = Family(prefix=prefix, place=place, summary=summary)
+        self._families[prefix] = Family(prefix, place, summary)
 
     def families(self) -> list[Family]:
         """All families, in the order they were registered."""
@@ -107,8 +99,9 @@ class Registry(Generic[T]):
         name = name if unversioned(name) in self._newest else renamed(name)
         prefix, colon, bare = name.partition(":")
         if colon and (family := self._families.get(prefix)):
-            bare = bare.removesuffix("@1")
-            return Entry(name=f"{prefix}:{bare}", version=1, factory=family.factory(bare), summary=family.summary)
+            bare, (module, _, function) = bare.removesuffix("@1"), family.place.partition(":")
+            factory = getattr(importlib.import_module(module), function)(bare)
+            return Entry(name=f"{prefix}:{bare}", version=1, factory=factory, summary=family.summary)
         versioned = name if "@" in name else f"{name}@{self._newest.get(name, 0)}"
         if versioned not in self._entries:
             raise UnknownNameError(self.kind, name, [*self._newest, *(f"{prefix}:NAME" for prefix in self._families)])

@@ -138,15 +138,15 @@ def check_targets(att: Attribution, targets: Sequence[int]) -> list[int]:
     return [row % count for row in targets]
 
 
-def tint(weight: float, paper: Colour, *, signal: bool = True) -> Colour:
-    """The background of a cell: the paper's colour at 0, full orange at 1, full blue at -1; grey without a signal."""
-    hue, strength = _POSITIVE if weight >= 0 else _NEGATIVE, min(1.0, abs(weight))
-    if not signal:
-        hue, strength = _GREY, 0.3
+def tint(weight: float | None, paper: Colour) -> Colour:
+    """The background of a cell: the paper's colour at 0, full orange at 1, full blue at -1; grey for None."""
+    hue, strength = _GREY, 0.3
+    if weight is not None:
+        hue, strength = _POSITIVE if weight >= 0 else _NEGATIVE, min(1.0, abs(weight))
     red, green, blue = (round(low + (high - low) * strength) for low, high in zip(paper, hue, strict=True))
     return red, green, blue
 
 
-def dark_ink(weight: float) -> bool:
+def dark_ink(weight: float | None) -> bool:
     """Whether black is easier to read than white on a cell's tint on dark paper; the better has a contrast of 4.5."""
-    return abs(weight) > 0.635
+    return abs(weight or 0.0) > 0.635

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from noiser.attribution.display import Colour, check_comparable, check_targets, headings, tint
 from noiser.attribution.heatmap import HeatMap, heat_map
@@ -16,9 +16,12 @@ from noiser.errors import DependencyError, ParameterError
 from noiser.types import Pair
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from noiser.attribution.result import Attribution
+
+Point = tuple[float, float]
 
 _PAPER: Colour = (255, 255, 255)
 _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
@@ -31,60 +34,22 @@ _FULL = 0.98
 """How much of a line is filled to its end: hinting makes letters a little wider than planned."""
 
 
-class _Box(NamedTuple):
-    """A text, a weight's colour and bar, or both; x, y (of the baseline) and width in points from the upper left."""
-
-    x: float
-    y: float
-    width: float
-    text: str = ""
-    weight: float | None = None
-    size: float = _TEXT_SIZE
-    bold: bool = False
-    signal: bool = True
-
-
-class _Curve(NamedTuple):
-    """Three points of a curve in points from the upper left, its width, and whether it is dashed."""
-
-    points: list[tuple[float, float]]
-    width: float
-    dashed: bool
-
-
 def figure(attributions: Sequence[Attribution], target: int, width: float, *, pairs: bool = False) -> Figure:
     """A heat map with a colour scale for each attribution of one prompt; see `Attribution.plot`."""
-    page_class = figure_class()
-    from matplotlib.patches import PathPatch, Rectangle
-    from matplotlib.path import Path
-
+    drawing = figure_class()()
     check_comparable(attributions)
     (row,) = check_targets(attributions[0], [target])
     if not width > 1:
         raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column.")
-    page = _Page(72 * width - 2 * _MARGIN, _LINE * (_WITH_ARCS if pairs else 1))
+    axes = drawing.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    page = _Page(axes, 72 * width - 2 * _MARGIN, _LINE * (_WITH_ARCS if pairs else 1))
     for att, heading in zip(attributions, headings(attributions), strict=True):
         found = [pair for pair in att.pairs if pair.target == row] if pairs else []
         page.add(heat_map(att, row), heading if len(attributions) > 1 else "", found)
-    across, down = min(72 * width, max(box.x + box.width for box in page.boxes) + 2 * _MARGIN), page.y - _LINE
-    drawing = page_class(figsize=(across / 72, down / 72))
-    axes = drawing.add_axes((0, 0, 1, 1), xlim=(-_MARGIN, across - _MARGIN), ylim=(down, 0))
-    axes.set_axis_off()
-    for box in page.boxes:
-        if box.weight is not None:
-            top, bottom = box.y - _ABOVE * box.size, box.y + _BELOW * box.size
-            thickness = _BAR * box.size * box.weight * box.signal
-            colour = tuple(value / 255 for value in tint(box.weight, _PAPER, signal=box.signal))
-            axes.add_patch(Rectangle((box.x, top), box.width, bottom - top, facecolor=colour, edgecolor="none"))
-            middle = (bottom if thickness > 0 else top) - thickness / 2
-            axes.hlines(middle, box.x, box.x + box.width, colors="black", linewidths=abs(thickness), snap=False)
-        if box.text.strip():
-            weight = "bold" if box.bold else "normal"
-            axes.text(box.x, box.y, box.text, size=box.size, weight=weight, parse_math=False, usetex=False)
-    for curve in page.curves:
-        path = Path(curve.points, [Path.MOVETO, Path.CURVE3, Path.CURVE3])
-        style = "dashed" if curve.dashed else "solid"
-        axes.add_patch(PathPatch(path, fill=False, linewidth=curve.width, linestyle=style, edgecolor="black"))
+    across, down = min(72 * width, page.right + 2 * _MARGIN), page.y - _LINE
+    drawing.set_size_inches(across / 72, down / 72)
+    axes.set(xlim=(-_MARGIN, across - _MARGIN), ylim=(down, 0))
     return drawing
 
 
@@ -98,37 +63,31 @@ def figure_class() -> type[Figure]:
 
 
 class _Page:
-    """Boxes laid out so far, and the place of the next one."""
+    """Axes in points from the upper left, and the place of the next text: x, and y of the baseline."""
 
-    def __init__(self, width: float, line: float) -> None:
-        self.width, self.line, self.x, self.y = width, line, 0.0, line
-        self.boxes: list[_Box] = []
-        self.curves: list[_Curve] = []
+    def __init__(self, axes: Axes, width: float, line: float) -> None:
+        self.axes, self.width, self.line = axes, width, line
+        self.x, self.y, self.right = 0.0, line, 0.0
 
     def add(self, heat: HeatMap, heading: str, pairs: Sequence[Pair]) -> None:
         """A heading, the text before the target with its colours, the target, arcs of pairs, and the colour scale."""
-        tops: dict[int, tuple[float, float]] = {}
+        tops: dict[int, Point] = {}
         if heading:
             self.write(heading, bold=True)
             self.new_line()
         for cell in heat.cells:
             space, body = cell.parts()
             self.write(space)
-            first = len(self.boxes)
-            self.write(body, None if cell.score is None else cell.weight, signal=cell.signal)
-            for box in self.boxes[first : first + 1]:
-                tops |= dict.fromkeys(cell.columns, (box.x + box.width / 2, box.y - _ABOVE * box.size))
+            colour = None if cell.score is None else tint(cell.weight, _PAPER)
+            tops |= dict.fromkeys(cell.columns, self.write(body, colour, cell.weight or 0.0))
         self.write(" → ")
         self.write(heat.target, bold=True)
         self.write(f" rather than {heat.foil}" if heat.foil else "")
         self.new_line()
         largest = max((abs(pair.score) for pair in pairs), default=1.0)
         for pair in (pair for pair in pairs if tops.keys() >= {*pair.units}):
-            (x, y), (to_x, to_y) = (tops[unit] for unit in pair.units)
-            middle = ((x + to_x) / 2, min(y, to_y) - 2 * (_WITH_ARCS - 1) * _LINE)
-            self.curves.append(
-                _Curve([(x, y), middle, (to_x, to_y)], 0.5 + abs(pair.score) / largest, pair.kind == "either")
-            )
+            start, end = (tops[unit] for unit in pair.units)
+            self._arc(start, end, 0.5 + abs(pair.score) / largest, "dashed" if pair.kind == "either" else "solid")
         for line in heat.pairs if pairs else ():
             self.write(line, size=_SMALL_SIZE)
             self.new_line()
@@ -139,19 +98,52 @@ class _Page:
             self.new_line()
         self.y += _GAP
 
-    def write(self, text: str, weight: float | None = None, *, size: float = _TEXT_SIZE, **look: bool) -> None:
-        """Text at the cursor, continued on the next line where it does not fit. No line begins with a space."""
+    def write(
+        self, text: str, colour: Colour | None = None, bar: float = 0.0, *, size: float = _TEXT_SIZE, bold: bool = False
+    ) -> Point:
+        """Text at the cursor, continued on the next line where it does not fit. No line begins with a space.
+
+        Returns the middle of the upper edge of its first piece.
+        """
+        top, weight = None, "bold" if bold else "normal"
         for word in re.findall(r"\n|[^\S\n]+|\S+", text):
-            for piece in _broken(word, _FULL * self.width, size, look.get("bold", False)):
-                width = _text_width(piece, size, look.get("bold", False))
+            for piece in _broken(word, _FULL * self.width, size, bold):
+                width = _text_width(piece, size, bold)
                 if piece == "\n" or (self.x and self.x + width > self.width):
                     self.new_line()
-                if piece.strip() or self.x:
-                    self.boxes.append(_Box(self.x, self.y, width, piece, weight, size, **look))
-                    self.x += width
+                if not piece.strip() and not self.x:
+                    continue
+                self._paint(self.x, width, size, colour, bar)
+                if piece.strip():
+                    self.axes.text(self.x, self.y, piece, size=size, weight=weight, parse_math=False, usetex=False)
+                top = top or (self.x + width / 2, self.y - _ABOVE * size)
+                self.x += width
+        return top or (self.x, self.y)
 
     def new_line(self) -> None:
         self.x, self.y = 0.0, self.y + self.line
+
+    def _paint(self, x: float, width: float, size: float, colour: Colour | None, bar: float) -> None:
+        """A colour and its bar, as thick as a weight says, behind a text."""
+        from matplotlib.patches import Rectangle
+
+        self.right = max(self.right, x + width)
+        if colour is None:
+            return
+        top, bottom, thickness = self.y - _ABOVE * size, self.y + _BELOW * size, _BAR * size * bar
+        face = tuple(value / 255 for value in colour)
+        self.axes.add_patch(Rectangle((x, top), width, bottom - top, facecolor=face, edgecolor="none"))
+        middle = (bottom if thickness > 0 else top) - thickness / 2
+        self.axes.hlines(middle, x, x + width, colors="black", linewidths=abs(thickness), snap=False)
+
+    def _arc(self, start: Point, end: Point, width: float, style: str) -> None:
+        """A curve above two points."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path
+
+        middle = ((start[0] + end[0]) / 2, min(start[1], end[1]) - 2 * (_WITH_ARCS - 1) * _LINE)
+        path = Path([start, middle, end], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+        self.axes.add_patch(PathPatch(path, fill=False, linewidth=width, linestyle=style, edgecolor="black"))
 
     def _scale(self, low: str, high: str) -> None:
         """The colours from the lowest to the highest score, as long as there is room."""
@@ -162,7 +154,7 @@ class _Page:
         for index in range(_SCALE_STEPS):
             weight = first + (1 - first) * index / (_SCALE_STEPS - 1)
             # A little wider than a step: viewers show a seam between rectangles that only touch.
-            self.boxes.append(_Box(self.x + index * step, self.y, 1.5 * step, weight=weight, size=_SMALL_SIZE))
+            self._paint(self.x + index * step, 1.5 * step, _SMALL_SIZE, tint(weight, _PAPER), weight)
         self.x += (_SCALE_STEPS + 1) * step
         self.write(f"  {high}", size=_SMALL_SIZE)
         self.new_line()

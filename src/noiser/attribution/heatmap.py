@@ -25,8 +25,7 @@ class Cell(NamedTuple):
     text: str  # not yet made visible
     columns: tuple[int, ...]  # the units in it; several where byte-level tokens share a character
     score: float | None  # sum of the units' scores; None without a score for this target
-    weight: float  # score / max |score| of the row, in [-1, 1]
-    signal: bool = True  # False where the score is within two standard errors of 0
+    weight: float | None  # score / max |score| of the row; None without a signal, within two standard errors of 0
 
     def parts(self) -> tuple[str, str]:
         """The whitespace before the text, which gets no colour, and the rest; both made visible."""
@@ -60,8 +59,7 @@ class Table(NamedTuple):
 
     head: list[str]  # the kind of the units, then a heading for each column of numbers
     rows: list[list[str]]  # a unit's label, then its numbers as text, "" where there is none
-    weights: list[list[float]]  # for each row the colours, in [-1, 1]: one of one attribution, one for each of several
-    signals: list[list[bool]]  # for each weight, whether its score is more than two standard errors away from 0
+    weights: list[list[float | None]]  # for each row and attribution the colour, in [-1, 1]; None without a signal
     note: str  # how many units were left out, or ""
 
 
@@ -119,9 +117,9 @@ def _meaning(att: Attribution, row: int, shown: Sequence[Cell]) -> dict[str, str
     else:
         words = "without it the prediction gets less likely", "more likely"
     meaning = {"orange": words[0]}
-    if any(cell.weight < 0 and cell.signal for cell in shown):
+    if any((cell.weight or 0) < 0 for cell in shown):
         meaning["blue"] = words[1]
-    if not all(cell.signal for cell in shown):
+    if any(cell.weight is None for cell in shown):
         meaning["grey"] = "no signal, within two standard errors of 0"
     return meaning
 
@@ -139,16 +137,13 @@ def cells(att: Attribution, row: int) -> list[Cell]:
     """The text before target `row`, cut into pieces that follow each other without a gap."""
     scores: list[float] = att.scores[row].tolist()
     errors, pieces, roles = errors_of(att, row), _pieces(att, _end_of_text(att, row, scores)), _roles(att)
-    totals: list[float] = []
-    signals: list[bool] = []
-    for _, _, columns in pieces:
-        present = [i for i in columns if not math.isnan(scores[i])]
-        totals.append(sum(scores[i] for i in present) if present else math.nan)
-        signals.append(has_signal(totals[-1], math.hypot(*(errors[i] for i in present))))
+    present = [[i for i in columns if not math.isnan(scores[i])] for _, _, columns in pieces]
+    totals = [sum(scores[i] for i in columns) if columns else math.nan for columns in present]
+    weights = _weights(totals, [math.hypot(*(errors[i] for i in columns)) for columns in present])
     found: list[Cell] = []
-    for (start, text, columns), total, weight, signal in zip(pieces, totals, _weights(totals), signals, strict=True):
-        score = None if math.isnan(total) else total
-        found.append(Cell(text if columns else roles.get(start, text), columns, score, weight, signal))
+    for (start, text, columns), total, weight in zip(pieces, totals, weights, strict=True):
+        shown = text if columns else roles.get(start, text)
+        found.append(Cell(shown, columns, None if math.isnan(total) else total, weight))
     return found
 
 
@@ -197,35 +192,39 @@ def _pieces(att: Attribution, end: int) -> list[tuple[int, str, tuple[int, ...]]
     return [*pieces, (position, att.text[position:end], ())] if position < end else pieces
 
 
-def _weights(scores: Sequence[float]) -> list[float]:
-    """Scores divided by the largest magnitude among those that are finite; 0 for NaN."""
+def _weights(scores: Sequence[float], stderr: Sequence[float]) -> list[float | None]:
+    """Scores divided by the largest finite magnitude, 0 for NaN; None without a signal."""
     largest = max((abs(score) for score in scores if math.isfinite(score)), default=0.0) or 1.0
-    return [0.0 if math.isnan(score) else max(-1.0, min(1.0, score / largest)) for score in scores]
+    shares = (0.0 if math.isnan(score) else max(-1.0, min(1.0, score / largest)) for score in scores)
+    signals = (math.isnan(score) or has_signal(score, error) for score, error in zip(scores, stderr, strict=True))
+    return [share if signal else None for share, signal in zip(shares, signals, strict=True)]
 
 
-def table(attributions: Sequence[Attribution], row: int, most: int | None = None) -> Table:
-    """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution."""
+def table(attributions: Sequence[Attribution], row: int, most: int | None = None, *, joined: bool = False) -> Table:
+    """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution.
+
+    The scores of several, or `joined`, have their errors beside them; else those, and thresholds, are columns.
+    """
     first, single = attributions[0], len(attributions) == 1
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
     stderr = [errors_of(att, row) for att in attributions]
-    names = ["score"] if single else headings(attributions)
-    columns = [_texts(*pair, with_error=not single) for pair in zip(scores, stderr, strict=True)]
-    if single and first.stderr is not None:
+    names, apart = ["score"] if single else headings(attributions), single and not joined
+    columns = [_texts(*pair, with_error=not apart) for pair in zip(scores, stderr, strict=True)]
+    if apart and first.stderr is not None:
         show = number_format(scores[0])
         names.append("±")
         both = zip(scores[0], stderr[0], strict=True)
         columns.append(["" if e != e else "exact" if is_exact(s, e) else show(e, e) for s, e in both])
-    if single and first.thresholds is not None:
+    if apart and first.thresholds is not None:
         names.append("threshold")
         columns.append(_texts(first.thresholds[row].tolist(), [math.nan] * len(first.units)))
     orders = [_order(values) for values in scores]
     chosen, count = sorted({i for order in orders for i in order[:most]}), len({i for order in orders for i in order})
-    units, weights = labels(first), [_weights(values) for values in scores]
+    units, weights = labels(first), [_weights(*pair) for pair in zip(scores, stderr, strict=True)]
     return Table(
         [kind_of_units(first), *names],
         [[units[index], *(texts[index] for texts in columns)] for index in chosen],
         [[values[index] for values in weights] for index in chosen],
-        [[has_signal(s[index], e[index]) for s, e in zip(scores, stderr, strict=True)] for index in chosen],
         "" if len(chosen) == count else f"the {len(chosen)} strongest of {count} units",
     )
 

@@ -144,14 +144,15 @@ def _cell(att: Attribution, row: int, cell: Cell) -> str:
     if cell.score is None:
         return f"<span class=x>{space}{body}</span>"
     title = escape("\n".join(_title(att, row, column) for column in cell.columns))
-    weight = _tint(cell.weight, cell.signal)
-    return f'{space}<span class="u {weight} tabindex=0 title="{title}" data-unit={cell.columns[0]}>{body}</span>'
+    more = f'tabindex=0 title="{title}" data-unit={cell.columns[0]}'
+    return f'{space}<span class="u {_tint(cell.weight)} {more}>{body}</span>'
 
 
-def _tint(weight: float, signal: bool) -> str:
+def _tint(weight: float | None) -> str:
     """The rest of a class attribute and a style for a weight."""
-    sign, ink = "n" if weight < 0 else "p", " k" if dark_ink(weight) else ""
-    return f'{sign}{ink}" style="--a:{abs(weight):.3f}"' if signal else 'g"'
+    if weight is None:
+        return 'g"'
+    return f'{"n" if weight < 0 else "p"}{" k" * dark_ink(weight)}" style="--a:{abs(weight):.3f}"'
 
 
 def _title(att: Attribution, row: int, column: int) -> str:
@@ -188,16 +189,15 @@ def _table(numbers: Table) -> str:
     """One attribution gets a column of bars; the scores of several get colours, as they have a scale each."""
     bars = numbers.head[1] == "score"
     rows: list[list[str]] = []
-    for texts, weights, signals in zip(numbers.rows, numbers.weights, numbers.signals, strict=True):
-        unit, *values = map(escape, texts)
-        if bars and not signals[0]:
+    for (unit, *texts), weights in zip(numbers.rows, numbers.weights, strict=True):
+        values, weight = [*map(escape, texts)], weights[0]
+        if not bars:
+            values = [v and f'<span class="v {_tint(w)}>{v}</span>' for v, w in zip(values, weights, strict=True)]
+        elif weight is None:
             values.append("no signal")
-        elif bars:
-            values.append(f'<i class="bar {"n" if weights[0] < 0 else "p"}" style="--a:{abs(weights[0]):.3f}"></i>')
         else:
-            columns = zip(values, weights, signals, strict=True)
-            values = [v and f'<span class="v {_tint(weight, signal)}>{v}</span>' for v, weight, signal in columns]
-        rows.append([unit, *values])
+            values.append(f'<i class="bar {"n" if weight < 0 else "p"}" style="--a:{abs(weight):.3f}"></i>')
+        rows.append([escape(unit), *values])
     note = f"<p class=facts>{numbers.note}</p>" if numbers.note else ""
     return html_table([*map(escape, numbers.head), *[""] * bars], rows) + note
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
+from pydantic import AfterValidator
 from torch import Tensor
 
 from noiser.attribution import figure, html, store
@@ -19,8 +20,9 @@ from noiser.attribution.normalize import normalize
 from noiser.attribution.through import through
 from noiser.checks import check_count, random_state_kept
 from noiser.errors import ParameterError
-from noiser.files import write_text
-from noiser.types import ModelIdentity, Pair, Span, Target, Unit
+from noiser.files import write_text, written
+from noiser.registry import renamed
+from noiser.types import Message, ModelIdentity, Pair, Span, Target, Unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,25 +69,25 @@ class Attribution:
             that speak for the target while the user's words do not.
     """
 
+    method: Annotated[str, AfterValidator(renamed)]
+    parameters: Mapping[str, Any]
+    seed: int
+    model: ModelIdentity
+    versions: Mapping[str, str]
+    prompt: str | tuple[Message, ...]
     text: str
     prompt_length: int
-    scores: Float[Tensor, "targets units"]
+    unit: str
     units: tuple[Span, ...]
-    targets: tuple[Target, ...]
-    thresholds: Float[Tensor, "targets units"] | None = None
-    k_min: Float[Tensor, " targets"] | None = None
-    stderr: Float[Tensor, "targets units"] | None = None
-    pairs: tuple[Pair, ...] = ()
-    foil: Target | None = None
-    unit: str = "token"
     target_unit: str = "token"
-    method: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    model: ModelIdentity
-    prompt: str | tuple[Mapping[str, str], ...]
-    versions: Mapping[str, str] = field(default_factory=dict)
-    info: Mapping[str, Any] = field(default_factory=dict)
+    targets: tuple[Target, ...]
+    foil: Target | None = None
+    scores: Annotated[Float[Tensor, "targets units"], store.ROWS]
+    stderr: Annotated[Float[Tensor, "targets units"], store.ROWS] | None = None
+    thresholds: Annotated[Float[Tensor, "targets units"], store.ROWS] | None = None
+    k_min: Annotated[Float[Tensor, " targets"], store.ROW] | None = None
+    pairs: tuple[Pair, ...] = ()
+    info: Annotated[Mapping[str, Any], AfterValidator(store.with_nan)]
 
     def __post_init__(self) -> None:
         shape = (len(self.targets), len(self.units))
@@ -155,11 +157,8 @@ class Attribution:
         """One row per target and unit, in that order; NaN where there is no value."""
         import pandas as pd
 
-        rows = [
-            (row, target.text, index, unit.text, unit.start, unit.end)
-            for row, target in enumerate(self.targets)
-            for index, unit in enumerate(self.units)
-        ]
+        units = [*enumerate(self.units)]
+        rows = [(row, t.text, i, *unit[:3]) for row, t in enumerate(self.targets) for i, unit in units]
         frame = pd.DataFrame(rows, columns=["target_index", "target", "unit_index", "unit", "start", "end"])
         k_min = None if self.k_min is None else self.k_min[:, None]
         columns = {"score": self.scores, "stderr": self.stderr, "threshold": self.thresholds, "k_min": k_min}
@@ -183,17 +182,14 @@ class Attribution:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
         """The attribution whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
-        return store.from_dict(cls, data)
+        return store.restored(cls, Literal["noiser.attribution"], data)
 
     def to_html(self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None) -> str:
         """A complete page without network and scripts, written to `path` if given.
 
         `targets` are indices of the targets to show; None for all, or for as many as a browser shows without delay.
         """
-        page = html.page([self], targets)
-        if path is not None:
-            write_text(path, page)
-        return page
+        return written(html.page([self], targets), path)
 
     def to_markdown(self) -> str:
         """A Markdown table of the scores for each target."""

@@ -1,4 +1,4 @@
-"""The saved form of an attribution: one JSON object, described by `SavedAttribution` and docs/schema.md."""
+"""The saved form of results: JSON, described by docs/schema.md. pydantic reads it by the fields of the records."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic_core.core_schema import no_info_after_validator_function
 from torch import Tensor
 
 from noiser.errors import StoredFileError
 from noiser.files import parse_json
-from noiser.registry import renamed
-from noiser.types import ModelIdentity, Pair, Span, Target
+from noiser.types import Target
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters that JSON lets through, line separators and lone surrogates."""
@@ -35,30 +36,24 @@ SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value i
 """A number of a file: null for NaN, a text for an infinite one."""
 
 
-class SavedAttribution(BaseModel):
-    """The keys of the file. Scores are rows of numbers, with null for NaN and texts for infinities."""
+def _saved(kind: Any) -> GetPydanticSchema:
+    """The form of a tensor in a file."""
 
-    format: Literal["noiser.attribution"]
+    def tensor(rows: Any) -> Tensor:
+        return torch.tensor(rows, dtype=torch.float32, device="cpu")
+
+    return GetPydanticSchema(lambda _, make: no_info_after_validator_function(tensor, make.generate_schema(kind)))
+
+
+ROW, ROWS = _saved(list[SavedNumber]), _saved(list[list[SavedNumber]])
+"""Numbers, and rows of them, as a field of a record is annotated that has a tensor."""
+
+
+class _Head(BaseModel, Generic[T]):
+    """The keys of a file that are not fields of its record."""
+
+    format: T
     schema_: Literal[1] = Field(alias="schema")
-    method: str
-    parameters: dict[str, Any]
-    seed: int
-    model: ModelIdentity
-    versions: dict[str, str]
-    prompt: str | list[dict[str, Any]]
-    text: str
-    prompt_length: int
-    unit: str
-    units: list[Span]
-    target_unit: str = "token"
-    targets: list[Target]
-    foil: Target | None = None
-    scores: list[list[SavedNumber]]
-    stderr: list[list[SavedNumber]] | None = None
-    thresholds: list[list[SavedNumber]] | None = None
-    k_min: list[SavedNumber] | None = None
-    pairs: list[Pair] = []
-    info: dict[str, Any]
 
 
 def read_saved(path: str | PathLike[str], parse: Callable[[Any], T]) -> T:
@@ -73,44 +68,32 @@ def read_saved(path: str | PathLike[str], parse: Callable[[Any], T]) -> T:
         ) from error
 
 
-def validated(model: type[M], data: Any) -> M:
-    """The data of a saved file as an instance of `model`. Raises StoredFileError with the first thing that is wrong."""
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def restored(kind: type[T], form: Any, data: Any) -> T:
+    """The record with the data of a saved file; `form` is the Literal of its format.
+
+    Raises StoredFileError with the first thing that is wrong.
+    """
     try:
-        return model.model_validate(data)
+        _adapter(_Head[form]).validate_python(data)
+        return _adapter(kind).validate_python(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
+        key, fault = ".".join(map(str, first["loc"])) or "the file", first["msg"].removeprefix("Value error, ")
         raise StoredFileError(
-            f"{key}: {first['msg']}, got {reprlib.repr(first['input'])}. The file is damaged, something else, or of a "
-            "newer version; docs/schema.md describes the keys."
+            f"{key}: {fault}, got {reprlib.repr(first['input'])}. The file is damaged, something else, or of a newer "
+            "version; docs/schema.md describes the keys."
         ) from error
 
 
-def from_dict(make: Callable[..., T], data: Any) -> T:
-    """The attribution that `to_dict` was given, with tensors in `parameters` and `info` as nested lists."""
-    fields = dict(validated(SavedAttribution, data))
-    del fields["format"], fields["schema_"]
-    shape = (len(fields["targets"]), len(fields["units"]))
-    try:
-        for name in ("scores", "stderr", "thresholds", "k_min"):
-            if fields[name] is not None:
-                rows = torch.tensor(fields[name], dtype=torch.float32, device="cpu")
-                fields[name] = rows if rows.numel() else rows.reshape(shape[: 1 if name == "k_min" else 2])
-        for name in ("units", "targets", "pairs"):
-            fields[name] = tuple(fields[name])
-        prompt = fields["prompt"] if isinstance(fields["prompt"], str) else tuple(fields["prompt"])
-        changed = {"prompt": prompt, "info": _with_nan(fields["info"]), "method": renamed(fields["method"])}
-        return make(**fields | changed)
-    except (ValueError, RuntimeError) as error:
-        raise StoredFileError(f"The file is damaged: {error}") from error
-
-
-def _with_nan(value: Any) -> Any:
-    """The value of `info`, with NaN where its lists have null."""
+def with_nan(value: Any) -> Any:
+    """A value of `info`, with NaN where its lists have null."""
     if isinstance(value, list):
-        return [math.nan if item is None else _with_nan(item) for item in cast("list[object]", value)]
+        return [math.nan if item is None else with_nan(item) for item in cast("list[object]", value)]
     if isinstance(value, dict):
-        return {key: _with_nan(item) for key, item in cast("dict[str, object]", value).items()}
+        return {key: with_nan(item) for key, item in cast("dict[str, object]", value).items()}
     return value
 
 
@@ -131,10 +114,9 @@ def _line(value: object) -> str:
 
 def to_dict(att: Attribution) -> dict[str, Any]:
     """Everything in `att` as dicts, lists, texts and finite numbers; NaN becomes None."""
-    values: dict[str, Any] = {"format": "noiser.attribution", "schema": 1}
-    values |= {name: getattr(att, name) for name in SavedAttribution.model_fields if hasattr(att, name)}
+    values: dict[str, Any] = {field.name: getattr(att, field.name) for field in fields(att)}
     values |= {"targets": [_target(target) for target in att.targets], "foil": att.foil and _target(att.foil)}
-    return to_jsonable(values)
+    return {"format": "noiser.attribution", "schema": 1, **to_jsonable(values)}
 
 
 def _target(target: Target) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[Renderable
             yield _line(heading)
         heat = heat_map(att, row)
         yield _line(strongest(heat))
-        yield from _numbers(table([att], row, _MOST_UNITS))
+        yield from _numbers(table([att], row, _MOST_UNITS, joined=True))
         yield from map(_line, heat.pairs)
 
 
@@ -174,10 +174,9 @@ def _number(show: NumberFormat, score: float, stderr: float, weight: float) -> T
     """A score on its colour; in brackets if it has no signal, empty if it is none."""
     if math.isnan(score):
         return Text()
-    signal = has_signal(score, stderr)
-    ink = _BLACK if signal and dark_ink(weight) else _INK
-    text = show(score) if signal else f"({show(score)})"
-    return Text(text, _style(ink, tint(weight, DARK_PAPER, signal=signal)))
+    if not has_signal(score, stderr):
+        return Text(f"({show(score)})", _style(_INK, tint(None, DARK_PAPER)))
+    return Text(show(score), _style(_BLACK if dark_ink(weight) else _INK, tint(weight, DARK_PAPER)))
 
 
 def _numbers(numbers: Table) -> Iterator[RenderableType]:
@@ -185,23 +184,18 @@ def _numbers(numbers: Table) -> Iterator[RenderableType]:
     if not numbers.rows:
         yield _line("no unit stands before this target")
         return
-    rows = [numbers.head, *numbers.rows]
     bars = numbers.head[1] == "score"
-    if bars:
-        signs = {"": "", "exact": " (exact)"}
-        errors = [row[2] if numbers.head[2:3] == ["±"] else "" for row in numbers.rows]
-        rows = [[row[0], row[1] + signs.get(e, f" ± {e}")] for row, e in zip(numbers.rows, errors, strict=True)]
     grid = Grid.grid(padding=(0, 2, 0, 0))
     grid.add_column(max_width=40, no_wrap=True)
-    for column in range(1, len(rows[0])):
-        narrowest = max(len(word) for row in rows[not bars :] for word in row[column].split())
+    for column in range(1, len(numbers.head)):
+        narrowest = max((len(word) for row in numbers.rows for word in row[column].split()), default=0)
         grid.add_column(justify="right", overflow="fold", min_width=narrowest)
     grid.add_column(no_wrap=True, overflow="crop")
-    for index, (unit, *texts) in enumerate(rows):
-        weight = numbers.weights[index][0] if bars else 0.0
-        bar = ("█" if weight > 0 else "░") * round(_BAR * abs(weight))
-        bar = bar if not bars or numbers.signals[index][0] else "no signal"
-        grid.add_row(*map(Text, (f"  {unit}", *texts, bar)))
+    if not bars:
+        grid.add_row(*map(Text, (f"  {numbers.head[0]}", *numbers.head[1:])))
+    for (unit, *texts), (weight, *_) in zip(numbers.rows, numbers.weights, strict=True):
+        bar = "no signal" if weight is None else ("█" if weight > 0 else "░") * round(_BAR * abs(weight))
+        grid.add_row(*map(Text, (f"  {unit}", *texts, bar if bars else "")))
     yield grid
     if numbers.note:
         yield _line(f"({numbers.note})")
@@ -217,8 +211,8 @@ def _heat_map(heat: HeatMap) -> RenderableType:
     text = Text(style=_style(_INK), overflow="fold")
     for cell in heat.cells:
         space, body = cell.parts()
-        ink = _SOFT_INK if cell.score is None else _BLACK if dark_ink(cell.weight) and cell.signal else _WHITE
-        text.append(space).append(body, _style(ink, tint(cell.weight, DARK_PAPER, signal=cell.signal)))
+        ink = _SOFT_INK if cell.score is None else _BLACK if dark_ink(cell.weight) else _WHITE
+        text.append(space).append(body, _style(ink, tint(cell.weight, DARK_PAPER)))
     text.append(" → ", _style(_SOFT_INK)).append(heat.target, _style(_WHITE, strong=True))
     if heat.foil:
         text.append(f" rather than {heat.foil}", _style(_SOFT_INK))

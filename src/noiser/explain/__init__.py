@@ -3,10 +3,9 @@
 from noiser.explain.attribute import attribute, attribution, is_many
 from noiser.explain.citations import Citations
 from noiser.explain.cite import cite
-from noiser.explain.compare import Comparison, compare
+from noiser.explain.compare import Comparison, compare, diff_models
 from noiser.explain.diff import Diff, Edit, diff
 from noiser.explain.games import Game
-from noiser.explain.models import diff_models
 from noiser.explain.sentences import Citation, Quote, Sentence
 from noiser.explain.tolerance import Tolerance, tolerance
 

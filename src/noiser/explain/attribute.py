@@ -11,10 +11,9 @@ from noiser.attribution import Attribution
 from noiser.checks import check_seed, plain
 from noiser.engine import Engine, Query, Steps, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.check import check_masks, checked
+from noiser.explain.check import check_masks, checked, unasked
 from noiser.explain.progress import shown
 from noiser.explain.refine import SplitRule, refine
-from noiser.explain.unasked import unasked
 from noiser.methods import Method, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of

@@ -1,11 +1,11 @@
-"""The check: whether an attribution's scores predict, on this prompt, what happens when some units are removed."""
+"""The check of scores against random removals, and tools' results that speak where the user's words do not."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -13,12 +13,18 @@ from noiser.attribution import Attribution
 from noiser.checks import check_count
 from noiser.engine import Absence, Game, Query, Steps, remover
 from noiser.errors import ParameterError
+from noiser.methods import Scores
 from noiser.metrics.stability import spearman
 from noiser.model.language_model import LanguageModel
+from noiser.types import Span
 
 _WIDTH = 1.96  # standard errors on each side, for 95 %
 _LEAST = 4  # masks
 _MOST = 0.99  # a correlation that counts in a mean
+
+_ASKED = 0.2
+"""The user's words speak for a target if their score is at least this share of the tool result's. Chosen on planted
+actions of a development seed, see docs/howto/agents.md."""
 
 
 def check_masks(masks: int) -> int:
@@ -29,26 +35,16 @@ def check_masks(masks: int) -> int:
 
 
 def checked(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Steps[Attribution]:
-    """The attribution with a check of some masks in `info["check"]`."""
-    return replace(att, info={**att.info, "check": (yield from check(lm, query, att, masks))})
-
-
-def check(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Steps[dict[str, Any]]:
-    """LDS of the scores over a few random masks, per target, with its 95 % interval.
+    """The attribution with LDS of its scores over a few random masks, per target, in `info["check"]`.
 
     Each mask keeps each unit with probability 1/2; all targets share the masks. Sources are hidden where the model can
     do it, so that only the text after them runs again; other units become zero rows, or are deleted. LDS is Spearman's
     rank correlation of the summed scores of the units that are kept with the target's log odds.
 
-    Args:
-        lm: the model.
-        query: that the attribution answers.
-        att: whose scores are checked.
-        masks: how many inputs are run.
-
     Returns:
-        `masks`, `removal` and `token_forwards`; `units`, a word for what is removed; `lds`, `low` and `high`, a number
-        per target, NaN where either side does not vary; and `mean`, the three numbers for the mean over targets.
+        In `info["check"]` `masks`, `removal` and `token_forwards`; `units`, a word for what is removed; `lds`, `low`
+        and `high`, a number per target and its 95 % interval, NaN where either side does not vary; and `mean`, the
+        three numbers for the mean over targets.
     """
     removal = removal_for(lm, hide=bool(query.sources))
     before = query.spent.token_forwards
@@ -58,17 +54,19 @@ def check(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> Step
     values = yield from Game(asked, "logit", remover(asked, removal), ~att.scores.isnan())(kept)
     sums = att.scores.double().nan_to_num() @ kept.double().T
     found = [float(spearman(one[None], other)) for one, other in zip(sums, values, strict=True)]
-    ends = [interval(rho, masks) for rho in found]
-    return {
+    low, high = zip(*(interval(rho, masks) for rho in found), strict=True)
+    kind = {"auto": "units", "spans": "spans"}.get(att.unit, f"{att.unit}s")
+    check = {
         "masks": masks,
         "removal": removal,
-        "units": "sources" if query.sources else _plural(att.unit),
+        "units": "sources" if query.sources else kind,
         "lds": found,
-        "low": [low for low, _ in ends],
-        "high": [high for _, high in ends],
+        "low": [*low],
+        "high": [*high],
         "mean": mean_of(found, masks),
         "token_forwards": query.spent.token_forwards - before,
     }
+    return replace(att, info={**att.info, "check": check})
 
 
 def removal_for(lm: LanguageModel, *, hide: bool) -> Absence:
@@ -104,5 +102,24 @@ def mean_of(found: Sequence[float], n: int) -> tuple[float, float, float]:
     return rho, *interval(rho, n)
 
 
-def _plural(unit: str) -> str:
-    return {"auto": "units", "spans": "spans"}.get(unit, f"{unit}s")
+def unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
+    """Indices of the tools' messages that speak for the only target, as an instruction that the user did not give does.
+
+    A message speaks for it with more than two standard errors, and at least half of the strongest one's score.
+    """
+    if len(scores.scores) != 1:
+        return []
+    errors = [0.0] * len(units) if scores.stderr is None else scores.stderr[0].nan_to_num().tolist()
+    told, messages = dict[str, dict[int, tuple[float, float]]](), cast("Sequence[Mapping[str, str]]", query.prompt)
+    for index, start, end in query.encoding.contents:
+        inside = [i for i, unit in enumerate(units) if start <= unit.start < end]
+        numbers = float(scores.scores[0, inside].nan_to_num().sum()), math.hypot(*(errors[i] for i in inside))
+        if inside:
+            told.setdefault(messages[index]["role"], {})[index] = numbers
+    tools, asked = told.get("tool", {}), sum(score for score, _ in told.get("user", {}).values())
+    least = max([score / 2 for score, _ in tools.values()], default=0.0)
+    return [
+        i
+        for i, (score, e) in tools.items()
+        if "user" in told and score >= least and asked < _ASKED * score > 2 * _ASKED * e
+    ]

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, Field
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import checks, label, provenance
 from noiser.attribution.markdown import escaped_line
 from noiser.attribution.pairs import WORDS
-from noiser.attribution.store import SavedNumber, read_saved, to_jsonable, validated
-from noiser.errors import ParameterError, StoredFileError, UnitError
+from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
+from noiser.errors import ParameterError
 from noiser.explain.citations_html import fragment, page
 from noiser.explain.sentences import Citation, Quote, Sentence, SourcePair, title_length
-from noiser.files import json_text, write_text
+from noiser.files import json_text, write_text, written
 from noiser.numbers import number_format
 from noiser.registry import unversioned
 from noiser.types import Prompt, Source
@@ -58,16 +57,17 @@ class Citations:
     sources: tuple[Source, ...]
     answer: str
     answer_without: str | None
-    attribution: Attribution
-    losses: tuple[float, ...]
-    memory: float
-    least_share: float
+    attribution: Annotated[Attribution, BeforeValidator(Attribution.from_dict)]
+    losses: tuple[SavedNumber, ...]
+    memory: SavedNumber
+    least_share: SavedNumber
 
     def __post_init__(self) -> None:
         if len(self.losses) != len(self.attribution.targets):
             raise ParameterError(
                 f"There are {len(self.losses)} losses; expected {len(self.attribution.targets)}, one per sentence."
             )
+        _ = self.sentences  # raises where a source is not in the text, or no unit is in it
 
     @cached_property
     def _by_source(self) -> Attribution:
@@ -92,17 +92,16 @@ class Citations:
             found.append(Sentence(target.text, log_probability, loss, memory, tuple(cited), pairs))
         return tuple(found)
 
-    def _pairs(self, row: int) -> Iterator[SourcePair]:
+    def _pairs(self, row: int) -> tuple[SourcePair, ...]:
         """Pairs of units of a sentence that are in two sources; of two sources the first pair, which is the largest."""
-        starts = [source.start for source in self.sources]
-        seen: set[tuple[int, int]] = set()
-        for pair in (pair for pair in self.attribution.pairs if pair.target == row):
-            units = [self.attribution.units[unit] for unit in pair.units]
-            first, second = sorted(bisect_right(starts, unit.end - 1) for unit in units)
-            inside = all(self.sources[n - 1].end > u.start for n, u in zip((first, second), units, strict=True) if n)
-            if 0 < first < second and inside and (first, second) not in seen:
-                seen.add((first, second))
-                yield SourcePair((first, second), *pair[2:])
+        places, found = [*enumerate(self.sources, 1)], dict[tuple[int, int], SourcePair]()
+        units = self.attribution.units
+        owners = [max((n for n, s in places if s.start < u.end and u.start < s.end), default=0) for u in units]
+        for pair in self.attribution.pairs:
+            first, second = sorted(owners[unit] for unit in pair.units)
+            if pair.target == row and 0 < first < second:
+                found.setdefault((first, second), SourcePair((first, second), *pair[2:]))
+        return tuple(found.values())
 
     def _candidates(self, row: int) -> list[Citation]:
         """Of every source, cited or not."""
@@ -199,10 +198,7 @@ class Citations:
 
         Pointing at a sentence shows its sources, and the other way round.
         """
-        text = page(self)
-        if path is not None:
-            write_text(path, text)
-        return text
+        return written(page(self), path)
 
     def _repr_html_(self) -> str:
         return fragment(self)
@@ -211,12 +207,7 @@ class Citations:
         """The content of a saved file: the citations of each sentence, and everything behind them."""
         names = ("question", "answer", "answer_without", "memory", "least_share", "losses", "sentences", "sources")
         values = to_jsonable({name: getattr(self, name) for name in names})
-        return {
-            "format": "noiser.citations",
-            "schema": 1,
-            **values,
-            "attribution": self.attribution.to_dict(),
-        }
+        return {"format": "noiser.citations", "schema": 1, **values, "attribution": self.attribution.to_dict()}
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON (docs/schema.md): the whole file or, on OSError, nothing."""
@@ -230,27 +221,4 @@ class Citations:
     @classmethod
     def from_dict(cls, data: Any) -> Citations:
         """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
-        fields: dict[str, Any] = dict(validated(_Saved, data))
-        del fields["format"], fields["schema_"]
-        try:
-            fields["attribution"] = Attribution.from_dict(fields["attribution"])
-            record = cls(**fields)
-            _ = record.sentences  # sources that are not in the text, or that no unit is in
-        except (ParameterError, UnitError) as error:
-            raise StoredFileError(f"The citations are inconsistent: {error}") from error
-        return record
-
-
-class _Saved(BaseModel):
-    """The keys of the file that are not made from others."""
-
-    format: Literal["noiser.citations"]
-    schema_: Literal[1] = Field(alias="schema")
-    question: str | list[dict[str, Any]]
-    sources: tuple[Source, ...]
-    answer: str
-    answer_without: str | None
-    attribution: dict[str, Any]
-    losses: tuple[SavedNumber, ...]
-    memory: SavedNumber
-    least_share: SavedNumber
+        return restored(cls, Literal["noiser.citations"], data)

@@ -40,7 +40,6 @@ def fragment(citations: Citations) -> str:
 
 def _card(citations: Citations, identifier: str) -> str:
     answer = "".join(_sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)).strip()
-    sources = _sources(citations, identifier)
     without = ""
     if citations.answer_without is not None:
         text = escape(visible(citations.answer_without.strip()))
@@ -49,7 +48,8 @@ def _card(citations: Citations, identifier: str) -> str:
     return (
         f"<style>{''.join(_rules(citations, identifier))}</style>"
         f'<div class="noiser-att" id="{identifier}"><div class=noiser-cite><div><h3>Answer</h3>'
-        f"<p class=answer dir=auto>{answer}</p>{without}</div><div><h3>Sources</h3>{sources}</div></div>"
+        f"<p class=answer dir=auto>{answer}</p>{without}</div>"
+        f"<div><h3>Sources</h3>{_sources(citations, identifier)}</div></div>"
         f"{_numbers(citations)}<footer>{feet}</footer></div>"
     )
 
@@ -66,34 +66,29 @@ def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
 def _sources(citations: Citations, identifier: str) -> str:
     """All sources; of a long list, those that are not cited are folded."""
     cited = {citation.number for sentence in citations.sentences for citation in sentence.citations}
-    shown = folded = ""
+    cards: dict[bool, str] = {True: "", False: ""}
     for number, source in enumerate(citations.sources, 1):
         lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
         long = " tabindex=0" if lines > _LINES else ""  # it scrolls, with the keyboard too
         used = " used" if number in cited else ""
         title = f"<b>[{number}] {escape(label(source.title)) if source.title else ''}<i>{used}</i></b>"
-        text = "".join(_source(citations, source))
-        card = f'<div class="source{used}" id="{identifier}-{number}" dir=auto{long}>{title}{text}</div>'
-        if used or len(citations.sources) <= _AT_ONCE:
-            shown += card
-        else:
-            folded += card
-    if folded:
-        rest = len(citations.sources) - len(cited)
-        folded = f"<details><summary>{rest} source{'s'[: rest > 1]} not cited</summary>{folded}</details>"
-    return shown + folded
+        text, shown = _text(citations, source), number in cited or len(citations.sources) <= _AT_ONCE
+        cards[shown] += f'<div class="source{used}" id="{identifier}-{number}" dir=auto{long}>{title}{text}</div>'
+    rest = len(citations.sources) - len(cited)
+    folded = f"<details><summary>{rest} source{'s'[: rest > 1]} not cited</summary>{cards[False]}</details>"
+    return cards[True] + folded * bool(cards[False])
 
 
-def _source(citations: Citations, source: Source) -> Iterator[str]:
+def _text(citations: Citations, source: Source) -> str:
     """A source's text without its title, each unit of the attribution by itself."""
-    text, position = citations.attribution.text, source.start + title_length(source)
+    text, position, shown = citations.attribution.text, source.start + title_length(source), ""
     for column, unit in enumerate(citations.attribution.units):
         begin, end = max(unit.start, position), min(unit.end, source.end)
         if begin < end:
-            yield escape(visible(text[position:begin]))
-            yield f'<span class="q q{column}">{escape(visible(text[begin:end]))}</span>'
+            before, inside = escape(visible(text[position:begin])), escape(visible(text[begin:end]))
+            shown += f'{before}<span class="q q{column}">{inside}</span>'
             position = end
-    yield escape(visible(text[position : source.end]))
+    return shown + escape(visible(text[position : source.end]))
 
 
 def _rules(citations: Citations, identifier: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
@@ -103,120 +103,77 @@ def cite(
     check_choice("unit", unit, get_args(CitedUnit))
     check_choice("accuracy", accuracy, get_args(Accuracy))
     check_probability("least_share", least_share)
-    masks = check_masks(check)
     if accuracy == "fast" and method is not None:
         raise ParameterError(f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out.")
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
         raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
-    chosen = replace(METHOD, baseline=removal_for(lm, hide=True)) if method is None else make_method(method)
-    settings = _Settings(
-        accuracy,
-        chosen,
-        target_unit,
-        max_new_tokens,
-        template,
-        unit,
-        memory,
-        least_share,
-        contrast,
-        masks,
-        check_seed(seed),
-    )
+    masks, seed, removal = check_masks(check), check_seed(seed), removal_for(lm, hide=True)
+    least = MEMORY[removal] if memory is None else memory
+    accurate = replace(METHOD, baseline=removal) if method is None else make_method(method)
+    chat = bool(getattr(lm.tokenizer, "chat_template", None))
+    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if chat else "\n"}
+
+    def cited(question: Prompt, sources: Sources, answer: Any) -> Steps[Citations]:
+        asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
+        prompt = asked if template is None else place_sources(asked, sources, template)
+        read = lm.encode(prompt)
+        placed = {"sources": sources, "sources_begin": begin_of_sources(asked, template, read) if template else 0}
+        parts: dict[str, Any] = {"target_unit": target_unit, "unit": unit, "continuation_units": False}
+        query: Query = yield prepare(lm, Question(prompt=prompt, target=answer, **placed, **parts, **writing), read)
+        written = "".join(query.target_texts)
+        if not written.strip():
+            raise TargetError(
+                f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
+                "pass answer=."
+            )
+        losses: tuple[float, ...] = yield _losses(query, removal)
+        relied = tuple(row for row, loss in enumerate(losses) if loss >= least)
+        rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
+        attribution, fell_back = None, None
+        if accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
+            attribution, fell_back = yield _fast(lm, query, max(masks, MASKS), seed, rule)
+        if attribution is None:
+            attribution = yield attribution_of(lm, query, accurate, seed, rule)
+            if fell_back:
+                attribution = replace(attribution, info={**attribution.info, "fell_back": fell_back})
+            elif masks:
+                attribution = yield checked(lm, query, attribution, masks)
+        other: Query | None = None
+        if contrast and (alone := without_sources(asked, template, read, query.sources)):
+            other = yield prepare(lm, Question(prompt=alone, target_unit="all", **writing))
+        return Citations(
+            question=question,
+            sources=query.sources,
+            answer=written,
+            answer_without=None if other is None else "".join(other.target_texts),
+            attribution=attribution,
+            losses=losses,
+            memory=least,
+            least_share=least_share,
+        )
+
     asked: Any = plain(question)
     own: dict[str, Any] = {"sources": plain(sources), "answer": answer}
     many = is_many(asked)
     pairs = zip(asked, for_each(len(asked), **own), strict=True) if many else [(asked, own)]
-    works = [citations(lm, one, **fields, settings=settings) for one, fields in pairs]
+    works = [cited(one, **fields) for one, fields in pairs]
     with shown(progress, "Citing") as told:
         return run_many(lm, works, told) if many else run_one(lm, works[0], told)
 
 
-class _Settings(NamedTuple):
-    """The arguments of `cite` that all questions share."""
-
-    accuracy: Accuracy
-    method: Method
-    target_unit: TargetUnit
-    max_new_tokens: int
-    template: str | None
-    unit: CitedUnit
-    memory: float | None
-    least_share: float
-    contrast: bool
-    masks: int
-    seed: int
-
-
-def citations(
-    lm: LanguageModel, question: Prompt, sources: Sources, answer: Any, settings: _Settings
-) -> Steps[Citations]:
-    """The citations of one answer, as a generator for `noiser.engine.Engine`; see `cite`."""
-    template = settings.template
-    chat = bool(getattr(lm.tokenizer, "chat_template", None))
-    asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
-    prompt = asked if template is None else place_sources(asked, sources, template)
-    read = lm.encode(prompt)
-    writing: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "stop": None if chat else "\n"}
-    query = yield from prepare(
-        lm,
-        Question(
-            prompt=prompt,
-            target=answer,
-            target_unit=settings.target_unit,
-            unit=settings.unit,
-            sources=sources,
-            sources_begin=0 if template is None else begin_of_sources(asked, template, read),
-            continuation_units=False,
-            **writing,
-        ),
-    )
-    written = "".join(query.target_texts)
-    if not written.strip():
-        raise TargetError(
-            f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
-            "pass answer=."
-        )
-    removal = removal_for(lm, hide=True)
-    memory = MEMORY[removal] if settings.memory is None else settings.memory
-    losses = yield from _losses(query, removal)
-    relied = tuple(row for row, loss in enumerate(losses) if loss >= memory)
-    rule = SplitRule(min(settings.least_share, MIN_SHARE), relied, "sentence")
-    attribution = yield from _scores(lm, query, settings, rule)
-    alone, other = settings.contrast and without_sources(asked, template, read, query.sources), None
-    if alone:
-        other = yield from prepare(lm, Question(prompt=alone, target_unit="all", **writing))
-    return Citations(
-        question=question,
-        sources=query.sources,
-        answer=written,
-        answer_without=None if other is None else "".join(other.target_texts),
-        attribution=attribution,
-        losses=losses,
-        memory=memory,
-        least_share=settings.least_share,
-    )
-
-
-def _scores(lm: LanguageModel, query: Query, settings: _Settings, rule: SplitRule) -> Steps[Attribution]:
-    """The scores, checked; where fast ones cannot be had or fail the check, accurate ones, and why."""
-    failed: dict[str, Any] = {}
-    if settings.accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
-        try:
-            found = yield from attribution_of(lm, query, FAST, settings.seed, rule)
-        except UnsupportedModelError as error:
-            failed = {"fell_back": str(error)}
-        else:
-            masks = max(settings.masks, MASKS)
-            found = yield from checked(lm, query, found, masks)
-            relied = rule.targets or ()
-            lds = [found.info["check"]["lds"][row] for row in relied]
-            if not relied or mean_of(lds, masks)[1] > 0:
-                return found
-            failed = {"fell_back": check_text(found.info["check"])}
-    found = yield from attribution_of(lm, query, settings.method, settings.seed, rule)
-    if failed:
-        return replace(found, info={**found.info, **failed})
-    return (yield from checked(lm, query, found, settings.masks)) if settings.masks else found
+def _fast(
+    lm: LanguageModel, query: Query, masks: int, seed: int, rule: SplitRule
+) -> Steps[tuple[Attribution | None, str | None]]:
+    """Scores of one pass that pass their check; or None, and the reason."""
+    try:
+        found = yield from attribution_of(lm, query, FAST, seed, rule)
+    except UnsupportedModelError as error:
+        return None, str(error)
+    told: Attribution = yield checked(lm, query, found, masks)
+    check, relied = told.info["check"], rule.targets or ()
+    if relied and not mean_of([check["lds"][row] for row in relied], masks)[1] > 0:
+        return None, check_text(check)
+    return told, None
 
 
 def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:

@@ -1,22 +1,27 @@
-"""`noiser.compare`: one prompt, several methods, side by side."""
+"""`noiser.compare` and `noiser.diff_models`: one prompt, several methods side by side, or two models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from noiser.attribution import Attribution, html
 from noiser.attribution.display import headings, visible
 from noiser.checks import random_state_kept
+from noiser.engine import Game, Query, prepare, remover, run_one
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.attribute import attribute
+from noiser.explain.attribute import attribute, attribution_of
+from noiser.explain.games import PlayedGame
 from noiser.explain.progress import shown
-from noiser.files import write_text
-from noiser.methods import Method, describe, make_method
-from noiser.model.language_model import LanguageModel
+from noiser.files import written
+from noiser.methods import Joint, Method, describe, make_method
+from noiser.model.language_model import LanguageModel, check_model
+from noiser.question import Question
 from noiser.types import Progress, Prompt
 
 if TYPE_CHECKING:
@@ -54,10 +59,7 @@ class Comparison:
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""
-        page = html.page(self.attributions)
-        if path is not None:
-            write_text(path, page)
-        return page
+        return written(html.page(self.attributions), path)
 
     def _repr_html_(self) -> str:
         problems = "".join(f'<p class="error" role=alert>{escape(text)}</p>' for text in self.failures)
@@ -105,3 +107,52 @@ def compare(
                 if len(failures) == len(methods):
                     raise
     return Comparison(tuple(attributions), tuple(failures))
+
+
+def diff_models(
+    lm: LanguageModel, other: LanguageModel, prompt: Prompt, *, method: Any = None, seed: int = 0, **question: Any
+) -> Attribution:
+    """The part of each unit of a prompt in log p(answer | other) - log p(answer | lm).
+
+    Both models, or one in two precisions, run the same inputs, and the method is played on the paired differences, of
+    which its standard errors are.
+
+    Args:
+        lm: the model whose greedy answer is explained, unless there is a target.
+        other: the model with which it is compared.
+        prompt: a text or chat messages.
+        method: one that removes units; None: `Joint(score="logprob")`.
+        seed: of the method's random numbers.
+        question: further fields of `noiser.question.Question`; words are units unless `unit` is given.
+
+    Raises:
+        ParameterError: the models cut the prompt into other units, or the method removes none.
+
+    Example:
+        >>> noiser.diff_models(lm, quantised, "The capital of France is", target=" Paris")  # doctest: +SKIP
+    """
+    made = method or Joint(score="logprob")
+    if not hasattr(made, "play"):
+        raise ParameterError(f"method is {made!r}; expected one that removes units, such as noiser.Joint().")
+    asked: dict[str, Any] = {"unit": "word", "max_new_tokens": 16, **question, "target_unit": "all", "prompt": prompt}
+    pair: list[Query] = []
+    for each in (lm, other):
+        check_model(each)
+        pair.append(run_one(each, prepare(each, Question(**asked))))
+        asked["target"] = pair[0].target_texts[0]
+    if pair[0].target_texts != pair[1].target_texts or len({tuple(u[:3] for u in each.units) for each in pair}) > 1:
+        raise ParameterError("The models read the prompt or the answer in other units. Pass unit='word' or spans.")
+    games = [Game(query, "logprob", remover(query, "zero", torch.Generator().manual_seed(0))) for query in pair]
+
+    def play(inputs: list[bytes]) -> list[float]:
+        kept = torch.tensor([list(one) for one in inputs]).bool()
+        first, second = (run_one(each, game(kept))[0] for each, game in zip((lm, other), games, strict=True))
+        return (second - first).tolist()
+
+    game = PlayedGame(games[0].mask, float(games[1].whole - games[0].whole), play)
+    method = lambda query, rng: made.play(game, rng)  # noqa: ARG005, E731 - the game has both queries
+    found = run_one(lm, attribution_of(lm, pair[0], method, seed))
+    names = [f"{each.identity.name} ({each.identity.dtype})" for each in (other, lm)]
+    info = {**found.info, "of": "log p in {} minus log p in {}".format(*names)}
+    name, parameters = describe(made)
+    return replace(found, method=name, parameters=parameters, info=info)

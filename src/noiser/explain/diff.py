@@ -17,10 +17,11 @@ from noiser.attribution.html import css
 from noiser.attribution.pairs import WORDS
 from noiser.attribution.store import to_jsonable
 from noiser.checks import check_seed
-from noiser.engine import Prefill, Steps, StoredGame, prepare, run_one
+from noiser.engine import Query, Steps, prepare, run_one
 from noiser.errors import PromptError
 from noiser.explain.attribute import run_many
-from noiser.files import write_text
+from noiser.explain.games import PlayedGame
+from noiser.files import written
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format
@@ -87,9 +88,13 @@ class Diff:
             f"[-{visible(edit.before)}-]" * bool(edit.before) + f"{{+{visible(edit.after)}+}}" * bool(edit.after)
             for edit in self.edits
         ]
-        texts = ("".join(f"{marks[p]}({p + 1})" if isinstance(p, int) else visible(p) for p in t) for t in self.texts)
+        texts = self._texts([f"{mark}({index})" for index, mark in enumerate(marks, 1)], visible)
         rows = (f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked())
         return "\n".join([*texts, "", *self._facts(), *rows])
+
+    def _texts(self, marks: Sequence[str], show: Callable[[str], str]) -> list[str]:
+        """Each message, with a mark in the place of each edit."""
+        return ["".join(marks[piece] if isinstance(piece, int) else show(piece) for piece in t) for t in self.texts]
 
     def _ranked(self) -> list[tuple[int, str]]:
         """The index and score of each edit, the largest first."""
@@ -123,17 +128,13 @@ class Diff:
             f"</del><ins>{escape(edit.after)}</ins><sup>{index + 1}</sup></span>"
             for index, edit in enumerate(self.edits)
         ]
-        texts = (
-            "".join(marks[piece] if isinstance(piece, int) else escape(piece) for piece in text) for text in self.texts
+        texts = "".join(f"<p class=text dir=auto>{text}</p>" for text in self._texts(marks, escape))
+        facts = "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
+        table = html_table(
+            ["edit", "nats", ""], [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
         )
-        rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
-        body = "".join(f"<p class=text dir=auto>{text}</p>" for text in texts)
-        body += "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
-        table = html_table(["edit", "nats", ""], rows)
-        page = html_page("Edits and their effect", css("explain", "diff.css"), f"<main>{body}{table}</main>")
-        if path is not None:
-            write_text(path, page)
-        return page
+        style = css("explain", "diff.css")
+        return written(html_page("Edits and their effect", style, f"<main>{texts}{facts}{table}</main>"), path)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -189,55 +190,33 @@ def diff(
             messages.append(next(same, {**new, "content": text}))
         return messages[0]["content"] if isinstance(after, str) else messages
 
-    ids, count, rng = query.target_ids, len(edits), torch.Generator().manual_seed(check_seed(seed))
+    def play(inputs: list[bytes]) -> list[float]:
+        return run_many(lm, [_log_p(lm, mixture(kept), query.target_ids) for kept in inputs], progress)
+
+    count, rng = len(edits), torch.Generator().manual_seed(check_seed(seed))
     whole = float(query.read_clean(query.score("logprob")))
-    game = _Mixtures(lm, lambda kept: _log_p(lm, mixture(kept), ids), count, whole, progress)
+    game = PlayedGame(torch.ones(1, count, dtype=torch.bool), whole, play)
     exact = count <= EXACT
     method = KernelShap(score="logprob") if exact else ShapleySampling(score="logprob", permutations=ORDERS)
     found = run_one(lm, method.play(game, rng))
     pairs = run_one(lm, Joint(score="logprob", samples=2**count if exact and count > 1 else None).play(game, rng)).pairs
     errors = torch.zeros(count) if found.stderr is None else found.stderr[0]
+    numbers = zip(edits, found.scores[0].tolist(), errors.tolist(), strict=True)
     return Diff(
         answer=query.target_texts[0],
         answer_before=former.target_texts[0],
         log_p_before=game.table[0, bytes(count)],
         log_p_after=whole,
-        edits=tuple(
-            edit._replace(score=score, stderr=error)
-            for edit, score, error in zip(edits, found.scores[0].tolist(), errors.tolist(), strict=True)
-        ),
+        edits=tuple(edit._replace(score=score, stderr=error) for edit, score, error in numbers),
         pairs=pairs,
         texts=texts,
     )
 
 
-class _Mixtures(StoredGame):
-    """The answer's log-probability for each set of edits; mixtures that are asked for together run side by side."""
-
-    def __init__(
-        self,
-        lm: LanguageModel,
-        ask: Callable[[bytes], Steps[float]],
-        edits: int,
-        whole: float,
-        progress: Progress | None,
-    ) -> None:
-        super().__init__(torch.ones(1, edits, dtype=torch.bool), torch.tensor([whole]).double(), "logprob")
-        self._lm, self._ask, self._progress = lm, ask, progress
-
-    def _play(self, wanted: Sequence[tuple[int, bytes]]) -> Steps[None]:
-        values = run_many(self._lm, [self._ask(kept) for _, kept in wanted], self._progress)
-        self.table.update(zip(wanted, values, strict=True))
-        return
-        yield
-
-
-def _log_p(lm: LanguageModel, prompt: Prompt, ids: Sequence[int]) -> Steps[float]:
+def _log_p(lm: LanguageModel, prompt: Prompt, ids: tuple[int, ...]) -> Steps[float]:
     """The log-probability of an answer's tokens after a prompt."""
-    tokens = lm.encode(prompt).token_ids
-    context = lm.context((*tokens, *ids[:-1]))
-    logits = yield Prefill(context, range(len(tokens) - 1, len(context.inputs)), [(token,) for token in ids])
-    return float(logits.double().log_softmax(-1).gather(1, torch.tensor(ids, device=logits.device)[:, None]).sum())
+    query: Query = yield prepare(lm, Question(prompt=prompt, target=ids, target_unit="all"))
+    return float(query.read_clean(query.score("logprob")))
 
 
 def _pieces(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
-from pydantic import BaseModel, ValidationError
+from jaxtyping import Bool, Float64
+from pydantic import BaseModel
 from torch import Tensor
 
 from noiser.engine import Game as LiveGame
-from noiser.engine import ScoreName, StoredGame, prepare, remover, run_one
+from noiser.engine import ScoreName, Steps, StoredGame, prepare, remover, run_one
 from noiser.errors import ParameterError, StoredFileError
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
@@ -56,11 +55,9 @@ class Game:
         query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
         plain = query.foil_id is None and query.of is None
-        game = LiveGame(query, score if plain else query.score(score), remove)
-        self._fill(lm, game, query.units, query.target_texts)
-
-    def _fill(self, lm: LanguageModel | None, game: StoredGame, units: Sequence[Span], targets: Sequence[str]) -> None:
-        self._lm, self._game, self.units, self.targets = lm, game, tuple(units), tuple(targets)
+        self._lm: LanguageModel | None = lm
+        self._game: StoredGame = LiveGame(query, score if plain else query.score(score), remove)
+        self.units, self.targets = query.units, query.target_texts
 
     def __call__(self, kept: Any) -> Float64[Tensor, "targets inputs"]:
         """The value of every target for each row of a boolean array [inputs, units].
@@ -92,12 +89,15 @@ class Game:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes units, targets and all values so far as JSON."""
-        game = self._game
-        values = [{} for _ in self.targets]
-        for (target, key), value in game.table.items():
+        values = [dict[str, float]() for _ in self.targets]
+        for (target, key), value in self._game.table.items():
             values[target]["".join(map(str, key))] = value
         saved = _Saved(
-            score=game.score, units=list(self.units), targets=list(self.targets), mask=game.mask.tolist(), values=values
+            score=self._game.score,
+            units=self.units,
+            targets=self.targets,
+            mask=self._game.mask.tolist(),
+            values=values,
         )
         write_text(path, saved.model_dump_json() + "\n")
 
@@ -105,14 +105,14 @@ class Game:
     def load(cls, path: str | PathLike[str]) -> Game:
         """A game that `save` wrote, without a model. Raises StoredFileError for any other file."""
         try:
-            saved = _Saved.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
+            saved = _Saved.model_validate_json(Path(path).read_bytes())
             values = {(g, bytes(map(int, key))): v for g, row in enumerate(saved.values) for key, v in row.items()}
-            every = b"\1" * len(saved.units)
-            whole = torch.tensor([values[g, every] for g in range(len(saved.targets))], dtype=torch.float64)
-        except (ValidationError, ValueError, LookupError) as error:
+            whole = [values[g, b"\1" * len(saved.units)] for g in range(len(saved.targets))]
+        except (ValueError, LookupError) as error:
             raise StoredFileError(f"{path} is not a saved game: {error}. Save it again.") from error
         game = cls.__new__(cls)
-        game._fill(None, StoredGame(torch.tensor(saved.mask), whole, saved.score, values), saved.units, saved.targets)
+        game._lm, game.units, game.targets = None, saved.units, saved.targets
+        game._game = StoredGame(torch.tensor(saved.mask), torch.tensor(whole).double(), saved.score, values)
         return game
 
 
@@ -121,7 +121,21 @@ class _Saved(BaseModel):
 
     schema_version: int = 1
     score: ScoreName | None
-    units: list[Span]
-    targets: list[str]
+    units: tuple[Span, ...]
+    targets: tuple[str, ...]
     mask: list[list[bool]]
     values: list[dict[str, float]]
+
+
+class PlayedGame(StoredGame):
+    """A log-probability, or a difference of two, for inputs that keep some units; they are asked for together."""
+
+    def __init__(
+        self, mask: Bool[Tensor, "one units"], whole: float, play: Callable[[list[bytes]], Sequence[float]]
+    ) -> None:
+        super().__init__(mask, torch.tensor([whole], dtype=torch.float64), "logprob")
+        self._values = play
+
+    def _play(self, wanted: Sequence[tuple[int, bytes]]) -> Steps[None]:
+        self.table.update(zip(wanted, self._values([kept for _, kept in wanted]), strict=True))
+        yield from ()

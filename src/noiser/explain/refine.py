@@ -8,7 +8,6 @@ down to tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -38,18 +37,11 @@ class SplitRule(NamedTuple):
         return max(chosen, default=0.0) >= self.least_share
 
 
-class _Node(NamedTuple):
-    """A unit and its scores: `numbers` is [kinds, targets], in the order of `_KINDS`."""
-
-    unit: Span
-    numbers: Float[Tensor, "kinds targets"]
-
-
-_Pair = tuple[Pair, Span, Span]
-"""A pair and its two units."""
-
 _KINDS = ("score", "stderr", "raw", "raw_stderr", "threshold", "k")
 """`raw` is what the method returned; `score` makes the parts of a unit add up to it."""
+
+_Table = dict[Span, Float[Tensor, "kinds targets"]]
+"""The numbers of each unit, in the order of `_KINDS`."""
 
 
 def refine(
@@ -71,83 +63,72 @@ def refine(
         `info["raw"]` are the scores before parts were made to add up, and `info["raw_stderr"]` their standard errors,
         where the method has them: scores that were made to add up have none, NaN.
     """
-    rule = rule or SplitRule()
-    k_min: list[Tensor] = []
-    pairs: list[_Pair] = []
-    waiting = yield from _score(method, query, query.units, seed, k_min, pairs)
-    whole = torch.stack([node.numbers[0] for node in waiting]).nan_to_num().abs().sum(0)
-    done: list[_Node] = []
-    while waiting:
-        split: list[tuple[_Node, tuple[Span, ...]]] = []
-        for node in waiting:
-            worth = node.unit.token_indices[0] < query.prompt_tokens and rule.splits(node.numbers[0], whole)
-            parts = split_unit(query.encoding, node.unit, rule.finest) if worth else ()
-            split += [(node, parts)] if parts else []
-            done += [] if parts else [node]
-        waiting = []
-        if split:
-            units = [part for _, parts in split for part in parts]
-            scored = yield from _score(method, query, units, seed, k_min, pairs)
-            for node, parts in split:
-                mine, scored = scored[: len(parts)], scored[len(parts) :]
-                waiting += _settled(node, mine)
-    done.sort(key=lambda node: node.unit.token_indices)
-    return tuple(node.unit for node in done), replace(_together(done, k_min), pairs=_placed(pairs, done))
+    rule, runs = rule or SplitRule(), list[tuple[Sequence[Span], Scores]]()
+
+    def run(units: Sequence[Span]) -> Steps[_Table]:
+        found: Scores = yield scored(method, query.with_units(units), seed)
+        runs.append((units, found))
+        return dict(zip(units, _columns(found), strict=True))
+
+    table: _Table = yield run(query.units)
+    whole = torch.stack([numbers[0] for numbers in table.values()]).nan_to_num().abs().sum(0)
+    while True:
+        large = [u for u in table if u.token_indices[0] < query.prompt_tokens and rule.splits(table[u][0], whole)]
+        parts = {unit: each for unit in large if (each := split_unit(query.encoding, unit, rule.finest))}
+        if not parts:
+            break
+        found: _Table = yield run([part for each in parts.values() for part in each])
+        for unit, each in parts.items():
+            table |= _settled(table.pop(unit)[0], {part: found[part] for part in each})
+    units = tuple(sorted(table, key=lambda unit: unit.token_indices))
+    numbers = dict(zip(_KINDS, torch.stack([table[unit] for unit in units], -1), strict=True))
+    known = {name: rows for name, rows in numbers.items() if not rows.isnan().all()}
+    k_min = [found.k_min for _, found in runs if found.k_min is not None]
+    scores = Scores(
+        scores=numbers["score"],
+        thresholds=numbers["threshold"] if k_min else None,
+        k_min=torch.stack(k_min).nan_to_num(torch.inf).amin(0) if k_min else None,
+        stderr=known.get("stderr"),
+        pairs=_placed(runs, units, numbers["score"]),
+        info={name: known[name].tolist() for name in ("raw", "raw_stderr", "k") if name in known},
+    )
+    return units, scores
 
 
-def _score(
-    method: Method, query: Query, units: Sequence[Span], seed: int, k_min: list[Tensor], pairs: list[_Pair]
-) -> Steps[list[_Node]]:
-    """The units' columns, from one run of the method; what it says of `k_min` and `pairs` is added to these."""
-    found = yield from scored(method, query.with_units(units), seed)
-    pairs += [(pair, units[pair.units[0]], units[pair.units[1]]) for pair in found.pairs]
-    k_min += [] if found.k_min is None else [found.k_min]
+def _columns(found: Scores) -> Sequence[Float[Tensor, "kinds targets"]]:
+    """The numbers of each unit, NaN where the method has none."""
     missing = torch.full_like(found.scores, torch.nan)
     stderr, threshold = (missing if each is None else each for each in (found.stderr, found.thresholds))
     k = torch.tensor(found.info["k"], dtype=torch.float64) if "k" in found.info else missing
-    columns = torch.stack([found.scores, stderr, found.scores, stderr, threshold, k.double()]).unbind(-1)
-    return [_Node(unit, numbers) for unit, numbers in zip(units, columns, strict=True)]
+    return torch.stack([found.scores, stderr, found.scores, stderr, threshold, k.double()]).unbind(-1)
 
 
-def _placed(pairs: Sequence[_Pair], nodes: Sequence[_Node]) -> tuple[Pair, ...]:
+def _settled(score: Float[Tensor, " targets"], parts: _Table) -> _Table:
+    """The parts, with scores that add up to the unit's and have no standard error."""
+    raw = torch.stack([numbers[0] for numbers in parts.values()])
+    size = raw.abs()
+    weights = torch.where(size.sum(0) > 0, size / size.sum(0).clamp_min(torch.finfo(raw.dtype).tiny), 1 / len(parts))
+    for numbers, settled in zip(parts.values(), raw + (score - raw.sum(0)) * weights, strict=True):
+        numbers[0], numbers[1] = settled, torch.nan
+    return parts
+
+
+def _placed(
+    runs: Sequence[tuple[Sequence[Span], Scores]], units: Sequence[Span], scores: Float[Tensor, "targets units"]
+) -> tuple[Pair, ...]:
     """The pairs with columns of the final units: a unit that was split stands for its part with the highest score.
 
     A pair of parts, which are run later, takes the place of the pair that they are parts of.
     """
-    found: list[Pair] = []
-    for pair, *units in reversed(pairs):
-        some, others = (
-            [n for n, node in enumerate(nodes) if {*node.unit.token_indices} <= {*unit.token_indices}] for unit in units
-        )
-        placed = [{*known.units} for known in found if known.target == pair.target]
-        if not any(units & {*some} and units & {*others} for units in placed):
-            best = (
-                max(parts, key=lambda n: float(nodes[n].numbers[0, pair.target].nan_to_num()))
-                for parts in (some, others)
-            )
-            first, second = sorted(best)
-            found.append(pair._replace(units=(first, second)))
-    return tuple(sorted(found, key=lambda pair: (pair.target, -abs(pair.score))))
-
-
-def _settled(node: _Node, parts: list[_Node]) -> list[_Node]:
-    """The parts, with scores that add up to the unit's and have no standard error."""
-    raw = torch.stack([part.numbers[0] for part in parts])
-    size = raw.abs()
-    weights = torch.where(size.sum(0) > 0, size / size.sum(0).clamp_min(torch.finfo(raw.dtype).tiny), 1 / len(parts))
-    for part, score in zip(parts, raw + (node.numbers[0] - raw.sum(0)) * weights, strict=True):
-        part.numbers[0], part.numbers[1] = score, torch.nan
-    return parts
-
-
-def _together(nodes: Sequence[_Node], k_min: Sequence[Tensor]) -> Scores:
-    """The columns as one table."""
-    numbers = torch.stack([node.numbers for node in nodes], -1)
-    table = {name: rows for name, rows in zip(_KINDS, numbers, strict=True) if not rows.isnan().all()}
-    return Scores(
-        scores=numbers[0],
-        thresholds=numbers[4] if k_min else None,
-        k_min=torch.stack(list(k_min)).nan_to_num(torch.inf).amin(0) if k_min else None,
-        stderr=table.get("stderr"),
-        info={name: table[name].tolist() for name in ("raw", "raw_stderr", "k") if name in table},
-    )
+    placed: list[Pair] = []
+    for run, pair in ((run, pair) for run, found in reversed(runs) for pair in reversed(found.pairs)):
+        inside = [
+            [i for i, unit in enumerate(units) if {*unit.token_indices} <= {*run[whole].token_indices}]
+            for whole in pair.units
+        ]
+        others = [{*known.units} for known in placed if known.target == pair.target]
+        if not any(all(known & {*parts} for parts in inside) for known in others):
+            row = scores[pair.target].nan_to_num()
+            first, second = sorted(max(parts, key=lambda i: float(row[i])) for parts in inside)
+            placed.append(pair._replace(units=(first, second)))
+    return tuple(sorted(placed, key=lambda pair: (pair.target, -abs(pair.score))))

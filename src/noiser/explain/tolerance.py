@@ -14,11 +14,11 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label
-from noiser.checks import check_count
 from noiser.engine import Ask, Effect, Query, Steps, effect_of, restore, run_one
 from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
-from noiser.methods.noise import as_noise, check_noise, draw_k, draw_noise
+from noiser.methods import Noiser
+from noiser.methods.noise import check_noise, draw_k, draw_noise
 from noiser.model import LanguageModel
 from noiser.numbers import number_format
 from noiser.registry import unversioned
@@ -161,16 +161,14 @@ def _tolerance(
 
 def _noise(query: Query, att: Attribution, samples: int | None, noise: Tensor | None) -> Tensor:
     """The caller's noise, or the noise that Noiser draws for this attribution, [samples, positions, dim]."""
+    by_noiser = unversioned(att.method) in ("noiser", "noiser_relative")
+    own = {k: v for k, v in att.parameters.items() if by_noiser and k in ("samples", "bounding", "noise")}
+    if samples is not None or noise is not None:
+        own |= {"samples": Noiser.samples if samples is None else samples, "noise": noise}
+    method, rng = Noiser(**own), torch.Generator().manual_seed(att.seed)
     longest, dim = max(len(unit.token_indices) for unit in att.units), query.embedding_dim
-    own = att.parameters if unversioned(att.method) in ("noiser", "noiser_relative") else {}
-    noise = own.get("noise") if noise is None and samples is None else noise
-    if noise is not None:
-        vectors = check_noise(as_noise(noise), longest, dim)  # in a saved attribution it is lists
-        if samples not in (None, len(vectors)):
-            raise ParameterError(f"samples is {samples} and noise has {len(vectors)}; leave samples out.")
-        return vectors
-    count = check_count("samples", own.get("samples", 10) if samples is None else samples)
-    generator = torch.Generator().manual_seed(att.seed)
-    if own.get("bounding") == "random":
-        draw_k(generator)
-    return draw_noise(count, longest, dim, generator)
+    if method.bounding == "random":
+        draw_k(rng)
+    if method.noise is None:
+        return draw_noise(method.samples, longest, dim, rng)
+    return check_noise(method.noise, longest, dim)

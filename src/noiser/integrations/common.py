@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
-from noiser.checks import random_state_kept
+from noiser.checks import check_choice, random_state_kept
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
 from noiser.model.memory import is_out_of_memory
 
@@ -104,13 +103,10 @@ def names_of(function: Any, *without: str) -> tuple[str, ...]:
     return tuple(name for name in inspect.signature(function).parameters if name not in ("self", "kwargs", *without))
 
 
-def check_keywords(kind: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raises ParameterError, with the nearest name, for the first keyword that is not known."""
+def check_keywords(kind: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises UnknownNameError, with the nearest name, for the first keyword that is not known."""
     for keyword in given:
-        if keyword not in known:
-            near = difflib.get_close_matches(keyword, known, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ParameterError(f"{kind} has no {keyword!r}.{hint} It has: {', '.join(sorted(known)) or 'none'}.")
+        check_choice(f"setting of {kind}", keyword, known)
 
 
 @contextlib.contextmanager
