@@ -28,7 +28,6 @@ from noiser.metrics import METRICS, Case, keep_rates, lds, mass_matched, measure
 from noiser.metrics.case import reference_scores
 from noiser.metrics.erasure import SHARES
 from noiser.metrics.stability import ranks
-from tiny import tiny, tiny_tokenizer
 
 # ---- soft masks ------------------------------------------------------------------------------------------------------
 
@@ -261,13 +260,6 @@ def test_more_units_than_there_are_have_no_drop():
     found = columns(lm, case_of(lm, att, k=(2, 3, 5), draws=1), "top_k")
     missing = [math.isnan(found[f"{name}@{k}"]) for name in ("drop", "hold") for k in (2, 3, 5)]
     assert missing == [False, True, True] * 2
-
-
-def test_what_cannot_be_deleted_says_why():
-    lm = noiser.wrap(tiny("llama").model, tiny_tokenizer(bos=False))
-    att = noiser.attribute(lm, "The quick fox", method="random")
-    with pytest.raises(noiser.errors.ParameterError, match=r"leaves none before a target.*such as 'zero'"):
-        noiser.measure(lm, att, "erasure_curves", removal="delete")
 
 
 # ---- LDS -----------------------------------------------------------------------------------------------------------

@@ -10,21 +10,23 @@ from hypothesis import strategies as st
 
 import reference
 from noiser.engine import Effect
-from noiser.methods.search import Bisection, Certified
+from noiser.methods.search import bisection, certified
 
 
 def run(search, flips, lead=None):
-    """Runs a search to its end; `lead` gives what is left of the lead, -1 or 1 where it is not given."""
-    evaluations = 0
-    while probes := search.probes():
+    """The thresholds, the number of whole probes, and whether there is a tie; a lead that is not given is -1 or 1."""
+    evaluations, effects = 0, None
+    while True:
+        try:
+            probes = search.send(effects)
+        except StopIteration as stop:
+            return stop.value.k, evaluations, stop.value.tied
         evaluations += sum(probe.samples is None for probe in probes)
-        answers = {}
+        effects = {}
         for probe in probes:
             flipped = flips(probe.unit, probe.k)
             left = lead(probe.unit, probe.k) if lead else 1.0 - 2.0 * flipped
-            answers[probe] = Effect(*[math.nan] * 9)._replace(flips=float(flipped), lead=left)
-        search.update(answers)
-    return evaluations
+            effects[probe] = Effect(*[math.nan] * 9)._replace(flips=float(flipped), lead=left)
 
 
 @st.composite
@@ -41,16 +43,15 @@ def flip_tables(draw):
 @given(flip_tables(), st.integers(1, 8), st.integers(1, 10), st.booleans())
 def test_equals_one_bisection_a_unit(flips, units, steps, last_probe):
     expected = [reference.threshold(lambda k, u=u: flips(u, k), steps, last_probe) for u in range(units)]
-    found = {}
-    for mode in ("min", "max", "each"):
-        search = Bisection(range(units), mode=mode, steps=steps, last_probe=last_probe)
-        run(search, flips)
-        found[mode] = search.thresholds(units).tolist()
-        assert all(math.isnan(k) or k == expected[u] for u, k in enumerate(found[mode]))
-    assert found["each"] == expected
+    found = {
+        mode: run(bisection(range(units), mode=mode, steps=steps, last_probe=last_probe), flips)[0]
+        for mode in ("min", "max", "each")
+    }
+    assert all(k == expected[u] for some in found.values() for u, k in some.items())
+    assert len(found["each"]) == units
     if not last_probe or steps > 1:
-        assert min(k for k in found["min"] if not math.isnan(k)) == min(expected)
-        assert max(k for k in found["max"] if not math.isnan(k)) == max(expected)
+        assert min(found["min"].values()) == min(expected)
+        assert max(found["max"].values()) == max(expected)
 
 
 @given(flip_tables(), st.integers(1, 12), st.integers(1, 10))
@@ -60,9 +61,8 @@ def test_certified_noise_flips_nothing_and_a_little_more_flips_something(flips, 
     def recorded(u, k):
         return asked.setdefault((u, k), flips(u, k))
 
-    search = Certified(range(units), steps=steps, samples=10)
-    run(search, recorded)
-    k = float(search.thresholds(units).nan_to_num(9).min())
+    found, _, _ = run(certified(range(units), steps=steps, samples=10), recorded)
+    (k,) = set(found.values())
     assert not any(flips(u, k) for u in range(units))
     assert all((u, k) in asked for u in range(units)) or k in (0.0, 1.0)
     above = k + 2.0**-steps if k >= 2.0**-steps else 2 * k
@@ -78,45 +78,41 @@ def test_certified_equals_bisection_whatever_the_shape_of_the_lead(tolerated, po
     def flips(u, k):
         return k > tolerated[u]
 
-    exact = Bisection(range(len(tolerated)), mode="min", steps=steps)
-    certified = Certified(range(len(tolerated)), steps=steps, samples=10)
-    run(exact, flips)
-    run(certified, flips, power and (lambda u, k: 1 - (k / tolerated[u]) ** power))
-    smallest = [float(s.thresholds(len(tolerated)).nan_to_num(9).min()) for s in (exact, certified)]
-    assert smallest[0] == smallest[1]
+    units = range(len(tolerated))
+    exact, _, _ = run(bisection(units, mode="min", steps=steps), flips)
+    lead = power and (lambda u, k: 1 - (k / tolerated[u]) ** power)
+    found, _, _ = run(certified(units, steps=steps, samples=10), flips, lead)
+    assert min(found.values()) == min(exact.values())
 
 
 @pytest.mark.parametrize(("smallest", "power"), [(0.02, 1), (0.05, 0.7), (0.05, 2), (0.3, 1)])
 def test_certified_needs_little_more_than_one_probe_a_unit(smallest, power):
     tolerated = [3 * smallest] * 10 + [smallest] + [3 * smallest] * 10
-    search = Certified(range(21), steps=10, samples=10)
-    probes = run(search, lambda u, k: k > tolerated[u], lambda u, k: 1 - (k / tolerated[u]) ** power)
+    search = certified(range(21), steps=10, samples=10)
+    _, probes, _ = run(search, lambda u, k: k > tolerated[u], lambda u, k: 1 - (k / tolerated[u]) ** power)
     assert probes <= 20 + 8
 
 
 def test_prunes_units_that_cannot_be_the_minimum():
     true_k = [0.9, 0.3, 0.31, 0.05]
-    search = Bisection(range(4), mode="min", steps=10)
-    assert run(search, lambda u, k: k > true_k[u]) == 4 + 3 + 9 - 1
-    assert search.thresholds(4)[3] == math.floor(0.05 * 1024) / 1024
+    found, probes, _ = run(bisection(range(4), mode="min", steps=10), lambda u, k: k > true_k[u])
+    assert (found[3], probes) == (math.floor(0.05 * 1024) / 1024, 4 + 3 + 9 - 1)
 
 
 @pytest.mark.parametrize("steps", [41, 64, 2000])
 def test_certified_ends_however_fine_the_grid(steps):
-    search = Certified([0, 1], steps=steps, samples=5)
-    run(search, lambda u, k: k > 0.3, lambda u, k: (1 - k / 0.3) ** 3)
-    assert search.thresholds(2)[0] == pytest.approx(0.3, abs=2.0**-39)
+    search = certified([0, 1], steps=steps, samples=5)
+    found, _, _ = run(search, lambda u, k: k > 0.3, lambda u, k: (1 - k / 0.3) ** 3)
+    assert found[0] == pytest.approx(0.3, abs=2.0**-39)
 
 
-def test_a_tie_ends_the_search():
-    search = Bisection([0], mode="min", steps=3)
-    run(search, lambda u, k: True)
-    assert search.tied
-    assert 0 < search.thresholds(1)[0] < 1e-11
+@pytest.mark.parametrize("search", [bisection([0], mode="min", steps=3), certified([0], steps=3, samples=5)])
+def test_a_tie_ends_the_search(search):
+    found, _, tied = run(search, lambda u, k: True)
+    assert tied
+    assert 0 < found[0] < 1e-11
 
 
 @pytest.mark.parametrize(("k", "expected"), [(0.25, 0.25), (1.0, 1 - 2**-10), (2**-12, 2**-12)])
 def test_the_largest_k_that_does_not_flip(k, expected):
-    search = Bisection([0], mode="min", steps=10)
-    run(search, lambda u, probe: probe > k)
-    assert search.thresholds(1)[0] == expected
+    assert run(bisection([0], mode="min", steps=10), lambda u, probe: probe > k)[0] == {0: expected}

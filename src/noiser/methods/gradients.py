@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.checks import check_choice, check_not_negative, set_count
 from noiser.engine import BASELINES, Ask, Baseline, Integrals, Path, Query, Steps, remover
 from noiser.methods.noise import draw_noise
-from noiser.methods.protocol import Movable, Scores, movable_groups, movable_positions, sum_over_units
+from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
 
 Reduce = Literal["l2", "sum"]
 GradientScore = Literal["prob", "logprob"]
@@ -86,7 +86,7 @@ class IntegratedGradients:
         )
 
     def _integrated(
-        self, query: Query, groups: Sequence[Movable]
+        self, query: Query, groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
     ) -> Steps[tuple[Float[Tensor, "targets length dim"], Float64[Tensor, "targets groups"]]]:
         """Contributions, and what targets lose where the path of their group begins, NaN for those of other groups."""
         alphas, weights = gauss_legendre(self.n_steps)
@@ -96,8 +96,8 @@ class IntegratedGradients:
         ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
         whole = query.read_clean(read)
         losses = torch.full((len(whole), len(groups)), torch.nan, dtype=torch.float64)
-        for column, group, end in zip(losses.T, groups, ends, strict=True):
-            column[list(group.targets)] = whole[list(group.targets)] - end[:, 0]
+        for column, (_, targets), end in zip(losses.T, groups, ends, strict=True):
+            column[list(targets)] = whole[list(targets)] - end[:, 0]
         return contributions, losses
 
 
@@ -138,7 +138,7 @@ class GradientShap:
         paths: list[Path] = []
         for i, alpha in enumerate(alphas):
             for group in movable_groups(query):
-                shift = None if noise is None else noise[i, [position in group.positions for position in positions]]
+                shift = None if noise is None else noise[i, [position in group[0] for position in positions]]
                 place = {"alphas": (alpha,), "weights": (1 / count,)}
                 paths.append(Path(*group, baseline=self.baseline, shift=shift, **place))
         contributions, sums = yield Integrals(query, paths, query.score(self.score))
@@ -167,7 +167,7 @@ class SequentialIntegratedGradients(IntegratedGradients):
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
         positions = [unit.token_indices for unit in query.units]
-        groups = list(map(Movable, positions, query.targets_per_unit))
+        groups = [*zip(positions, query.targets_per_unit, strict=True)]
         contributions, losses = yield from self._integrated(query, groups)
         delta = losses - sum_over_units(query, contributions.sum(-1))
         return Scores(

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float64
@@ -17,7 +17,7 @@ from noiser.engine import SCORES, Ask, Effect, Query, ScoreName, Steps, effect_o
 from noiser.errors import ParameterError
 from noiser.methods.noise import as_noise, check_noise, draw_k, draw_noise
 from noiser.methods.protocol import Scores
-from noiser.methods.search import TIE, Bisection, Certified, Mode, Probe, Search
+from noiser.methods.search import TIE, Mode, Probe, Search, bisection, certified
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
@@ -142,23 +142,30 @@ class _Call:
     def search(self) -> Steps[Float64[Tensor, "targets units"]]:
         """The thresholds that were searched to the end; NaN for others."""
         mask, method = self.query.causal_mask, self.method
+        thresholds, tied = torch.full(mask.shape, torch.nan, dtype=torch.float64), False
         if method.bounding not in _SEARCHES:
-            return torch.full(mask.shape, torch.nan, dtype=torch.float64)
-        searches: list[Search] = []
-        for units in (row.nonzero()[:, 0].tolist() for row in mask):
+            return thresholds
+        searches: dict[int, Search] = {}
+        for g, units in enumerate(row.nonzero()[:, 0].tolist() for row in mask):
             mode, last_probe = _SEARCHES[str(method.bounding)], method.profile == "authors"
-            searches.append(
-                Certified(units, steps=method.steps, samples=len(self.noise))
+            searches[g] = (
+                certified(units, steps=method.steps, samples=len(self.noise))
                 if method.certifies
-                else Bisection(units, mode=mode, steps=method.steps, last_probe=last_probe)
+                else bisection(units, mode=mode, steps=method.steps, last_probe=last_probe)
             )
-        while any(rounds := [search.probes() for search in searches]):
-            yield from self.evaluate((g, probe) for g, probes in enumerate(rounds) for probe in probes)
-            for g, (search, probes) in enumerate(zip(searches, rounds, strict=True)):
-                if probes:
-                    search.update({probe: self.effects[g, probe] for probe in probes})
-        self._warn_of_ties(any(search.tied for search in searches))
-        return torch.stack([search.thresholds(len(self.units)) for search in searches])
+        answers: dict[int, Any] = dict.fromkeys(searches)
+        while answers:
+            rounds: dict[int, list[Probe]] = {}
+            for g, answer in answers.items():
+                try:
+                    rounds[g] = searches[g].send(answer)
+                except StopIteration as stop:
+                    thresholds[g, list(stop.value.k)] = torch.tensor([*stop.value.k.values()], dtype=torch.float64)
+                    tied |= stop.value.tied
+            yield from self.evaluate((g, probe) for g, probes in rounds.items() for probe in probes)
+            answers = {g: {probe: self.effects[g, probe] for probe in probes} for g, probes in rounds.items()}
+        self._warn_of_ties(tied)
+        return thresholds
 
     def _warn_of_ties(self, tied: bool) -> None:
         query = self.query

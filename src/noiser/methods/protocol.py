@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import signature
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -112,24 +113,17 @@ def movable_positions(query: Query) -> tuple[int, ...]:
     return tuple(i for i, frozen in enumerate(query.encoding.frozen) if not frozen or i in units)
 
 
-class Movable(NamedTuple):
-    """Positions that go to a baseline together, and the targets that are explained by that."""
+def movable_groups(query: Query) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Positions that go to a baseline together, and the targets that are explained by that.
 
-    positions: tuple[int, ...]
-    targets: tuple[int, ...]
-
-
-def movable_groups(query: Query) -> list[Movable]:
-    """Movable positions by target: a target span's own tokens, as what the model has said, stay as they are.
-
-    Targets of single tokens, which never are among their own inputs, share all movable positions.
+    A target span's own tokens, as what the model has said, stay as they are. Targets of single tokens, which never are
+    among their own inputs, share all movable positions.
     """
     movable = movable_positions(query)
     groups: dict[tuple[int, ...], list[int]] = {}
     for target, rows in enumerate(query.target_rows):
-        own = set(rows[1:])
-        groups.setdefault(tuple(p for p in movable if p not in own), []).append(target)
-    return [Movable(positions, tuple(targets)) for positions, targets in groups.items()]
+        groups.setdefault(tuple(p for p in movable if p not in rows[1:]), []).append(target)
+    return [(positions, tuple(targets)) for positions, targets in groups.items()]
 
 
 def sum_over_units(
@@ -190,10 +184,9 @@ def describe(method: Method) -> tuple[str, Mapping[str, Any]]:
     """
 
     def makes(entry: Entry[Method]) -> bool:
-        try:
+        with suppress(Exception):  # a plugin's method may need an argument
             return entry.factory() == method
-        except Exception:  # a plugin's method may need an argument
-            return False
+        return False
 
     entry = METHODS.entry_of(type(method))
     if entry and not makes(entry):
