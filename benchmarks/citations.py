@@ -85,7 +85,7 @@ def cost_rows(
 ) -> Iterator[dict[str, Any]]:
     """A row for each way."""
     text = case(lm, chosen.tokens, chosen.sources, chosen.answers, seed)
-    message: Any = [{"role": "user", "content": QUESTION}] if lm.tokenizer.chat_template else QUESTION
+    message: Any = [{"role": "user", "content": QUESTION}] if lm.chats else QUESTION
     asked = Question(
         prompt=noiser.place_sources(message, text.sources),
         target=text.answer,

@@ -8,18 +8,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
 
 def write_gguf(path: Path, model, tokenizer) -> Path:
     """Writes a Llama and a byte-level BPE tokenizer, float32."""
@@ -37,10 +25,12 @@ def write_gguf(path: Path, model, tokenizer) -> Path:
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, tokenizer, config.vocab_size)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         array = weight.float().numpy()
         part = name.split(".")[-2]
-        writer.add_tensor(_gguf_name(name), _interleaved(array, heads[part]) if part in heads else array)
+        named = names.get_name(name, try_suffixes=(".weight",))
+        writer.add_tensor(named, _interleaved(array, heads[part]) if part in heads else array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -58,14 +48,6 @@ def _add_tokenizer(writer, tokenizer, vocab_size: int) -> None:
     writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
     writer.add_bos_token_id(tokenizer.bos_token_id)
     writer.add_eos_token_id(tokenizer.eos_token_id)
-
-
-def _gguf_name(name: str) -> str:
-    outside = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    if not name.startswith("model.layers."):
-        return outside.get(name, "output.weight")
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest.removesuffix('.weight')]}.weight"
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import itertools
@@ -19,24 +18,12 @@ import noiser
 from engine_for_tests import query_of
 from noiser import wrap
 from noiser.engine import restore, run_one
-from noiser.errors import ParameterError, UnsupportedModelError
+from noiser.errors import ParameterError
 from noiser.model.abilities import logits_agree
 from noiser.model.memory import is_out_of_memory
 from tiny import CHAT_TEMPLATE, FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
-SIZES = [
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -49,10 +36,9 @@ def test_embedding_scale_is_what_the_module_puts_on_its_table(family):
     torch.testing.assert_close(lm.embed(ids), table[ids] * lm.abilities.embedding_scale)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_model_offloaded_to_disk_gives_the_same_scores(family, tmp_path):
-    expected = noiser.attribute(tiny(family), PROMPT, method=noiser.Noiser(samples=3))
-    model = accelerate.disk_offload(tiny_model(family), str(tmp_path), execution_device=torch.device("cpu"))
+def test_a_model_offloaded_to_disk_gives_the_same_scores(tmp_path):
+    expected = noiser.attribute(tiny("gemma3"), PROMPT, method=noiser.Noiser(samples=3))
+    model = accelerate.disk_offload(tiny_model("gemma3"), str(tmp_path), execution_device=torch.device("cpu"))
     lm = noiser.wrap(model, tiny_tokenizer())
     assert model.get_input_embeddings().weight.device.type == "meta"
     found = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3))
@@ -60,10 +46,9 @@ def test_a_model_offloaded_to_disk_gives_the_same_scores(family, tmp_path):
     assert model.get_input_embeddings().weight.device.type == "meta"
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gpt2"])
-def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, monkeypatch):
+def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(monkeypatch):
     """A tensor would be on the first device, and the head may be on the last."""
-    model, kept = tiny_model(family), []
+    model, kept = tiny_model("gpt2"), []
     forward = model.forward
 
     def watched(*args, logits_to_keep=0, **rest):
@@ -74,7 +59,7 @@ def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(family, mon
     model.forward = watched
     found = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion")
     assert all(isinstance(each, int | list) for each in kept)
-    torch.testing.assert_close(found.scores, noiser.attribute(tiny(family), PROMPT, method="occlusion").scores)
+    torch.testing.assert_close(found.scores, noiser.attribute(tiny("gpt2"), PROMPT, method="occlusion").scores)
 
 
 def test_threads_take_turns_with_a_model():
@@ -94,7 +79,7 @@ def test_threads_take_turns_with_a_model():
     assert one.model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("method", ["input_x_gradient", "integrated_gradients", "deeplift", "attn_lrp", "noiser"])
+@pytest.mark.parametrize("method", ["input_x_gradient", "attn_lrp", "noiser"])
 def test_a_caller_in_inference_mode_gets_the_same_scores(method):
     expected = noiser.attribute(tiny("llama"), PROMPT, method=method)
     lm = noiser.wrap(tiny("llama").model, tiny_tokenizer())
@@ -128,13 +113,7 @@ def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
     """Phi-3's rotary embeddings for long contexts have other factors where a pass goes beyond 32 tokens."""
     rotary = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
     rotary |= {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
-    sizes = {name: getattr(tiny("llama").model.config, name) for name in SIZES}
-    config = transformers.Phi3Config(**sizes, rope_parameters=rotary, original_max_position_embeddings=32)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim > 1 else None
+    model = tiny_model("phi3", rope_parameters=rotary, original_max_position_embeddings=32).eval()
     lm = wrap(model, tiny_tokenizer())
     long = " and ".join([PROMPT] * 4)
     assert not lm.abilities.packs
@@ -159,31 +138,11 @@ def test_products_that_may_be_less_precise_are_compared_like_half_precision():
         torch.set_float32_matmul_precision("highest")
 
 
-def failing_when_packed(lm, error, monkeypatch):
-    """A model that fails in packed passes."""
-    inner = lm.model.forward
-
-    def forward(*args, **kwargs):
-        if kwargs.get("position_ids") is not None:
-            raise error
-        return inner(*args, **kwargs)
-
-    monkeypatch.setattr(lm.model, "forward", functools.wraps(inner)(forward))
+class StopError(RuntimeError):
+    """What an application raises from a hook to stop a pass, of the class that most refusals have."""
 
 
-class StopError(Exception):
-    """What an application raises from a hook to stop a pass."""
-
-
-class RuntimeStopError(RuntimeError):
-    """The same, derived from the class that most refusals have."""
-
-
-STOPS = [KeyboardInterrupt, asyncio.CancelledError, StopError, RuntimeStopError, noiser.NoiserError]
-STOPS.append(torch.OutOfMemoryError)
-
-
-@pytest.mark.parametrize("error", STOPS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StopError, noiser.NoiserError, torch.OutOfMemoryError])
 def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
     expected = wrap(tiny_model("llama"), tiny_tokenizer()).abilities
     lm = wrap(tiny_model("llama"), tiny_tokenizer())
@@ -210,25 +169,24 @@ def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
 @pytest.mark.parametrize("error", [TypeError, RuntimeError])
 def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     lm = wrap(tiny_model("llama"), tiny_tokenizer())
-    expected = noiser.attribute(lm, PROMPT, method="occlusion").scores
+    expected, inner = noiser.attribute(lm, PROMPT, method="occlusion").scores, lm.model.forward
+
+    @functools.wraps(inner)
+    def forward(*args, **kwargs):
+        if kwargs.get("position_ids") is not None:
+            raise error("no positions of this kind")
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(lm.model, "forward", forward)
     other = wrap(lm.model, tiny_tokenizer())
-    failing_when_packed(other, error("no positions of this kind"), monkeypatch)
     assert not other.abilities.packs
     found = noiser.attribute(other, PROMPT, method="occlusion").scores
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_a_vocabulary_of_one_token_is_refused():
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=1, **sizes))
-    with pytest.raises(UnsupportedModelError, match="has a vocabulary of 1; expected at least two tokens"):
-        wrap(model, tiny_tokenizer())
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_a_pass_of_no_token_is_refused(count):
-    with pytest.raises(ParameterError, match=f"batch_tokens is {count}; expected an integer of at least 1"):
-        wrap(tiny_model("llama"), tiny_tokenizer(), batch_tokens=count)
+def test_a_pass_of_no_token_is_refused():
+    with pytest.raises(ParameterError, match="batch_tokens is 0; expected an integer of at least 1"):
+        wrap(tiny_model("llama"), tiny_tokenizer(), batch_tokens=0)
 
 
 @pytest.mark.parametrize(
@@ -274,24 +232,11 @@ def test_a_model_has_arguments_for_its_chat_template(tmp_path):
     assert noiser.attribute(plain, chat, method="occlusion", max_new_tokens=1).text.endswith("<|assistant|>")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["enable_thinking"], "expected a mapping, such as"),
-        ({"add_generation_prompt": True}, "'add_generation_prompt', which is set here"),
-        ({"enable_thnking": False}, "has 'enable_thnking', which the chat template of this"),
-    ],
-)
-def test_arguments_that_a_chat_template_cannot_get(arguments, message):
-    lm = wrap(tiny("llama").model, thinking_tokenizer())
-    with pytest.raises(ParameterError, match=message):
-        wrap(lm.model, lm.tokenizer, chat_template_kwargs=arguments)
-    with pytest.raises(ParameterError, match=message):
-        lm.chat_template_kwargs = arguments
-    assert lm.chat_template_kwargs == {}
-    if "enable_thnking" not in arguments:
-        with pytest.raises(ParameterError, match=message):  # before anything is loaded
-            noiser.load_model("no such model", chat_template_kwargs=arguments)
+@pytest.mark.parametrize("name", ["add_generation_prompt", "enable_thnking"])
+def test_arguments_that_a_chat_template_cannot_get(name):
+    lm = wrap(tiny("llama").model, thinking_tokenizer(), chat_template_kwargs={name: True})
+    with pytest.raises(ParameterError, match=f"chat_template_kwargs has '{name}', which noiser sets itself, or which"):
+        noiser.attribute(lm, [{"role": "user", "content": "The fox sings"}])
 
 
 def dynamic_steps(linear):

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -147,10 +148,7 @@ def test_damaged_folder(folder, name, harm):
     ],
 )
 def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch, error, kind, said):
-    def fail(*args, **options):
-        raise error
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error))
     with pytest.raises(kind, match=said):
         noiser.load_model(folder)
 
@@ -203,22 +201,17 @@ def test_the_identity_of_a_folder_covers_all_that_is_loaded(folder, change):
 
 @pytest.fixture
 def adapter(tmp_path, folder) -> Path:
-    """An adapter (PEFT) of rank 1 on the query weights of `folder`, without a configuration of a model."""
-    place = tmp_path / "adapter"
-    place.mkdir()
-    weights = load_file(folder / "model.safetensors")
-    queries = {name.removesuffix(".weight"): weight for name, weight in weights.items() if "q_proj" in name}
-    pairs = {
-        f"base_model.model.{name}.lora_{side}.weight": torch.full(
-            (1, weight.shape[1]) if side == "A" else (weight.shape[0], 1), 0.5
-        )
-        for name, weight in queries.items()
-        for side in "AB"
-    }
-    save_file(pairs, place / "adapter_model.safetensors", metadata={"format": "pt"})
-    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 1, "target_modules": ["q_proj"]}
-    (place / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": str(folder)}))
-    return place
+    """An adapter of rank 1 on the query weights of `folder`, without a tokenizer."""
+    import peft
+
+    config = peft.LoraConfig(r=1, lora_alpha=1, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):  # of PEFT
+        model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(folder), config)
+    for name, weight in model.named_parameters():
+        if "lora" in name:
+            weight.detach().fill_(0.5)
+    model.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
 
 
 def test_an_adapter_is_applied_and_is_another_model(adapter, folder):
@@ -244,11 +237,7 @@ def test_without_peft_an_adapter_is_refused(adapter, folder, monkeypatch):
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["gemma-3-270", "some/where/else", "./folder", "weights.gguf", "", "org/model", "a..b", "~nobody-of-this-name/x",
-     "a\0b", "a" * 97, "é" * 200, "x/" * 3000],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["gemma-3-270", "./folder", "weights.gguf", "", "~nobody-of-it/x", "a\0b", "é" * 999])
 @pytest.mark.parametrize("prefix", ["", "vllm:"])
 def test_unknown_name(monkeypatch, prefix, name):
     vllm_for_tests.install(monkeypatch)
@@ -339,11 +328,9 @@ def test_a_gguf_file_that_lacks_weights(tmp_path, llama, cache):
 
 
 def test_a_cache_that_cannot_be_written(gguf_file, cache, monkeypatch):
-    def fill(model, folder):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(transformers.LlamaForCausalLM, "save_pretrained", fill)
+        full = Mock(side_effect=OSError(28, "No space left on device"))
+        patched.setattr(transformers.LlamaForCausalLM, "save_pretrained", full)
         with pytest.raises(CacheError, match=r"No space left on device.*set NOISER_CACHE"):
             noiser.load_model(gguf_file)
     assert left_in(cache) == []
@@ -415,15 +402,8 @@ def test_weights_in_parts_are_joined(tmp_path, whole_gguf, llama, monkeypatch, c
     monkeypatch.syspath_prepend(tmp_path / "site")
     importlib.invalidate_caches()
     packages = tuple(f"tiny-model-part{number}==2.0" for number in range(count))
-    model = gguf.BuiltIn(
-        name="tiny",
-        summary="",
-        licence="",
-        packages=packages,
-        file="data/*.bin",
-        sha256=sha256_of(whole_gguf),
-        install="pip install it",
-    )
+    texts = {"name": "tiny", "summary": "", "licence": "", "install": "pip install it"}
+    model = gguf.BuiltIn(**texts, packages=packages, file="data/*.bin", sha256=sha256_of(whole_gguf))
     monkeypatch.setitem(gguf.BUILT_IN, "tiny", dataclasses.replace(model, sha256="0" * 64))
     with pytest.raises(ModelError, match=r"are damaged\. Install tiny again"):
         noiser.load_model("tiny")

@@ -70,13 +70,11 @@ def test_only_plain_layers_run_differently(monkeypatch):
 
 @onednn
 @pytest.mark.parametrize("kind", inputs())
-@pytest.mark.parametrize("frozen", [True, False])
-def test_gradients_are_those_of_double_precision(kind, frozen):
+def test_gradients_are_those_of_double_precision(kind):
     x = inputs()[kind].requires_grad_()
-    linear = network()["with bias"].requires_grad_(not frozen)
+    linear = network()["with bias"].requires_grad_(False)
     slope = torch.randn(*x.shape[:-1], 512)
     out = forward_of(linear, is_head=False)(x)
-    assert ("_Product" in type(out.grad_fn).__name__) == frozen
     (found,) = torch.autograd.grad(out, x, slope, retain_graph=True)
     torch.testing.assert_close(found.double(), slope.double() @ linear.weight.double(), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.autograd.grad(out, x, slope)[0], found)  # several targets go back through it

@@ -9,17 +9,20 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 import torch
 
 import noiser
+import vllm_for_tests
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.model.server import spread
 from server_processes import Handler, served_by
 from test_contract import CHAT, PROMPT
 
 pytestmark = pytest.mark.usefixtures("no_openai_settings")
+assert_same = partial(vllm_for_tests.assert_same, ranks=False)  # the server sends a few probabilities
 OPTIONS = {"unit": "word", "method": noiser.Occlusion(baseline="delete", score="logprob")}
 
 
@@ -90,14 +93,6 @@ def vllm(local, folder):
 def address(vllm):
     with serving(vllm) as address:
         yield address
-
-
-def assert_same(found, expected):
-    assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
-    assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
-    torch.testing.assert_close(found.scores, expected.scores, atol=2e-5, rtol=1e-3, equal_nan=True)
-    for one, other in zip(found.targets, expected.targets, strict=True):
-        assert one.probability == pytest.approx(other.probability, abs=1e-5)
 
 
 @pytest.mark.parametrize(

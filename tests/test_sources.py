@@ -30,12 +30,8 @@ def test_placed_sources_stand_below_each_other_under_their_titles():
         "The fox sings. A dog plays along.\n\nWeather\nIt rains in the hills.\n\nThe trains run late.\n\n"
         "Question: Who sings?\nAnswer:"
     )
-    assert (
-        noiser.place_sources("{sources}?", ["{question}"], template="{question} {sources}") == "{sources}? {question}"
-    )
-
-
-def test_a_chat_gets_its_sources_in_the_last_message():
+    placed = noiser.place_sources("{sources}?", ["{question}"], template="{question} {sources}")
+    assert placed == "{sources}? {question}"
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
     placed = noiser.place_sources(chat, ["It rains."], template="{sources}\n{question}")
     assert placed == [chat[0], {"role": "user", "content": "It rains.\nWho sings?"}]
@@ -47,6 +43,9 @@ def test_sources_are_units_and_nothing_else_is():
     assert [unit.text for unit in att.units] == [SOURCES[0], "Weather\nIt rains in the hills.", SOURCES[2]]
     spans = [(unit.start, unit.end) for unit in att.units]
     assert torch.equal(att.scores, noiser.attribute(lm, prompt, method="occlusion", unit=spans).scores)
+    prompts = [noiser.place_sources(QUESTION, [source]) for source in SOURCES]
+    many = noiser.attribute(lm, prompts, method="random", unit="source", sources=[[source] for source in SOURCES])
+    assert [each.units[0].text for each in many] == [unit.text for unit in att.units]
     assert att.info["sources"][1] == {"title": "Weather", "start": spans[1][0], "end": spans[1][1]}
 
 
@@ -115,18 +114,11 @@ def test_auto_begins_with_sources_and_their_parts_add_up():
     noiser.measure(lm, att, "soft_scores", masks=1, normalization="positive")  # the question is built again from it
 
 
-def test_many_prompts_have_sources_of_their_own():
-    lm = tiny("llama")
-    prompts = [noiser.place_sources(QUESTION, [source]) for source in SOURCES]
-    found = noiser.attribute(lm, prompts, method="occlusion", unit="source", sources=[[source] for source in SOURCES])
-    assert texts(att.units[0] for att in found) == [SOURCES[0], "Weather\nIt rains in the hills.", SOURCES[2]]
-
-
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
         (["A cat."], "Source 1, 'A cat.', is not in the prompt, word for word"),
-        (["The fox sings.", "sings. A dog"], r"Sources 1 and 2 overlap in the prompt, at character 8"),
+        (["The fox sings.", "sings. A dog"], r"Spans \(0, 14\) and \(8, 20\) of sources overlap"),
         (["The fox sings.", " \n"], "Source 2 is empty"),
         ([("a", "b", "c")], r"Source 1 is \('a', 'b', 'c'\); expected a text, or a pair"),
         ([], r"sources is \[\]; expected a list"),

@@ -73,22 +73,6 @@ def dots3_note(**options):
     return transformers.Dots3NoteForConditionalGeneration(config)
 
 
-def laguna():
-    pytest.importorskip("transformers.models.laguna")
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    more = {"num_attention_heads_per_layer": [4, 2], "shared_expert_intermediate_size": 16}
-    return transformers.LagunaForCausalLM(transformers.LagunaConfig(**SIZES, **GEMMA, **experts, **more))
-
-
-def step3p7():
-    pytest.importorskip("transformers.models.step3p7")
-    experts = {"n_routed_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    more = {"share_expert_dim": 16, "mlp_layer_types": ["dense", "sparse"], "num_sliding_attention_heads": 2}
-    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
-    config = transformers.Step3p7Config(text_config=SIZES | GEMMA | experts | more, vision_config=vision)
-    return transformers.Step3p7ForConditionalGeneration(config)
-
-
 def window_of_the_cache_alone():
     """Its layers see everything; a left-over setting gives the cache a window."""
     model = tiny_model("llama")
@@ -114,8 +98,6 @@ MODELS = {
     "unified": gemma4_unified,
     "latent": lambda: dots3_note(use_dsa=False),
     "latent, indexed": dots3_note,
-    "heads differ": laguna,
-    "heads differ, multimodal": step3p7,
     "window of the cache": window_of_the_cache_alone,
     "settings": settings_of_a_caller,
     "inference mode": loaded_within_inference_mode,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from enum import Enum
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -40,6 +39,11 @@ def served(folder):
         yield noiser.load_model(f"vllm:{folder}", device="cpu", max_num_seqs=8)
 
 
+def engine_of(lm):
+    """The `vllm.LLM` of a model."""
+    return lm.model.predict.args[0]
+
+
 @pytest.mark.parametrize(
     ("name", "question"),
     [*((name, "words") for name in PREDICTING), *(("occlusion", question) for question in QUESTIONS)],
@@ -51,7 +55,7 @@ def test_gives_the_local_models_numbers(served, local, name, question):
 
 def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
     prompts = [PROMPT, CHAT, "A teacher plays the violin in the village"]
-    llm = served.model.backend.llm
+    llm = engine_of(served)
     llm.calls.clear()
     found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=2)
     for one, prompt in zip(found, prompts, strict=True):
@@ -72,15 +76,9 @@ def test_evaluates_as_the_local_model_does(served, local):
     options = {"method": "occlusion", "metrics": ["faithfulness", "erasure"], "masks": 2, "removal": "noise"}
     found, expected = (noiser.evaluate(lm, [PROMPT], **options) for lm in (served, local))
     assert not found.skipped
-    assert_same_records(found, expected, atol=1e-4)
-
-
-def assert_same_records(found, expected, atol):
     for one, other in zip(found.records, expected.records, strict=True):
-        assert one.keys() == other.keys()
-        for name, value in other.items():
-            if isinstance(value, float):
-                assert one[name] == pytest.approx(value, abs=atol, nan_ok=True), name
+        numbers = [{k: v for k, v in record.items() if isinstance(v, float)} for record in (one, other)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=1e-4, nan_ok=True)
 
 
 def test_cites_sources_as_a_local_model_does_that_cannot_hide_tokens(served, local):
@@ -94,7 +92,7 @@ def test_cites_sources_as_a_local_model_does_that_cannot_hide_tokens(served, loc
 
 @pytest.mark.parametrize("name", sorted({*METHOD_NAMES} - {*PREDICTING}))
 def test_refuses_methods_that_look_inside_before_anything_runs(served, name):
-    llm = served.model.backend.llm
+    llm = engine_of(served)
     llm.calls.clear()
     with pytest.raises(UnsupportedModelError, match=r"runs outside .*; expected .*occlusion"):
         noiser.attribute(served, PROMPT, method=name)
@@ -121,11 +119,11 @@ def test_says_which_model_it_is(served, folder, local):
     assert att.model[2:] == local.identity[2:]
     assert len(att.model.revision) == 64
     assert served.context_length == 199
-    assert served.model.backend.llm.settings["max_num_seqs"] == 8
+    assert engine_of(served).settings["max_num_seqs"] == 8
 
 
 def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wrong(served, local):
-    llm = served.model.backend.llm
+    llm = engine_of(served)
     for trouble, expected in ((RuntimeError("Dead"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)):
         llm.trouble = trouble
         with pytest.raises(expected, match=r"vLLM failed: RuntimeError: Dead|^$"):
@@ -134,41 +132,32 @@ def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wron
 
 
 def test_logits_that_did_not_come_back_are_an_error(served, monkeypatch):
-    monkeypatch.setattr(served.model.backend.llm, "collective_rpc", lambda method: [([], b"")])
+    monkeypatch.setattr(engine_of(served), "collective_rpc", lambda method: [([], b"")])
     with pytest.raises(ModelError, match="vLLM failed: StopIteration"):
         noiser.attribute(served, PROMPT, method="occlusion")
 
 
-def test_the_workers_keep_the_rows_of_requests_that_move_in_the_batch(monkeypatch):
-    moves = Enum("MoveDirectionality", "UNIDIRECTIONAL SWAP")
+def test_the_workers_keep_the_rows_of_requests(monkeypatch):
     for name in ("vllm", "vllm.v1", "vllm.v1.sample", "vllm.v1.sample.logits_processor", "vllm.distributed"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["vllm.v1.sample.logits_processor"].LogitsProcessor = object
-    sys.modules["vllm.v1.sample.logits_processor"].MoveDirectionality = moves
+    sys.modules["vllm.v1.sample.logits_processor"].AdapterLogitsProcessor = object
     sys.modules["vllm.distributed"].get_tensor_model_parallel_rank = lambda: rank
     worker = importlib.import_module("noiser.model.vllm_worker")
     monkeypatch.delitem(sys.modules, "noiser.model.vllm_worker")
-
-    def update(removed=(), added=(), moved=()):
-        requests = [(index, SimpleNamespace(extra_args=extra), None, []) for index, extra in added]
-        processor.update_state(SimpleNamespace(removed=removed, added=requests, moved=moved))
-
     assert worker.KEY == noiser.model.vllm.ROW
-    processor, rank = worker.KeepLogits(None, torch.device("cpu"), False), 0
-    update(added=[(0, {worker.KEY: 10}), (1, None), (2, {worker.KEY: 12}), (3, {worker.KEY: 13})])
-    logits = torch.arange(8.0).view(4, 2)
-    assert processor.apply(logits) is logits
+    made, rank = worker.KeepLogits().new_req_logits_processor, 0
+    assert made(SimpleNamespace(extra_args=None)) is None
+    second, first = (made(SimpleNamespace(extra_args={worker.KEY: number})) for number in (12, 10))
+    logits = torch.arange(4.0).view(2, 2)
+    assert second([], logits[0]).equal(logits[0])
+    first([], logits[1])
     logits[:] = -1  # vLLM uses the buffer again
-    update(moved=[(0, 1, moves.SWAP)], removed=[3])  # a prompt in chunks: later logits take the place of earlier ones
-    processor.apply(torch.arange(8.0, 14.0).view(3, 2))
-    processor.update_state(None)
-    update(moved=[(2, 0, moves.UNIDIRECTIONAL)])
-    processor.apply(torch.arange(14.0, 18.0).view(2, 2))
+    second([], torch.tensor([8.0, 9.0]))  # of a prompt in chunks: later logits take the place of earlier ones
     rows, sent = worker.TakeLogits().take_logits()
-    assert rows == [10, 12, 13]
-    assert torch.frombuffer(bytearray(sent), dtype=torch.float32).tolist() == [16, 17, 14, 15, 6, 7]
+    assert rows == [10, 12]
+    assert torch.frombuffer(bytearray(sent), dtype=torch.float32).tolist() == [2, 3, 8, 9]
     assert worker.TakeLogits().take_logits() == ([], b"")
-    processor.apply(torch.zeros(2, 2))
+    first([], logits[1])
     rank = 1
     assert worker.TakeLogits().take_logits() == ([], b"")
 
@@ -176,11 +165,10 @@ def test_the_workers_keep_the_rows_of_requests_that_move_in_the_batch(monkeypatc
 def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
     vllm_for_tests.install(monkeypatch)
     lm = noiser.load_model(f"vllm:{folder}", device="cpu")
-    other = lm.model.embedding.weight.flip(0)
     from noiser.model.vllm import measure_embedding_scale
 
     with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
-        measure_embedding_scale(lm.model.backend, other, lm.model.config)
+        measure_embedding_scale(engine_of(lm), lm.model.embedding.weight.flip(0), None)
 
 
 def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):

@@ -25,6 +25,10 @@ CHAT_TEMPLATE = (
 )
 
 
+def _train(core: Tokenizer, trainer, sentences=SENTENCES, specials=("<s>", "</s>", "<unk>"), **options) -> None:
+    core.train_from_iterator(sentences, trainer(special_tokens=[*specials], show_progress=False, **options))
+
+
 def _finish(core: Tokenizer, unk: str | None = None, *, bos: bool = True) -> PreTrainedTokenizerFast:
     if bos:
         core.post_processor = processors.Sequence(
@@ -46,10 +50,7 @@ def _byte_level(*, trim: bool, prefix: bool = False, normalizer: normalizers.Nor
     core.decoder = decoders.ByteLevel()
     core.post_processor = processors.ByteLevel(trim_offsets=trim)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
-    )
-    core.train_from_iterator(SENTENCES, trainer)
+    _train(core, trainers.BpeTrainer, specials=["<s>", "</s>"], vocab_size=500, initial_alphabet=alphabet)
     return _finish(core)
 
 
@@ -59,9 +60,7 @@ def _unigram() -> PreTrainedTokenizerFast:
     core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("\n", " ")])
     core.pre_tokenizer = pre_tokenizers.Metaspace()
     core.decoder = decoders.Metaspace()
-    specials = ["<s>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=specials, unk_token="<unk>", show_progress=False)
-    core.train_from_iterator(SENTENCES, trainer)
+    _train(core, trainers.UnigramTrainer, vocab_size=300, unk_token="<unk>")
     return _finish(core, "<unk>")
 
 
@@ -71,9 +70,7 @@ def _byte_fallback() -> PreTrainedTokenizerFast:
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     specials = ["<unk>", "<s>", "</s>"]
     known = [sentence for sentence in SENTENCES if sentence.isascii()]  # `limit_alphabet` breaks ties anew each time
-    trained.train_from_iterator(
-        known, trainers.BpeTrainer(vocab_size=350, special_tokens=specials, show_progress=False)
-    )
+    _train(trained, trainers.BpeTrainer, known, specials, vocab_size=350)
     model = json.loads(trained.to_str())["model"]
     vocab = model["vocab"] | {f"<0x{byte:02X}>": len(model["vocab"]) + byte for byte in range(256)}
     merges = [tuple(merge) for merge in model["merges"]]
@@ -89,8 +86,7 @@ def _byte_fallback() -> PreTrainedTokenizerFast:
 def _word_level() -> PreTrainedTokenizerFast:
     core = Tokenizer(models.WordLevel(unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
-    specials = ["<s>", "</s>", "<unk>"]
-    core.train_from_iterator(SENTENCES, trainers.WordLevelTrainer(special_tokens=specials, show_progress=False))
+    _train(core, trainers.WordLevelTrainer)
     return _finish(core, "<unk>")
 
 
@@ -100,10 +96,7 @@ def _word_piece() -> PreTrainedTokenizerFast:
     core.normalizer = normalizers.BertNormalizer(strip_accents=True, lowercase=True)
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece()
-    specials = ["<s>", "</s>", "<unk>"]
-    core.train_from_iterator(
-        SENTENCES, trainers.WordPieceTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
-    )
+    _train(core, trainers.WordPieceTrainer, vocab_size=300)
     return _finish(core, "<unk>")
 
 

@@ -19,7 +19,7 @@ from noiser.engine.scores import Read
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import free_memory, is_out_of_memory
-from noiser.model.runtime import Attention, add_hook
+from noiser.model.runtime import add_hook
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a
@@ -100,7 +100,7 @@ def targets_of(query: Query, change: Change | None) -> Sequence[int]:
 
 
 @contextlib.contextmanager
-def differentiable(lm: LanguageModel, attention: Attention | None = None) -> Generator[None]:
+def differentiable(lm: LanguageModel) -> Generator[None]:
     """Within it only the input gets gradients, and layers that cut them off are refused."""
 
     def check(name: str, _: nn.Module, args: tuple[Any, ...], y: Any) -> None:
@@ -110,7 +110,7 @@ def differentiable(lm: LanguageModel, attention: Attention | None = None) -> Gen
         if y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]:
             raise _no_backward(lm, f"its layer {name} has no backward pass, as kernels of some quantisation schemes")
 
-    with lm.running(gradients=True, attention=attention):
+    with lm.running(gradients=True):
         for name, module in lm.model.named_modules():
             if not any(module.children()):
                 add_hook(lm.model, module, partial(check, f"{name} ({type(module).__name__})"))

@@ -19,7 +19,7 @@ from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import Attention, eager_of
+from noiser.model.runtime import eager_of, set_attention
 from noiser.types import Baseline
 
 
@@ -205,7 +205,8 @@ class Gates(Inside):
         found = torch.zeros(len(query.targets), len(query.token_ids), dtype=torch.float64)
         targets, inputs = range(len(found)), context.inputs[None, begin:]
         place = {"position_ids": torch.arange(begin, len(context.inputs), device=inputs.device)[None]}
-        with differentiable(lm, Attention(attend, masked=False)):
+        with differentiable(lm):
+            set_attention(lm.model, attend, masked=False)
             for target, _, slope in backward(lm, query, inputs, opened, targets, self.read, begin, **place):
                 found[target, at] = slope[0, 0].double() / self.gate
         query.spent.add(inputs.shape[1], 1 + len(found))

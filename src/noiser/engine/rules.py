@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from noiser.errors import UnsupportedModelError
-from noiser.model.rules import divide_gradient, shared_attention
+from noiser.model.attention import divide_gradient, shared_attention
 from noiser.model.runtime import add_hook, running
 
 Activation = Callable[[Tensor], Tensor]

@@ -138,7 +138,7 @@ def attribution(
     """The attribution of one question, checked with some masks, as a generator for `noiser.engine.Engine`."""
     query: Query = yield prepare(lm, question, encoding)
     is_text = isinstance(question.prompt, str) and question.target is None
-    if is_text and query.target_ids[0] in lm.end_tokens and getattr(lm.tokenizer, "chat_template", None):
+    if is_text and query.target_ids[0] in lm.end_tokens and lm.chats:
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
         warnings.warn(f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}", stacklevel=2)
     att: Attribution = yield attribution_of(lm, query, method, seed)

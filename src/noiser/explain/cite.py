@@ -110,7 +110,7 @@ def cite(
     masks, seed, removal = check_masks(check), check_seed(seed), removal_for(lm, hide=True)
     least = MEMORY[removal] if memory is None else memory
     accurate = replace(METHOD, baseline=removal) if method is None else make_method(method)
-    chat = bool(getattr(lm.tokenizer, "chat_template", None))
+    chat = lm.chats
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if chat else "\n"}
 
     def cited(question: Prompt, sources: Sources, answer: Any) -> Steps[Citations]:

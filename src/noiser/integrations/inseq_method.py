@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine import Call, Query, Steps
@@ -23,7 +23,7 @@ from noiser.errors import ParameterError
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import held, set_attention
+from noiser.model.runtime import set_attention, twin
 from noiser.version import version_of
 
 __all__ = ["InseqMethod", "factory"]
@@ -84,7 +84,7 @@ class InseqMethod(LibraryMethod):
 
     def _run(self, lm: LanguageModel, query: Query, rng: torch.Generator) -> Float[Tensor, "targets tokens"]:
         """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
-        set_attention(model := _twin(lm.model), "eager", [])  # for good: it is our own
+        set_attention(model := twin(lm.model), "eager")  # for good: it is our own
 
         def count(_model: Any, _args: Any, given: Mapping[str, Any]) -> None:
             inputs = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
@@ -138,16 +138,6 @@ def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
     probabilities = args.attribution_model.output2logits(args.forward_output).softmax(-1)
     target = args.target_ids.reshape(len(probabilities), 1).to(probabilities.device)
     return probabilities.gather(-1, target).squeeze(-1) - probabilities[:, foil]
-
-
-def _twin(model: Any) -> Any:
-    """A model of the same weights, which are in memory once, with modules, hooks and flags of its own."""
-    with held(model).lock:
-        shared: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-        for parameter in model.parameters():  # weights of a special class, such as quantised ones, are shared unchanged
-            plain = type(parameter) is nn.Parameter
-            shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False) if plain else parameter
-        return copy.deepcopy(model, shared).eval()
 
 
 @lru_cache(maxsize=1)

@@ -56,11 +56,10 @@ class LocalJudge:
                 f"The local judge generates with a model in this process, and {lm.identity.name} runs outside of it; "
                 "expected another model, as judge='local:NAME', or an endpoint, as judge='openai:NAME'."
             )
-        chats = bool(getattr(lm.tokenizer, "chat_template", None))
-        if style == "chat" and not chats:
+        if style == "chat" and not lm.chats:
             raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")
         self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
-        self.style: Literal["chat", "plain"] = "chat" if chats and style != "plain" else "plain"
+        self.style: Literal["chat", "plain"] = "chat" if lm.chats and style != "plain" else "plain"
         self._version = PAPER_V1 if self.style == "chat" else WORDS_V1
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -27,18 +28,18 @@ class Abilities:
     Attributes:
         embedding_scale: the factor that the embedding module puts on the rows of its table, sqrt(d) for Gemma.
         packs: whether sequences of different lengths run end to end in one pass.
-        batches: whether a sequence has the same numbers whatever else is in its batch.
         continues: whether the model itself goes on after keys and values that packed passes have cached.
     """
 
     embedding_scale: float
     packs: bool
-    batches: bool = True
     continues: bool = False
 
 
 def find_abilities(lm: Any) -> Abilities:
     """How a model can be run; to be called while it runs without gradients.
+
+    A model whose numbers depend on what else is in a batch gets passes of one sequence, with a warning.
 
     Raises:
         UnsupportedModelError: the model reads the tokens that follow, as BERT does, or more than their embeddings.
@@ -46,41 +47,47 @@ def find_abilities(lm: Any) -> Abilities:
     ids = _probe(lm).to(lm.device)
     both = torch.stack([ids, torch.cat([ids[:4], ids[:4]])])  # with another second half
     try:
-        logits = lm.model(input_ids=both, use_cache=False).logits[:, -len(ids) :]  # learned prompts have rows in front
+        logits = lm.model(input_ids=both, use_cache=False).logits[:, -8:]  # learned prompts have rows in front
     except Exception as error:
         raise_failure(lm.model, error)
-        raise
     scale = _embedding_scale(lm.model.get_input_embeddings())
     if not bool(logits[0].isfinite().all()):  # damaged weights are reported where they are used
         return Abilities(embedding_scale=scale, packs=False)
-    agree, kind = partial(logits_agree, dtype=lm.dtype), type(lm.model).__name__
-
-    def run(*sequences: Tensor) -> Tensor:
-        return lm.output(torch.stack(sequences), positions=range(8)).logits
-
+    agree, works, kind = partial(logits_agree, dtype=lm.dtype), partial(_works, lm.model), type(lm.model).__name__
     inputs = lm.embed(both)
     rows = torch.stack([*inputs, 4 * inputs[0].flip(0)])
     rows[2, :4] = 0
 
-    def mixes(together: Tensor) -> bool:
-        """Whether a row has other numbers alone, or beside itself, where passes of one shape round alike."""
-        beside = torch.stack([run(row, row, row)[i] for i, row in enumerate(rows)])
-        return not agree(together, torch.cat([*map(run, rows)])) or not agree(together, beside, closely=True)
+    def run(*sequences: Tensor) -> Tensor:
+        return lm.output(torch.stack(sequences), positions=range(8)).logits
 
-    batches = _works(lambda: not mixes(run(*rows)))
+    def stay_apart() -> bool:
+        """Whether a row has the same numbers alone, and beside itself, where passes of one shape round alike."""
+        together, alone = run(*rows), torch.cat([run(row) for row in rows])
+        beside = torch.stack([run(row, row, row)[i] for i, row in enumerate(rows)])
+        return agree(together, alone) and agree(together, beside, closely=True)
+
+    batches = works(stay_apart)
     if batches and not agree(logits[1, :4], logits[0, :4]):  # where rows mix, the later half may be the other row's
         raise UnsupportedModelError(
             f"{kind} predicts a token from those that follow it too, as masked language models do. Take a causal "
             "language model, or load this one with `is_decoder=True` where it was trained as a decoder."
         )
-    if not _works(lambda: agree(run(*inputs), logits)):
+    if not works(lambda: agree(run(*inputs), logits)):
         raise UnsupportedModelError(
             f"{kind} does not predict from embeddings what it predicts from their tokens, as models with embeddings of "
             "their own in every layer do. Take another model."
         )
-    packs = batches and _works(lambda: _packs(lm, rows[0], logits[0]))
-    continues = packs and _works(lambda: agree(_continued(lm, rows[0]), logits[0, 5:]))
-    return Abilities(embedding_scale=scale, packs=packs, batches=batches, continues=continues)
+    packs = batches and works(lambda: _packs(lm, rows[0], logits[0]))
+    continues = packs and works(lambda: agree(_continued(lm, rows[0]), logits[0, 5:]))
+    if not batches:
+        lm.batch_tokens = 1
+        warnings.warn(
+            f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised models, so sequences "
+            "run one at a time.",
+            stacklevel=4,
+        )
+    return Abilities(embedding_scale=scale, packs=packs, continues=continues)
 
 
 def _probe(lm: Any) -> Tensor:
@@ -90,29 +97,25 @@ def _probe(lm: Any) -> Tensor:
     return torch.tensor([next((i for i in (*range(first, size), 0) if i not in pads), first) for first in ids])
 
 
-def _works(trial: Callable[[], bool]) -> bool:
+def _works(model: Any, trial: Callable[[], bool]) -> bool:
     """The result of a trial; False where a library says that the architecture does not work so."""
     try:
         return trial()
     except Exception as error:
-        if isinstance(error, ModelError) or _of_architecture(error):
-            return False
-        raise
+        with suppress(ModelError):
+            raise_failure(model, error)
+        return False
 
 
-def _of_architecture(error: Exception) -> bool:
-    """Whether an error comes from the code of an architecture: neither a stop nor something of the caller's."""
+def raise_failure(model: Any, error: Exception) -> NoReturn:
+    """Raises ModelError for what an architecture's own code raised; a stop or the caller's error as it is."""
     known = type(error).__module__.partition(".")[0] in _LIBRARIES
-    return known and not isinstance(error, RecursionError) and not is_out_of_memory(error)
-
-
-def raise_failure(model: Any, error: Exception) -> None:
-    """Raises ModelError for an error that the architecture's own code raised."""
-    if _of_architecture(error):
-        raise ModelError(
-            f"{type(model).__name__} failed while it ran: {type(error).__name__}: {error}. Take another method or "
-            "model, or another version of transformers."
-        ) from error
+    if not known or isinstance(error, RecursionError) or is_out_of_memory(error):
+        raise error
+    raise ModelError(
+        f"{type(model).__name__} failed while it ran: {type(error).__name__}: {error}. Take another method or model, "
+        "or another version of transformers."
+    ) from error
 
 
 def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor, "length vocab"]) -> bool:
@@ -120,9 +123,7 @@ def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor,
     from transformers import DynamicCache
 
     rotary: Mapping[str, Any] = setting(lm.model.config, "rope_parameters", Mapping) or {}
-    kinds = [
-        kind["rope_type"] for kind in (rotary, *rotary.values()) if isinstance(kind, Mapping) and "rope_type" in kind
-    ]
+    kinds = [kind.get("rope_type") for kind in (rotary, *rotary.values()) if isinstance(kind, Mapping)]
     if {"longrope", "dynamic"} & {*kinds}:  # as in Phi-3, all tokens are rotated by the largest position of a pass
         return False
     layers = DynamicCache(config=lm.model.config).layers

@@ -1,22 +1,23 @@
-"""Attention weights, whatever implementation of attention the model was loaded with."""
+"""A model's attention: its weights, whatever implementation it was loaded with, and shares of its gradient."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
-from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import held, put, unhook
+from noiser.model.runtime import held, put, running, set_attention, unhook
 
-INSTALLED = "_output_capturing_hooks_installed"
-"""transformers' mark on a model whose hooks collect weights."""
+_CAPTURING = "_output_capturing_hooks_installed"  # transformers' mark on a model whose hooks collect weights
 
 
-def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
+def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
     """Attention weights of each layer that has attention, first to last, mean over heads, float32.
 
     Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
@@ -26,27 +27,62 @@ def attention_maps(lm: LanguageModel, token_ids: Int[Tensor, " length"]) -> list
     """
     length = len(token_ids)
 
+    def are_weights(found: Any) -> bool:
+        return isinstance(found, Tensor) and found.ndim == 4 and found.shape[-2:] == (length, length)
+
     def average(_module: Any, _inputs: Any, output: Any) -> Any:
         """Weights leave their layer averaged over heads: memory holds one map per layer, not per head."""
-        if not isinstance(output, tuple):
-            return None
-        first, *rest = output
-        if not rest or not isinstance(rest[0], Tensor) or rest[0].ndim != 4 or rest[0].shape[-2:] != (length, length):
-            return None
-        return (first, rest[0].float().mean(1, keepdim=True), *rest[1:])
+        if isinstance(output, tuple) and are_weights(output[1:2] and output[1]):
+            return (output[0], output[1].float().mean(1, keepdim=True), *output[2:])
+        return None
 
-    with lm.running(attention="eager"):
+    with running(lm.model):
+        set_attention(lm.model, "eager")
         undo = held(lm.model).undo
         for module in lm.model.modules():  # hooks that transformers installs to collect the weights are taken out again
             undo.append(partial(unhook, module._forward_hooks, {*module._forward_hooks}))
-            put(vars(module), INSTALLED, INSTALLED in vars(module), undo)
+            put(vars(module), _CAPTURING, _CAPTURING in vars(module), undo)
             module.register_forward_hook(average, prepend=True)  # before the hooks that collect
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
-    if not layers or any(weights.ndim != 4 or weights.shape[-2:] != (length, length) for weights in layers):
+    if not layers or not all(map(are_weights, layers)):
         raise UnsupportedModelError(
             f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method "
             "that does not read them, such as 'noiser' or 'occlusion', or load a model with code of its own with "
             "attn_implementation='eager'."
         )
     return [weights[0].float().mean(0) for weights in layers]
+
+
+def divide_gradient(x: Tensor, by: float) -> Tensor:
+    """`x`, whose gradient is divided by a number on its way back."""
+    if not x.requires_grad:
+        return x
+    same = x.view_as(x)
+    same.register_hook(partial(torch.mul, other=1 / by))
+    return same
+
+
+@contextlib.contextmanager
+def shared_attention(model: Any, queries_keys: float, values: float) -> Generator[None]:
+    """Within it, the gradients that attention returns for queries, keys and values are divided by these numbers.
+
+    Raises:
+        UnsupportedModelError: at the end, if no attention ran through transformers' AttentionInterface.
+    """
+    ran = False
+
+    def share(own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Any:
+        nonlocal ran
+        ran = True
+        q, k, v = (divide_gradient(x, by) for x, by in ((q, queries_keys), (k, queries_keys), (v, values)))
+        return own(module, q, k, v, *args, **options)
+
+    with running(model, gradients=True):
+        set_attention(model, share)
+        yield
+    if not ran:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no attention that runs through transformers' AttentionInterface, which alone "
+            "has rules for relevance. Take another method, such as 'integrated_gradients', 'occlusion' or 'noiser'."
+        )

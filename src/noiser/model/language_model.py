@@ -1,12 +1,8 @@
-"""A causal language model, reduced to the few operations that attribution needs.
-
-How a model can be run is not known by the name of its architecture: it is tried (`noiser.model.abilities`).
-"""
+"""A causal language model, reduced to the few operations that attribution needs."""
 
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -19,10 +15,10 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, find_abilities, raise_failure, setting
-from noiser.model.packing import Branch, Context, KeysValues, packed_logits
+from noiser.model.packing import Branch, Context, KeysValues, packed_logits, whole_logits
 from noiser.model.products import PLAIN
 from noiser.model.runtime import running
-from noiser.text import Encoding, check_template_kwargs, encode
+from noiser.text import Encoding, encode
 from noiser.types import Baseline, ModelIdentity, Prompt
 
 if TYPE_CHECKING:
@@ -83,10 +79,6 @@ class LanguageModel:
         self.model: Any = model
         self.tokenizer: Any = tokenizer
         self.vocabulary_size, self.embedding_dim = table.shape
-        if self.vocabulary_size < 2:
-            raise UnsupportedModelError(
-                f"{kind} has a vocabulary of {self.vocabulary_size}; expected at least two tokens. Take another model."
-            )
         self.context_length: int | None = setting(self.model.config, "max_position_embeddings")
         self.identity = ModelIdentity(
             name=getattr(model.config, "_name_or_path", "") or kind,
@@ -98,7 +90,7 @@ class LanguageModel:
         default = 1024 if on_cpu else 8192
         self.batch_tokens = check_count("batch_tokens", default if batch_tokens is None else batch_tokens)
         self.logit_rows = max(1, (192 if on_cpu else 1024) * 2**18 // self.vocabulary_size)  # float32, of one pass
-        self.chat_template_kwargs = chat_template_kwargs or {}
+        self.chat_template_kwargs: Mapping[str, Any] = dict(chat_template_kwargs or {})
         self.known: dict[tuple[int, ...], KeysValues] = {}  # of sequences, for those that begin with them
 
     def __repr__(self) -> str:
@@ -118,17 +110,13 @@ class LanguageModel:
         return self.model.dtype
 
     @property
-    def chat_template_kwargs(self) -> Mapping[str, Any]:
-        """Further arguments of the tokenizer's chat template. Raises ParameterError when set to unsuitable ones."""
-        return self._chat_template_kwargs
-
-    @chat_template_kwargs.setter
-    def chat_template_kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        self._chat_template_kwargs = check_template_kwargs(kwargs, self.tokenizer)
+    def chats(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
 
     def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
         """A text or chat messages in tokens; see `noiser.text.encode`."""
-        length, kwargs = self.context_length, self._chat_template_kwargs
+        length, kwargs = self.context_length, self.chat_template_kwargs
         return encode(self.tokenizer, prompt, context_length=length, rendered=rendered, chat_template_kwargs=kwargs)
 
     @cached_property
@@ -157,15 +145,7 @@ class LanguageModel:
     def abilities(self) -> Abilities:
         """How the model can be run, found out at first use. `packs` may be set to False."""
         with running(self.model), torch.autocast(self.device.type, enabled=False):
-            found = find_abilities(self)
-        if not found.batches:
-            self.batch_tokens = 1
-            warnings.warn(
-                f"{self.identity.name}: numbers depend on what else is in a batch, as in some quantised models, so "
-                "sequences run one at a time.",
-                stacklevel=3,
-            )
-        return found
+            return find_abilities(self)
 
     @cached_property
     def _keeps_rows(self) -> bool:
@@ -176,9 +156,9 @@ class LanguageModel:
             forwards.append(self.model.get_base_model().forward)
         return any("logits_to_keep" in inspect.signature(forward).parameters for forward in forwards)
 
-    def running(self, *, gradients: bool = False, attention: Any = None) -> AbstractContextManager[None]:
+    def running(self, *, gradients: bool = False) -> AbstractContextManager[None]:
         """Holds the model's lock while it runs, and undoes every change afterwards; see `runtime.running`."""
-        return running(self.model, gradients=gradients, attention=attention)
+        return running(self.model, gradients=gradients)
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
         """The embeddings that the model itself would feed its first layer, the embedding's factor included."""
@@ -221,19 +201,7 @@ class LanguageModel:
 
     def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of every branch, of a model that cannot pack from position 0; out of memory, nothing has changed."""
-        if self.abilities.packs:
-            return packed_logits(self, branches)
-        found: dict[int, Tensor] = {}
-        with running(self.model):
-            for length in {branch.inputs.shape[1] for branch in branches}:
-                same = [branch for branch in branches if branch.inputs.shape[1] == length]
-                rows = sorted({row for branch in same for row in branch.wanted})
-                parts = [branch.inputs for branch in same]
-                parts = [torch.cat(parts)] if self.abilities.batches else torch.cat(parts).split(1)
-                logits = torch.cat([self.output(part, positions=rows).logits for part in parts])
-                for branch, part in zip(same, logits.split([len(each.inputs) for each in same]), strict=True):
-                    found[id(branch)] = part[:, [rows.index(row) for row in branch.wanted]]
-        return [found[id(branch)] for branch in branches]
+        return packed_logits(self, branches) if self.abilities.packs else whole_logits(self, branches)
 
     def output(self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], **options: Any) -> Any:
         """The model's output for whole sequences, in its own precision; to be called while it runs.
@@ -250,7 +218,6 @@ class LanguageModel:
             out = self.model(**{"inputs_embeds": rows, "use_cache": False, **options})
         except Exception as error:
             raise_failure(self.model, error)
-            raise
         if not self._keeps_rows:
             own = out.logits.shape[1] - embeddings.shape[1]  # rows of what it puts in front: learned prompts
             if own < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import threading
@@ -21,16 +22,21 @@ from noiser.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
+from noiser.files import sha256_of
 from noiser.model.gguf import BUILT_IN, complete, converted
-from noiser.model.identity import fingerprint, hub_commit
 from noiser.model.language_model import LanguageModel
 from noiser.model.memory import is_out_of_memory
 from noiser.model.runtime import own_defaults
-from noiser.text import check_template_kwargs
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 
 _DTYPES: dict[Any, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+
+_SAMPLES = 64
+"""Numbers of each weight tensor that a folder's fingerprint is made of."""
+
+_FILES = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.py", "*.jinja", "*_templates/*.jinja")
+"""Files of a folder that decide what its model computes: configuration, tokenizer, code, and chat templates."""
 
 _one_at_a_time = threading.Lock()
 """While it builds a model, transformers changes settings of the whole process."""
@@ -97,7 +103,6 @@ def load_model(
         DependencyError: a package is missing; the message has the command that installs it.
         ParameterError: an argument outside its domain, or that this kind of model does not take.
     """
-    template_kwargs = check_template_kwargs(chat_template_kwargs)
     if device_map is not None and device != "auto":
         raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
     chosen = None if device_map is not None else _device(device)
@@ -127,7 +132,7 @@ def load_model(
         )
     else:
         lm = _load(name, options)
-    lm.chat_template_kwargs = template_kwargs
+    lm.chat_template_kwargs = dict(chat_template_kwargs or {})
     return lm
 
 
@@ -197,10 +202,31 @@ def _load(name: str, options: Options) -> LanguageModel:
 
 
 def revision_of(place: Place, model: Any, revision: str | None) -> str | None:
-    """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model."""
+    """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model in the local cache."""
+    from huggingface_hub import try_to_load_from_cache
+
     if place.revision or place.is_folder:
         return place.revision or fingerprint(Path(place.source), model)
-    return hub_commit(place.source, revision)
+    names = ("config.json", "adapter_config.json")
+    files = (try_to_load_from_cache(place.source, name, revision=revision) for name in names)
+    return next((Path(file).parent.name for file in files if isinstance(file, str)), None)
+
+
+def fingerprint(folder: Path, model: Any) -> str:
+    """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of sampled weights.
+
+    Samples are of every tensor in the `state_dict` of the torch module `model`, with its name, shape and type.
+    """
+    files, weights = hashlib.sha256(), hashlib.sha256()
+    for path in sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()}):
+        files.update(f"{path.relative_to(folder).as_posix()!r} {sha256_of(path)}".encode())
+    for name, weight in sorted(model.state_dict().items()):
+        weights.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        if not weight.is_meta and weight.numel():
+            flat = weight.detach().flatten()
+            positions = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
+            weights.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
+    return hashlib.sha256(f"{files.hexdigest()} {weights.hexdigest()}".encode()).hexdigest()
 
 
 @contextmanager
@@ -209,13 +235,10 @@ def explained(name: str) -> Generator[None]:
 
     Within it transformers shows no bars for weights, which take seconds; the hub's downloads keep theirs.
     """
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
-    bars, hub_bars = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    logging.disable_progress_bar()
-    if hub_bars:  # the call above switches them off as well
-        enable_progress_bars()
+    bars: Any = logging
+    shown, bars._tqdm_active = bars._tqdm_active, False  # the public switch is the hub's as well
     try:
         yield
     except NoiserError:
@@ -223,8 +246,7 @@ def explained(name: str) -> Generator[None]:
     except Exception as error:  # they have no root in common
         raise _explain(name if len(name) <= 200 else f"{name[:200]}...", error) from error
     finally:
-        if bars:
-            logging.enable_progress_bar()
+        bars._tqdm_active = shown
 
 
 def _explain(name: str, error: Exception) -> NoiserError:

@@ -16,12 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.model.runtime import Attention, eager_of, running
+from noiser.model.runtime import eager_of, running, set_attention
 
 BLOCK = {"cpu": 128}
 """Tokens that attend together, on a CPU; elsewhere `BLOCK_ELSEWHERE`. A longer sequence is cut into such blocks."""
 BLOCK_ELSEWHERE = 1024
-
 
 KeysValues = dict[int, tuple[Tensor, Tensor]]
 """For each layer keys and values, [1, heads, tokens, dim]."""
@@ -121,14 +120,14 @@ class _Pass:
         self.blocks: list[_Block] = []
         self.rows: list[int] = []
         self.sequences = [branch for branch in branches for _ in branch.inputs]
-        lengths = [branch.inputs.shape[1] for branch in self.sequences]
-        self.ends = torch.tensor(lengths).cumsum(0).tolist()
-        self.number = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        lengths = torch.tensor([branch.inputs.shape[1] for branch in self.sequences])
+        ends = lengths.cumsum(0)
+        self.ends: list[int] = ends.tolist()
+        self.number = torch.arange(len(lengths)).repeat_interleave(lengths)
         self.start = torch.tensor([branch.start for branch in self.sequences])[self.number]
-        offsets = torch.tensor(self.ends) - torch.tensor(lengths)
-        self.position = torch.arange(self.ends[-1]) - offsets[self.number] + self.start
-        for branch, length, end in zip(self.sequences, lengths, self.ends, strict=True):
-            first = end - length
+        self.position = torch.arange(self.ends[-1]) - (ends - lengths)[self.number] + self.start
+        for branch, end in zip(self.sequences, self.ends, strict=True):
+            first = end - branch.inputs.shape[1]
             self.rows += [first + row - branch.start for row in branch.wanted]
             last = self.blocks[-1] if self.blocks else None
             if last and last.context is branch.context and last.begin == last.first and end - last.first <= most:
@@ -197,7 +196,8 @@ def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | 
     """
     inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
     run = _Pass(branches, BLOCK.get(inputs.device.type, BLOCK_ELSEWHERE))
-    with running(lm.model, attention=Attention(run.attend, masked=False)):
+    with running(lm.model):
+        set_attention(lm.model, run.attend, masked=False)
         logits = lm.output(inputs, positions=run.rows, position_ids=run.position[None].to(inputs.device)).logits[0]
         for branch in branches:
             if branch.record:
@@ -206,3 +206,18 @@ def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | 
         windows |= run.windows
     parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
     return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
+
+
+def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:
+    """As `packed_logits`, from batches of equally long sequences, of branches that begin at 0."""
+    found: dict[int, Tensor] = {}
+    with running(lm.model):
+        for length in {branch.inputs.shape[1] for branch in branches}:
+            same = [branch for branch in branches if branch.inputs.shape[1] == length]
+            rows = sorted({row for branch in same for row in branch.wanted})
+            inputs = torch.cat([branch.inputs for branch in same])
+            parts = inputs.split(max(1, lm.batch_tokens // length))
+            logits = torch.cat([lm.output(part, positions=rows).logits for part in parts])
+            for branch, part in zip(same, logits.split([len(each.inputs) for each in same]), strict=True):
+                found[id(branch)] = part[:, [rows.index(row) for row in branch.wanted]]
+    return [found[id(branch)] for branch in branches]

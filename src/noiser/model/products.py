@@ -51,8 +51,7 @@ def _available() -> bool:
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it
     weight, bias = layer.weight, cast("Tensor | None", layer.bias)
-    trained = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-    if trained or input.dtype is not torch.float32 or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+    if input.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
         return functional.linear(input, weight, bias)
     return _Product.apply(input, weight, bias) if input.requires_grad else _onednn(input, weight, bias)  # pyright: ignore
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import threading
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,42 +24,33 @@ Undo = list[Callable[[], object]]
 """Functions that put things back, the newest last. Each may be called twice."""
 
 
-class Held(NamedTuple):
+@dataclass(eq=False)
+class Held:
     """A model's reentrant lock, shared by everybody who wraps it, and the list of changes to undo."""
 
-    lock: Any
-    undo: Undo
+    lock: Any = field(default_factory=threading.RLock)
+    undo: Undo = field(default_factory=list[Callable[[], object]])
 
 
-class Attention(NamedTuple):
-    """A function of (own, module, query, key, value, mask, **options); `own` is the attention that it replaces."""
-
-    function: Callable[..., Any]
-    masked: bool = True
-
-
-_NAME = "noiser"
 _PLAIN_OUTPUT = {"return_dict": True, "output_hidden_states": False, "_output_attentions": False}
 _REPACKS = "support_avx512bf16_for_cpu"
 """A mark of bitsandbytes' 4-bit layers: a pass without gradients would repack their weights, which then have none."""
+_SETTLED = {"training": False, "_compiled_call_impl": None, _REPACKS: False}
+_NAME = "noiser"
 _ABSENT: Any = object()
+_replaced: ContextVar[Any] = ContextVar("replaced")
 _held: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
-_making = threading.Lock()
-_attention: ContextVar[Any] = ContextVar("attention", default=None)
 
 
 def held(model: nn.Module) -> Held:
     """The lock and the undo list of a model."""
-    with _making:
-        return _held.setdefault(model, Held(threading.RLock(), []))
+    return _held.setdefault(model, Held())
 
 
 def _after_fork() -> None:
     """In a child process nobody holds a lock; what another thread was at is left to be put back."""
-    global _making
-    _making = threading.Lock()
-    for model, (_, undo) in [*_held.items()]:
-        _held[model] = Held(threading.RLock(), undo)
+    for state in _held.values():
+        state.lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -76,20 +70,15 @@ def own_defaults() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def running(model: Any, *, gradients: bool = False, attention: Attention | str | None = None) -> Generator[None]:
+def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     """Holds a model's lock while it runs, and undoes every change afterwards.
 
-    The model is in evaluation mode, compiled parts run eagerly, and layers run as `products.forward_of` says. Each
-    change is on the undo list before it is made and leaves the list after it is put back: an interrupt at any moment
-    leaves at most a list that the next call finishes.
-
-    Args:
-        model: of transformers, or a stand-in.
-        gradients: whether they are computed; parameters get none.
-        attention: in place of the model's own.
+    The model is in evaluation mode, compiled parts run eagerly, and layers run as `products.forward_of` says. With
+    `gradients` they are computed, but not those of parameters. Each change is on the undo list before it is made and
+    leaves the list after it is put back: an interrupt at any moment leaves at most a list that the next call finishes.
     """
-    lock, undo = held(model)
-    within = lock._is_owned()
+    state = held(model)
+    lock, undo, within = state.lock, state.undo, state.lock._is_owned()
     # Inference mode of the caller's would leave no way back for gradients; its end puts the gradient mode back too.
     with lock, own_defaults():
         torch.set_grad_enabled(gradients)
@@ -101,11 +90,21 @@ def running(model: Any, *, gradients: bool = False, attention: Attention | str |
                 _settle(model, undo)
             if gradients:
                 _freeze(model, undo)
-            if attention:
-                set_attention(model, attention, undo)
             yield
         finally:
             _put_back(undo, size)
+
+
+def twin(model: Any) -> Any:
+    """A model of the same weights, which are in memory once, and the same hooks; its modules and flags are its own."""
+    with held(model).lock:  # as the model is when nothing runs
+        parts = [*model.modules()]
+        hooks = chain(*(kind.values() for part in parts for kind in (part._forward_pre_hooks, part._forward_hooks)))
+        shared: dict[int, Any] = {id(each): each for each in (*model.buffers(), *hooks)}
+        for parameter in model.parameters():  # weights of a special class, such as quantised ones, are shared unchanged
+            plain = type(parameter) is nn.Parameter
+            shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False) if plain else parameter
+        return copy.deepcopy(model, shared).eval()
 
 
 def put(place: Any, name: Any, value: Any, undo: Undo) -> None:
@@ -139,12 +138,9 @@ def _settle(model: Any, undo: Undo) -> None:
     head = model.get_output_embeddings()
     for module in model.modules():
         state = vars(module)
-        if module.training:
-            put(state, "training", False, undo)
-        if state.get("_compiled_call_impl"):
-            put(state, "_compiled_call_impl", None, undo)
-        if state.get(_REPACKS):
-            put(state, _REPACKS, False, undo)
+        for name, wanted in _SETTLED.items():
+            if state.get(name):
+                put(state, name, wanted, undo)
         if own := state.get("forward"):  # of another library's, which stays unless it is compiled
             forward = getattr(own, "_torchdynamo_orig_callable", None)
         else:
@@ -170,46 +166,6 @@ def _freeze(model: nn.Module, undo: Undo) -> None:
                     tensor.requires_grad_(False)
 
 
-def set_attention(model: Any, attention: Attention | str, undo: Undo) -> None:
-    """Sets the attention of a model and all its parts.
-
-    The setting is written directly: the public setter checks, and may fetch, the kernels of what is put back.
-    """
-    if isinstance(attention, Attention):
-        from transformers import AttentionInterface, AttentionMaskInterface
-
-        AttentionInterface.register(_NAME, _attend)
-        AttentionMaskInterface.register(_NAME, _mask)
-        own = model.config._attn_implementation
-        undo.append(partial(_attention.set, _attention.get()))
-        _attention.set((attention, own if own in ("eager", "sdpa") else "sdpa"))
-        if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
-            undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
-            torch.backends.cuda.enable_cudnn_sdp(False)
-        attention = _NAME
-    for config in _configs(model):
-        put(vars(config), "_attn_implementation_internal", attention, undo)
-
-
-def _attend(module: Any, *args: Any, **options: Any) -> Any:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    attention, own = _attention.get()
-    return attention.function(ALL_ATTENTION_FUNCTIONS.get(own) or eager_of(module), module, *args, **options)
-
-
-def _mask(*args: Any, **options: Any) -> Any:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    attention, own = _attention.get()
-    return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **options) if attention.masked else None
-
-
-def eager_of(module: nn.Module) -> Callable[..., Any]:
-    """The eager attention function of a module's architecture."""
-    return sys.modules[type(module).__module__].eager_attention_forward
-
-
 def _configs(model: nn.Module) -> list[Any]:
     """Every configuration that the model's modules read, sub-configurations included."""
     found: dict[int, Any] = {}
@@ -220,3 +176,48 @@ def _configs(model: nn.Module) -> list[Any]:
             found[id(config)] = config
             waiting += [vars(config).get(name) for name in getattr(config, "sub_configs", {})]
     return list(found.values())
+
+
+def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
+    """Sets the attention of a model and all its parts until what is `running` ends.
+
+    Args:
+        model: of transformers.
+        attention: the name of an implementation; or a function of (own, module, query, key, value, mask, **options),
+            where `own` is the attention that it replaces.
+        masked: whether the function gets a mask, or None.
+    """
+    undo = held(model).undo
+    if not isinstance(attention, str):
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        AttentionInterface.register(_NAME, _attend)
+        AttentionMaskInterface.register(_NAME, _mask)
+        own = model.config._attn_implementation
+        undo.append(partial(_replaced.set, _replaced.get(None)))
+        _replaced.set((attention, own if own in ("eager", "sdpa") else "sdpa", masked))
+        if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
+            undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        attention = _NAME
+    for config in _configs(model):  # the public setter checks, and may fetch, the kernels of what is put back
+        put(vars(config), "_attn_implementation_internal", attention, undo)
+
+
+def _attend(module: Any, *args: Any, **options: Any) -> Any:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    attention, own, _ = _replaced.get()
+    return attention(ALL_ATTENTION_FUNCTIONS.get(own) or eager_of(module), module, *args, **options)
+
+
+def _mask(*args: Any, **options: Any) -> Any:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    _, own, masked = _replaced.get()
+    return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **options) if masked else None
+
+
+def eager_of(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention function of a module's architecture."""
+    return sys.modules[type(module).__module__].eager_attention_forward

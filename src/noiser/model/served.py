@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,18 +18,20 @@ from noiser.model.runtime import running
 from noiser.types import ModelIdentity
 
 BATCH_TOKENS = 2**15
-"""The most tokens of one call of a backend, which makes batches of its own: enough to keep eight cards at work."""
+"""The most tokens of one call, which is cut into batches elsewhere: enough to keep eight cards at work."""
 
-Backend = Any
-"""The program that runs a model elsewhere: `predict` returns logits [copies, wanted, vocab] of each `Branch`."""
+Predict = Callable[[Sequence[Branch]], list[Tensor]]
+"""From branches to logits [copies, wanted, vocab] of each, computed elsewhere."""
 
 
 class ServedNetwork(nn.Module):
-    """A stand-in for the layers that are elsewhere; hooks on it see every call of the backend."""
+    """A stand-in for the layers that are elsewhere; hooks on it see every call."""
 
-    def __init__(self, backend: Backend, table: Float[Tensor, "vocab dim"]) -> None:
+    config = None
+
+    def __init__(self, predict: Predict, table: Float[Tensor, "vocab dim"], generation_config: Any) -> None:
         super().__init__()
-        self.backend, self.dtype = backend, table.dtype
+        self.predict, self.dtype, self.generation_config = predict, table.dtype, generation_config
         self.embedding = nn.Embedding.from_pretrained(table)  # pyright: ignore[reportUnknownMemberType]
 
     def get_input_embeddings(self) -> nn.Module:
@@ -41,7 +43,7 @@ class ServedNetwork(nn.Module):
     def forward(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Float32 logits of each branch; -inf for rows of the table that belong to no token."""
         size = self.embedding.num_embeddings
-        found = [logits[..., :size].float() for logits in self.backend.predict(branches)]
+        found = [logits[..., :size].float() for logits in self.predict(branches)]
         return [nn.functional.pad(each, (0, size - each.shape[-1]), value=-torch.inf) for each in found]
 
 
@@ -49,39 +51,37 @@ class ServedModel(LanguageModel):
     """A model that runs elsewhere, as `load_model` returns it: it predicts, and nothing else.
 
     Args:
-        backend: runs it.
+        predict: runs it.
         tokenizer: its tokenizer.
+        generation_config: its settings for generating, or None.
         identity: how to load it again.
-        table: its embedding table times `scale`, in the type that it reads; None for a backend that takes token ids
-            alone: then the row of a token is its number, and tokens can only be taken out.
-        scale: the factor that the model puts on rows of the table.
-        config, generation_config: of transformers, or None.
         context_length: the most tokens that it can read; None where that is not known.
+        table: its embedding table times `scale`, in the type that it reads; None where it takes token ids alone: then
+            the row of a token is its number, and tokens can only be taken out.
+        scale: the factor that the model puts on rows of the table.
     """
 
     looks_inside = False
 
     def __init__(
         self,
-        backend: Backend,
+        predict: Predict,
         tokenizer: Any,
-        identity: ModelIdentity,
+        generation_config: Any,
         *,
+        identity: ModelIdentity,
+        context_length: int | None,
         table: Float[Tensor, "vocab dim"] | None = None,
         scale: float = 1.0,
-        config: Any = None,
-        generation_config: Any = None,
-        context_length: int | None,
     ) -> None:
         ids = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
-        network: Any = ServedNetwork(backend, ids if table is None else table)
-        network.config, network.generation_config = config, generation_config
+        network: Any = ServedNetwork(predict, ids if table is None else table, generation_config)
         super().__init__(network, tokenizer, batch_tokens=BATCH_TOKENS)
         self.takes_embeddings, self.identity, self.context_length = table is not None, identity, context_length
         self.abilities = Abilities(embedding_scale=scale, packs=False)
 
     def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """Logits of all branches, from one call of the backend."""
+        """Logits of all branches, from one call."""
         with running(self.model):
             return self.model(branches)
 

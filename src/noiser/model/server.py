@@ -32,8 +32,8 @@ except ImportError as error:
 
 
 @dataclass
-class ServerBackend:
-    """Predicts by requests to /v1/completions with `prompt_logprobs`; see `load_server` for the fields."""
+class Server:
+    """A server that predicts by requests to /v1/completions with `prompt_logprobs`; `load_server` has the fields."""
 
     endpoint: Endpoint
     client: openai.OpenAI
@@ -86,9 +86,7 @@ class ServerBackend:
             rows.append({int(name.removeprefix("token_id:")): value for name, value in last})
             fit = all(is_distribution([*row.values()], self.vocabulary_size, top) for row in rows)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ModelError(
-                f"{where} does not send prompt_logprobs of token ids. Use vLLM's: vllm serve MODEL."
-            ) from error
+            raise ModelError(f"{where} does not send prompt_logprobs of token ids. Use: vllm serve MODEL.") from error
         if not fit:
             raise ModelError(
                 f"{where} sends log-probabilities that are not a distribution's, as placeholders are. Use vLLM's "
@@ -169,14 +167,14 @@ def load_server(
         raise ParameterError(f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=.")
     card: dict[str, Any] = fitting[0]
     place = find(tokenizer or card.get("root") or card["id"], options.revision)
-    tokens, generation = read_settings(place, options)
-    backend = ServerBackend(endpoint, sender, card["id"], len(tokens), logprobs, concurrency)
-    backend.score([0, 1])  # a server that cannot be used is refused now
+    tokens, generation_config = read_settings(place, options)
+    server = Server(endpoint, sender, card["id"], len(tokens), logprobs, concurrency)
+    server.score([0, 1])  # one that cannot be used is refused now
     length = card.get("max_model_len")
     return ServedModel(
-        backend,
+        server.predict,
         tokens,
-        ModelIdentity(f"{card['id']} at {endpoint.address}", place.revision, "text", ""),
-        generation_config=generation,
+        generation_config,
+        identity=ModelIdentity(f"{card['id']} at {endpoint.address}", place.revision, "text", ""),
         context_length=length - 2 if isinstance(length, int) else None,  # the target is sent, and one is generated
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.errors import DependencyError, ModelError, ParameterError, UnsupportedModelError
+from noiser.errors import DependencyError, ModelError, UnsupportedModelError
 from noiser.files import parse_json
 from noiser.model.abilities import setting
 from noiser.model.loading import Options, explained, find, revision_of
@@ -32,45 +33,40 @@ PROBE = 0.05
 _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 """How the names of embedding tables end, in the families that vLLM runs."""
 
+_numbers = itertools.count()
+"""Of rows, none used twice: what an interrupted call has left may run beside the next one."""
 
-class VllmBackend:
-    """Predicts with a `vllm.LLM` that `load_vllm` made; all logits come back, exactly, by way of the workers."""
 
-    def __init__(self, llm: Any) -> None:
-        self.llm = llm
-        self._numbers = itertools.count()
+def predict(llm: Any, branches: Sequence[Branch]) -> list[Tensor]:
+    """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them."""
+    cut = [each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted]
+    logits = torch.cat([logits_of(llm, cut[i : i + MOST_ROWS]) for i in range(0, len(cut), MOST_ROWS)])
+    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
+    return [part.unflatten(0, (len(b.inputs), -1)) for part, b in zip(parts, branches, strict=True)]
 
-    def predict(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them.
 
-        Raises:
-            ModelError: vLLM has stopped, or not all logits came back.
-        """
-        cut = [each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted]
-        logits = torch.cat([self.logits(cut[i : i + MOST_ROWS]) for i in range(0, len(cut), MOST_ROWS)])
-        parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
-        return [part.unflatten(0, (len(b.inputs), -1)) for part, b in zip(parts, branches, strict=True)]
+def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
+    """Logits after sequences of embeddings [length, dim] or token ids [length], exactly, by way of the workers.
 
-    def logits(self, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
-        """Logits after sequences of embeddings [length, dim] or token ids [length]."""
-        from vllm import SamplingParams  # pyright: ignore
+    Raises:
+        ModelError: vLLM has stopped, or not all logits came back.
+    """
+    from vllm import SamplingParams  # pyright: ignore
 
-        prompts = [
-            {"prompt_embeds": each} if each.is_floating_point() else {"prompt_token_ids": each.tolist()}
-            for each in inputs
-        ]
-        # Numbers that were never used before: what an interrupted call has left may run beside this one.
-        numbers = [next(self._numbers) for _ in inputs]
-        settings: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-        try:
-            parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
-            self.llm.generate(prompts, parameters, use_tqdm=False)
-            answers: list[tuple[list[int], bytes]] = self.llm.collective_rpc("take_logits")
-            kept, sent = next(answer for answer in answers if answer[0])
-            rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
-            return rows[[kept.index(number) for number in numbers]]
-        except Exception as error:  # of vLLM's many kinds, or where logits are missing
-            raise ModelError(f"vLLM failed: {type(error).__name__}: {error}. Load the model again.") from error
+    prompts = [
+        {"prompt_embeds": each} if each.is_floating_point() else {"prompt_token_ids": each.tolist()} for each in inputs
+    ]
+    numbers = [next(_numbers) for _ in inputs]
+    settings: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+    try:
+        parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
+        llm.generate(prompts, parameters, use_tqdm=False)
+        answers: list[tuple[list[int], bytes]] = llm.collective_rpc("take_logits")
+        kept, sent = next(answer for answer in answers if answer[0])
+        rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
+        return rows[[kept.index(number) for number in numbers]]
+    except Exception as error:  # of vLLM's many kinds, or where logits are missing
+        raise ModelError(f"vLLM failed: {type(error).__name__}: {error}. Load the model again.") from error
 
 
 def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> ServedModel:
@@ -97,10 +93,8 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         ) from error
     from transformers import AutoConfig
 
-    if clash := sorted({"model", "worker_extension_cls", "revision", "trust_remote_code"} & {*engine_args}):
-        raise ParameterError(f"{clash[0]} is an argument of vllm.LLM that noiser sets. Leave it out.")
     place = find(name, options.revision)
-    tokenizer, generation = read_settings(place, options)
+    tokenizer, generation_config = read_settings(place, options)
     with explained(name):
         config: Any = AutoConfig.from_pretrained(place.source, **options.source)
         table = embedding_table(place.source, options.source["revision"])
@@ -120,20 +114,19 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         llm: Any = LLM(**{name: value for name, value in arguments.items() if value is not None})
     except Exception as error:
         raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}. See its log.") from error
-    settings, backend = llm.llm_engine.vllm_config.model_config, VllmBackend(llm)
+    settings = llm.llm_engine.vllm_config.model_config
     table = table.to(settings.dtype)
-    scale = measure_embedding_scale(backend, table, config)
+    scale = measure_embedding_scale(llm, table, config)
     dtype = ", ".join(filter(None, [str(settings.dtype).removeprefix("torch."), settings.quantization]))
     architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
     lm = ServedModel(
-        backend,
+        partial(predict, llm),
         tokenizer,
-        ModelIdentity(f"vllm:{name}", None, dtype, architecture),
+        generation_config,
+        identity=ModelIdentity(f"vllm:{name}", None, dtype, architecture),
+        context_length=settings.max_model_len - 1,  # one more is generated
         table=table * torch.tensor(scale, dtype=table.dtype),
         scale=scale,
-        config=config,
-        generation_config=generation,
-        context_length=settings.max_model_len - 1,  # one more is generated
     )
     lm.identity = lm.identity._replace(revision=revision_of(place, lm.model, options.revision))
     return lm
@@ -157,7 +150,7 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
     raise ModelError(f"{source} has no tensor named as an embedding table. Save the model with save_pretrained.")
 
 
-def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab dim"], config: Any) -> float:
+def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config: Any) -> float:
     """The factor between rows of the embedding table and the model's input, measured by running it on eight tokens.
 
     Raises:
@@ -168,7 +161,7 @@ def measure_embedding_scale(backend: VllmBackend, table: Float[Tensor, "vocab di
     scales = [1.0, table.shape[1] ** 0.5, *filter(None, declared)]
     rows = table[ids]
     inputs = [ids, *(rows * torch.tensor(scale, dtype=rows.dtype) for scale in scales)]
-    roots = backend.logits(inputs).float().softmax(-1).sqrt()
+    roots = logits_of(llm, inputs).float().softmax(-1).sqrt()
     distances = ((roots[1:] - roots[0]).square().sum(-1) / 2).sqrt()
     best = int(distances.argmin())
     if not distances[best] <= PROBE:

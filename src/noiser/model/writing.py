@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import chain
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import cache_argument
-from noiser.model.runtime import held
+from noiser.model.runtime import twin
 from noiser.text.tokens import continuation
 
 
@@ -77,11 +75,7 @@ def write(
     def ended(ids: Tensor, _scores: object) -> Tensor:
         return torch.full(ids.shape[:1], not streamer.goes_on, device=ids.device)
 
-    parts, streamer = [*lm.model.modules()], Streamer()
-    hooks = chain(*(kind.values() for part in parts for kind in (part._forward_pre_hooks, part._forward_hooks)))
-    kept = chain(lm.model.parameters(), lm.model.buffers(), hooks)
-    with held(lm.model).lock:  # as the model is when nothing runs
-        network = copy.deepcopy(lm.model, {id(each): each for each in kept}).eval()
+    network, streamer = twin(lm.model), Streamer()
     sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     if sampling:

@@ -81,8 +81,8 @@ class Completion(BaseModel):
         with models.use(self.model, job) as lm:
             job.step("Writing")
             chunk = partial(_chunk, f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), lm.identity.name)
-            chat, text = bool(getattr(lm.tokenizer, "chat_template", None)), plain_text(self.messages)
-            asked: Prompt = self.messages if chat or text is None else text
+            text = plain_text(self.messages)
+            asked: Prompt = self.messages if lm.chats or text is None else text
             prompt = place_sources(asked, sources) if sources else asked
             read = lm.encode(prompt)
             if upstream:
@@ -91,7 +91,7 @@ class Completion(BaseModel):
                 writing = partial(upstream.write, {**given, "messages": prompt}, answer, tell, job)
             else:
                 stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-                answer = Answer(lambda piece: tell(chunk({"content": piece})), stops if chat else [*stops, "\n"])
+                answer = Answer(lambda piece: tell(chunk({"content": piece})), stops if lm.chats else [*stops, "\n"])
                 writing = partial(self._write, lm, read.token_ids, answer, tell, chunk)
             options: dict[str, Any] = {"unit": "source", "contrast": False, "accuracy": self.accuracy}
             options["progress"] = job.progress

@@ -51,7 +51,7 @@ class Ask(BaseModel):
         asked: dict[str, Any] = {"seed": self.seed, "progress": job.progress}
         between = _RULE if _RULE.search(self.sources) else _BLANK
         with models.use(self.model, job) as lm:
-            if self.chat and not getattr(lm.tokenizer, "chat_template", None):
+            if self.chat and not lm.chats:
                 raise PromptError("This model has no chat template. Choose a chat model in the settings.")
             if documents := [text.strip() for text in between.split(self.sources) if text.strip()]:
                 job.step(f"Answering from {len(documents)} sources")

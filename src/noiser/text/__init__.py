@@ -1,8 +1,7 @@
 """Prompts and chats as tokens with their characters; units and sources in them."""
 
-from noiser.text.actions import find_action as find_action
 from noiser.text.chat import check_messages as check_messages
-from noiser.text.chat import check_template_kwargs as check_template_kwargs
+from noiser.text.chat import find_action as find_action
 from noiser.text.encoding import Encoding as Encoding
 from noiser.text.encoding import as_prompt as as_prompt
 from noiser.text.encoding import encode as encode

@@ -1,30 +1,20 @@
-"""Chat messages as the text that the model reads, and the position of each message's content in it."""
+"""Chat messages as the text that the model reads: where each content stands in it, and an action to explain."""
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from noiser.errors import ParameterError, PromptError
+from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.text.tokens import untruncated
 
 _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_SET_HERE = ("tokenize", "add_generation_prompt", "continue_final_message")
 _LEAD = 16  # characters of the template before a content, by which it is found
-
-
-def check_template_kwargs(kwargs: Mapping[str, Any] | None, tokenizer: Any = None) -> dict[str, Any]:
-    """Further arguments of a chat template. Raises ParameterError for any that has no effect."""
-    if not isinstance(kwargs, Mapping | None):
-        raise ParameterError(f"chat_template_kwargs is {kwargs!r}; expected a mapping, such as {{'style': 'brief'}}.")
-    template = str(getattr(tokenizer, "chat_template", ""))
-    for name in kwargs or {}:
-        ours = name in ("tokenize", "add_generation_prompt", "continue_final_message")
-        if ours or (tokenizer is not None and not re.search(rf"\b{re.escape(str(name))}\b", template)):
-            fault = "is set here" if ours else f"the chat template of this {type(tokenizer).__name__} does not read"
-            raise ParameterError(f"chat_template_kwargs has {name!r}, which {fault}. Correct it or leave it out.")
-    return dict(kwargs or {})
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
@@ -63,7 +53,7 @@ def render_chat(
     tokenize: bool = False,
     closed: bool = False,
 ) -> Any:
-    """The text or the token ids of a chat by the tokenizer's chat template.
+    """The text or the token ids of a chat by the tokenizer's chat template, with `kwargs` as further arguments.
 
     A last message by the assistant is left open, to be continued; after any other the assistant's turn begins. With
     `closed` the chat ends with its last message.
@@ -73,6 +63,12 @@ def render_chat(
     for index, role in enumerate(message["role"] for message in messages):
         if role not in _ROLES and not re.search(rf"""(["']){re.escape(role)}\1""", str(tokenizer.chat_template)):
             raise PromptError(f"Message {index} has the role {role!r}; expected one of {', '.join(_ROLES)}.")
+    for name in kwargs:
+        if name in _SET_HERE or not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise ParameterError(
+                f"chat_template_kwargs has {name!r}, which noiser sets itself, or which the chat template of this "
+                f"{type(tokenizer).__name__} does not read. Correct it or leave it out."
+            )
     begun = not closed and messages[-1]["role"] == "assistant"
     options = {"tokenize": tokenize, "add_generation_prompt": not (begun or closed), "continue_final_message": begun}
     try:
@@ -110,3 +106,56 @@ def content_places(
         end = start + len(before) + len(form)
         places.append((index, start + len(before), end))
     return places
+
+
+def find_action(
+    tokenizer: Any, prompt: Any, target: object, kwargs: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], str] | None:
+    """The messages before an assistant's message, and its text as the chat template writes it; None for other targets.
+
+    Args:
+        tokenizer: with the chat template.
+        prompt: chat messages.
+        target: "action" names the last message with tool calls, or else the assistant's last; "action:3" message 3.
+        kwargs: further arguments of the template.
+
+    Raises:
+        TargetError: there is no such message, or the template does not write it after the prompt of an answer.
+    """
+    named = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
+    if named is None:
+        return None
+    messages = check_messages(prompt)
+    own = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"]
+    chosen = int(named[1]) if named[1] else max([i for i in own if messages[i].get("tool_calls")] or own, default=-1)
+    if chosen not in own:
+        raise TargetError(
+            f"target is {target!r}; expected the assistant's message of an action, of {own}, after others."
+        )
+    before = render_chat(tokenizer, messages[:chosen], kwargs)
+    whole = render_chat(tokenizer, messages[: chosen + 1], kwargs, closed=True)
+    ends, text = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special], whole.removeprefix(before)
+    while (text := text.rstrip()).endswith(tuple(ends)):
+        text = next(text.removesuffix(end) for end in ends if text.endswith(end))
+    if not whole.startswith(before) or not text or any(name not in text for name in _called(messages[chosen])):
+        raise TargetError(
+            f"The chat template does not write message {chosen} as an answer with its tool calls. Pass the messages "
+            "before it, and as target= the text that the model wrote."
+        )
+    return messages[:chosen], text
+
+
+def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Warns of thoughts and tool calls that are not in the rendered chat, and so are not units."""
+    for index, message in enumerate(messages):
+        thoughts = [str(message.get(name) or "") for name in _THOUGHTS]
+        thoughts += re.findall(r"<think>(.*?)</think>", message.get("content") or "", re.DOTALL)
+        parts = {"thoughts": thoughts, "tool calls": _called(message)}
+        for kind in (kind for kind, texts in parts.items() if any(each.strip() not in text for each in texts)):
+            warnings.warn(f"The chat template drops the {kind} of message {index}: no unit has them.", stacklevel=2)
+
+
+def _called(message: Mapping[str, Any]) -> list[str]:
+    """The names of the functions that a message calls."""
+    calls: Any = message.get("tool_calls") or ()
+    return [str(call.get("function", call).get("name", "")) for call in calls]

@@ -7,12 +7,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from noiser.checks import plain
 from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
-from noiser.text.actions import warn_of_dropped
-from noiser.text.chat import check_messages, content_places, render_chat
+from noiser.text.chat import check_messages, content_places, render_chat, warn_of_dropped
 from noiser.text.segments import Offset, join_overlapping
 from noiser.text.tokens import Tokens, continuation, cover, tokenise
 from noiser.types import Prompt, Span
@@ -46,17 +46,15 @@ class Encoding:
     @cached_property
     def pieces(self) -> list[list[Span]]:
         """The smallest units of each region, in order: one token, or tokens that share a character."""
-        starts, members = [start for start, _ in self.regions], [list[int]() for _ in self.regions]
-        for index, (start, end) in enumerate(self.offsets):
-            region = bisect_right(starts, start) - 1
-            if not self.frozen[index] and region >= 0 and end <= self.regions[region][1]:
-                members[region].append(index)
-        pieces = [list[Span]() for _ in members]
-        for inside, found in zip(members, pieces, strict=True):
+        starts, pieces = [start for start, _ in self.regions], list[list[Span]]()
+        own = [index for index, frozen in enumerate(self.frozen) if not frozen]
+        for _, region in groupby(own, lambda index: bisect_right(starts, self.offsets[index][0])):
+            inside, found = list(region), list[Span]()
             for group in join_overlapping([self.offsets[index] for index in inside]):
                 indices = tuple(inside[i] for i in group)
                 start, end = self.offsets[indices[0]][0], max(self.offsets[index][1] for index in indices)
                 found.append(Span(self.text[start:end], start, end, indices))
+            pieces.append(found)
         return pieces
 
 

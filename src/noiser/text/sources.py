@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from noiser.errors import ParameterError, UnitError
 from noiser.text.chat import check_messages, is_said
 from noiser.text.encoding import Encoding
-from noiser.text.segments import Offset
+from noiser.text.segments import Offset, checked_spans
 from noiser.types import Prompt, Source
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
@@ -81,13 +80,7 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
                 "noiser.place_sources makes a prompt from sources."
             )
         found.append(source)
-    order = sorted(range(len(found)), key=lambda index: found[index].start)
-    for first, second in pairwise(order):
-        if found[second].start < found[first].end:
-            place = found[second].start
-            raise UnitError(
-                f"Sources {first + 1} and {second + 1} overlap in the prompt, at character {place}. Join them."
-            )
+    checked_spans([(each.start, each.end) for each in found], len(encoding.text), name="sources", of="prompt")
     return tuple(found)
 
 
