@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -196,9 +195,3 @@ def test_dataframe_is_tidy():
     assert frame.score.isna().sum() == 1
     assert frame.k_min.isna().sum() == 7
     assert make().to_dataframe()[["stderr", "threshold", "k_min"]].isna().all(axis=None)
-
-
-def test_wrong_shapes_are_refused():
-    record = SimpleNamespace(**vars(make()) | {"stderr": torch.zeros(1, 3)})  # past the checks that tests add
-    with pytest.raises(ParameterError, match=r"stderr has shape \[1, 3\]; expected \[1, 4\]"):
-        Attribution.__post_init__(record)

@@ -107,9 +107,10 @@ def test_contract(name):
     """Shape, seeds, several targets, frozen BOS; the model and the global random states are left as they were."""
     lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())
     before, process = state_of(lm), state_of_process()
-    options = {"max_new_tokens": 2, "unit": "word" if name == "ShapleyValues" else "token", "seed": 3}
+    tokens, unit = (1, "word") if name == "ShapleyValues" else (2, "token")
+    options = {"max_new_tokens": tokens, "unit": unit, "seed": 3}
     first, again = (noiser.attribute(lm, PROMPT, method=captum(name), **options) for _ in range(2))
-    query = query_of(lm, PROMPT, max_new_tokens=2, unit=options["unit"])
+    query = query_of(lm, PROMPT, max_new_tokens=tokens, unit=unit)
     assert torch.equal(first.scores.isnan(), ~query.causal_mask)
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
     assert 0 not in {i for unit in first.units for i in unit.token_indices}

@@ -85,7 +85,8 @@ def test_the_interval_covers_the_correlation_of_normal_numbers():
 
 
 def cited(lm, **options):
-    return noiser.cite(lm, "Who sings by the river?", SOURCES, answer=" The fox sings. A dog sleeps.", **options)
+    asked = {"answer": " The fox sings. A dog sleeps.", "unit": "source", "contrast": False}
+    return noiser.cite(lm, "Who sings by the river?", SOURCES, **asked, **options)
 
 
 def test_fast_citations_are_one_pass_with_a_check_or_else_accurate(monkeypatch):

@@ -24,8 +24,6 @@ from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from tiny import tiny
 
-pytestmark = pytest.mark.usefixtures("unchecked_module")
-
 PROMPT = "The quick brown fox jumps"
 LOADING = "Loading gemma-3-270m ...\n"
 SOURCE = str(Path(__file__))

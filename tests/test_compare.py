@@ -79,7 +79,6 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     for given, expected in ((None, None), (False, None), (print, print)):
         with progress.shown(given, "") as told:
             assert told is expected
-    assert "About 2 h 00 min left" in progress.advice(7200)
 
 
 def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):

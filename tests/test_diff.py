@@ -19,7 +19,6 @@ from tokenizers_for_tests import CHAT_TEMPLATE
 
 BEFORE = "The quick fox sings near the river bank"
 AFTER = "A quick dog sings late near the bank"
-MESSAGE = {"role": "user", "content": "Why?"}
 EDITS = [("The", "A"), (" fox", " dog"), ("", " late"), (" river", "")]
 
 
@@ -55,51 +54,32 @@ def test_scores_are_shapley_values_over_all_mixtures():
 
 def test_many_edits_are_sampled_and_add_up():
     lm = tiny("llama")
-    words = ["the", "fox", "sings", "near", "a", "river", "bank", "in", "the", "rain"]
-    after = " ".join(f"x{word}" if i % 2 else word for i, word in enumerate([*words, *words]))
-    found = noiser.diff(lm, " ".join([*words, *words]), after, max_new_tokens=2)
+    words = ["the", "fox", "sings", "near", "a", "river", "bank", "in", "the", "rain"] * 2
+    after = " ".join(f"x{word}" if i % 2 else word for i, word in enumerate(words[:18]))
+    found = noiser.diff(lm, " ".join(words[:18]), after, max_new_tokens=2)
     assert len(found.edits) > EXACT
     assert sum(edit.score for edit in found.edits) == pytest.approx(found.log_p_after - found.log_p_before, abs=1e-3)
     assert all(edit.stderr > 0 for edit in found.edits)
 
 
-def test_a_chat_keeps_its_roles():
-    tokenizer = tiny_tokenizer()
-    lm = noiser.wrap(tiny_model("llama").eval(), tokenizer)
-    lm.tokenizer.chat_template = CHAT_TEMPLATE
-    chats = [
-        [{"role": "system", "content": s}, {"role": "user", "content": "The dog sings."}]
-        for s in ("Be brief.", "Be late.")
-    ]
-    try:
-        found = noiser.diff(lm, *chats, max_new_tokens=1)
-        assert [(edit.message, edit.before, edit.after) for edit in found.edits] == [(0, " brief.", " late.")]
-        assert found.edits[0].score == pytest.approx(found.log_p_after - found.log_p_before, abs=1e-4)
-        with pytest.raises(noiser.NoiserError, match="roles"):
-            noiser.diff(lm, chats[0], chats[1][1:])
-    finally:
-        tokenizer.chat_template = None
-
-
-def test_messages_without_content_stay_as_they_are():
+def test_a_chat_keeps_its_roles_and_messages_without_content():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = CHAT_TEMPLATE
     lm, call = noiser.wrap(tiny_model("llama").eval(), tokenizer), {"role": "assistant", "content": None}
-    chats = [[{"role": "user", "content": f"The {each} sings."}, call, MESSAGE] for each in ("dog", "fox")]
+    asked = {"role": "user", "content": "Why?"}
+    chats = [[{"role": "user", "content": f"The {each} sings."}, call, asked] for each in ("dog", "fox")]
     found = noiser.diff(lm, *chats, max_new_tokens=1)
-    assert [(edit.before, edit.after) for edit in found.edits] == [(" dog", " fox")]
+    assert [(edit.message, edit.before, edit.after) for edit in found.edits] == [(0, " dog", " fox")]
     assert found.edits[0].score == pytest.approx(found.log_p_after - found.log_p_before, abs=1e-4)
-    with pytest.raises(noiser.NoiserError, match="content of type int"):
-        noiser.diff(lm, [{"role": "user", "content": 1}], chats[1])
-    with pytest.raises(noiser.NoiserError, match="more than its content"):
-        noiser.diff(lm, chats[0], [chats[1][0], {**call, "name": "x"}, MESSAGE])
-    with pytest.raises(noiser.NoiserError, match="a text and the other a chat"):
-        noiser.diff(lm, "The dog", chats[1])
-
-
-def test_equal_prompts_are_an_error():
-    with pytest.raises(noiser.NoiserError, match="same"):
-        noiser.diff(tiny("llama"), BEFORE, BEFORE)
+    for before, after, message in (
+        (chats[0], chats[1][1:], "roles"),
+        ([{"role": "user", "content": 1}], chats[1], "content of type int"),
+        (chats[0], [chats[1][0], {**call, "name": "x"}, asked], "more than its content"),
+        ("The dog", chats[1], "a text and the other a chat"),
+        (BEFORE, BEFORE, "same"),
+    ):
+        with pytest.raises(noiser.NoiserError, match=message):
+            noiser.diff(lm, before, after)
 
 
 def test_shown_as_a_word_diff(tmp_path):

@@ -86,13 +86,12 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
     assert number > 300
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("method", ["occlusion", "attn_lrp", "last_attention", "deeplift"])
 def test_an_interrupted_question_leaves_a_model_that_answers_as_before(method):
     lm = careless()
     expected = noiser.attribute(lm, PROMPT, method=method).scores
     before = state_of(lm.model)
-    for number in random.Random(0).sample(range(900), times(5, 40)):
+    for number in random.Random(0).sample(range(900), 12):
         interrupted(lambda: noiser.attribute(lm, PROMPT, method=method), number)
         assert torch.equal(noiser.attribute(lm, PROMPT, method=method).scores, expected)
         assert state_of(lm.model) == before, number

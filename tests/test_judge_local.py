@@ -17,8 +17,6 @@ from noiser.judges.local import LocalJudge, _first_word
 from noiser.text import encode
 from tiny import tiny_model, tiny_tokenizer
 
-pytestmark = pytest.mark.usefixtures("unchecked_module")
-
 CHAT = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 WORDS = [("The", "quick", "fox"), ("rains", "mountains"), ("A", "teacher", "plays", "the"), ("quick", "The", "fox")]
 

@@ -183,11 +183,11 @@ SPELLINGS = [
 ]
 
 
-def test_no_spelling_of_the_key_is_told():
-    for spelling in SPELLINGS:
-        error = openai.OpenAIError(f"Bad key {spelling} for the model llama-3.3-70b")
-        told = endpoint.problem(error, endpoint.Endpoint("https://host/v1", KEY))
-        assert re.fullmatch(r"Bad key \w{0,10}\[key\] for the model llama-3.3-70b", told), told
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_spelling_of_the_key_is_told(spelling):
+    error = openai.OpenAIError(f"Bad key {spelling} for the model llama-3.3-70b")
+    told = endpoint.problem(error, endpoint.Endpoint("https://host/v1", KEY))
+    assert re.fullmatch(r"Bad key \w{0,10}\[key\] for the model llama-3.3-70b", told), told
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_parts_are_scored_as_units_of_their_own():
 
 
 def test_standard_errors_are_of_the_scores_before_they_were_made_to_add_up():
-    lm = tiny("gemma3")
+    lm = tiny("llama")
     found = noiser.attribute(lm, LONG, method="noiser_relative", unit="auto")
     settled = torch.tensor(found.info["raw"]) != found.scores
     assert settled.any()
@@ -125,13 +125,8 @@ def test_continuation_tokens_are_units_and_never_split():
     assert found.scores[0, -1].isnan()
 
 
-def test_result_can_be_kept_measured_and_joined(tmp_path):
-    lm = tiny("llama")
-    found = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit="auto")
-    found.save(tmp_path / "a.json")
-    again = noiser.Attribution.load(tmp_path / "a.json")
-    torch.testing.assert_close(again.scores, found.scores)
-    assert again.units == found.units
+def test_result_can_be_joined():
+    found = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, steps=3), unit="auto")
     assert torch.equal(found.k_min, found.thresholds.nan_to_num(math.inf).min(-1).values)
     assert len(found.aggregate([(0, len(SENTENCES[0])), (len(SENTENCES[0]), len(PROMPT))]).units) == 2
     with pytest.raises(UnitError, match="'auto'"):

@@ -21,7 +21,7 @@ from noiser.model.server import spread
 from server_processes import Handler, served_by
 from test_contract import CHAT, PROMPT
 
-pytestmark = pytest.mark.usefixtures("no_openai_settings", "unchecked_module")
+pytestmark = pytest.mark.usefixtures("no_openai_settings")
 assert_same = partial(vllm_for_tests.assert_same, ranks=False)  # the server sends a few probabilities
 OPTIONS = {"unit": "word", "method": noiser.Occlusion(baseline="delete", score="logprob")}
 

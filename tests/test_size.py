@@ -13,14 +13,14 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_138,
+    "": 1_132,
     "attribution": 1_850,
     "bench": 1_589,
     "cli": 943,
     "data": 902,
     "engine": 1_886,
     "evaluation": 664,
-    "explain": 1_938,
+    "explain": 1_934,
     "integrations": 715,
     "judges": 753,
     "methods": 2_036,
@@ -30,8 +30,8 @@ LIMITS = {
     "server": 1_311,
     "text": 1_000,
 }
-ALL, FILES = 21_753, 170
-AROUND = {"tests": 19_199, "benchmarks": 2_032}
+ALL, FILES = 21_743, 170
+AROUND = {"tests": 19_172, "benchmarks": 2_032}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

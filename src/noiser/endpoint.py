@@ -42,29 +42,23 @@ def choose(
     """
     environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
     address = (base_url or environment).rstrip("/")
-    private = _is_private(address)
-    if api_key_env and api_key_env.upper().startswith("OPENAI_") and address != environment:
-        raise ParameterError(f"The key in {api_key_env} is sent only to OPENAI_BASE_URL or OpenAI; name another one.")
-    variable = api_key_env or ("OPENAI_API_KEY" if address == environment else "")
-    key = (api_key or os.environ.get(variable, "")).strip()
-    if key and not private:
-        raise ParameterError(
-            f"The key would be sent unencrypted to {address}; expected https://, or http:// on this machine."
-        )
-    if not key and (api_key_env or address == _OFFICIAL):
-        raise error(f"{user} has no key for {address}; expected one in the environment variable {variable}.")
-    return Endpoint(address, key or None)
-
-
-def _is_private(address: str) -> bool:
-    """Whether nobody else can read what is sent to an address. Raises ParameterError where it is malformed."""
     match = _ADDRESS.fullmatch(address)
     if not match:
         raise ParameterError(
             "base_url is malformed, or has a user name, a password or a query, which would be stored with answers; "
             "expected an address such as https://HOST/v1, and a key in a variable that api_key_env names."
         )
-    return match[1].lower() == "https" or _is_local(address)
+    if api_key_env and api_key_env.upper().startswith("OPENAI_") and address != environment:
+        raise ParameterError(f"The key in {api_key_env} is sent only to OPENAI_BASE_URL or OpenAI; name another one.")
+    variable = api_key_env or ("OPENAI_API_KEY" if address == environment else "")
+    key = (api_key or os.environ.get(variable, "")).strip()
+    if key and match[1].lower() != "https" and not _is_local(address):
+        raise ParameterError(
+            f"The key would be sent unencrypted to {address}; expected https://, or http:// on this machine."
+        )
+    if not key and (api_key_env or address == _OFFICIAL):
+        raise error(f"{user} has no key for {address}; expected one in the environment variable {variable}.")
+    return Endpoint(address, key or None)
 
 
 def _is_local(address: str) -> bool:

@@ -44,18 +44,14 @@ def bar(
         left = (now - since) * (total - done) / (done - before) if done > before else 0.0
         if not told and now - since > _MEASURED and left > _LONG:
             told = True
-            display.console.print(advice(left), markup=False, highlight=False)
+            quicker = "larger units (auto or sentence), or the method occlusion"
+            display.console.print(f"About {duration(left)} left. Quicker: {quicker}.", markup=False, highlight=False)
 
     try:
         yield update
     finally:
         if display.live.is_started:
             display.stop()
-
-
-def advice(seconds: float) -> str:
-    """How long the rest will take, and what is quicker."""
-    return f"About {duration(seconds)} left. Quicker: larger units (auto or sentence), or the method occlusion."
 
 
 @contextmanager
