@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 import noiser
 from engine_for_tests import query_of
-from methods_for_tests import asked, play, predict, random_game, stored
-from noiser.engine import Game, remover, run_one
+from methods_for_tests import play, predict, random_game, stored, subsets
+from noiser.engine import Game, StoredGame, remover, run_one
 from noiser.methods.shapley import draw_coalitions, shapley_regression
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import tiny
 
 PROMPT = "The quick fox sings"
 
@@ -40,14 +41,8 @@ def test_kernel_shap_with_all_coalitions_is_exact(units):
 
 @pytest.mark.parametrize("method", [noiser.KernelShap(samples=8), noiser.ShapleySampling(permutations=2)])
 def test_scores_sum_to_what_all_units_together_change(method):
-    for family in ("gemma3", "mamba"):
-        lm = tiny(family)
-        att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2)
-        for g, target in enumerate(att.targets):
-            row = asked(lm, att).logit_positions[g]
-            empty = predict(lm, asked(lm, att), row, [i for u in att.units for i in u.token_indices if i <= row])
-            gain = target.probability - float(empty[target.token_id])
-            assert float(att.scores[g].double().nansum()) == pytest.approx(gain, abs=2e-6)
+    game, values = random_game(6)
+    assert float(play(method, game).scores.sum()) == pytest.approx(float(values[-1] - values[0]), abs=1e-6)
 
 
 def test_sampled_orders_are_within_their_standard_errors():
@@ -129,21 +124,21 @@ def test_regression_with_few_coalitions_still_meets_the_sum():
     assert float(found.sum()) == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("method", [noiser.KernelShap, noiser.Joint])
+@pytest.mark.parametrize("method", [noiser.KernelShap, partial(noiser.Joint, score="prob")], ids=["kernel", "joint"])
 def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
     """Three units have 8 inputs in all; the nine of the second target take as many as `samples` says."""
-    lm = noiser.wrap(tiny_model("llama", spread=0.15).eval(), tiny_tokenizer())
-    target = " museums, markets and bridges. The lazy dog sings."
-
-    def scores(samples, seed=0):
-        options = {"target": target, "target_unit": "sentence", "unit": "word", "seed": seed}
-        return noiser.attribute(lm, "Capital cities have", method=method(samples=samples), **options).scores
-
-    exact = scores(2**9)
+    weights, table, whole = torch.randn(9, generator=torch.Generator().manual_seed(0)).double(), {}, []
+    for g, units in enumerate((3, 9)):
+        kept = torch.ones(2**units, 9, dtype=torch.bool)
+        kept[:, :units] = subsets(units)
+        values = (kept.double() @ weights).sigmoid().tolist()
+        table |= {(g, row.numpy().tobytes()): value for row, value in zip(kept, values, strict=True)}
+        whole.append(values[-1])
+    game = StoredGame(torch.arange(9) < torch.tensor([[3], [9]]), torch.tensor(whole).double(), "prob", table)
+    exact, errors = play(method(samples=2**9), game).scores, []
     assert (~exact.isnan()).sum(1).tolist() == [3, 9]
-    errors = []
     for samples in (20, 160):
-        found = torch.stack([scores(samples, seed) for seed in range(3)])
+        found = torch.stack([play(method(samples=samples), game, seed).scores for seed in range(3)])
         torch.testing.assert_close(found[:, 0], exact[:1].expand(3, -1), equal_nan=True)
         errors.append(float((found - exact)[:, 1].square().mean().sqrt()))
     assert errors[1] < 0.5 * errors[0]

@@ -18,20 +18,20 @@ LIMITS = {
     "bench": 1_589,
     "cli": 943,
     "data": 902,
-    "engine": 1_886,
+    "engine": 1_884,
     "evaluation": 664,
     "explain": 1_934,
     "integrations": 715,
     "judges": 753,
-    "methods": 2_036,
-    "metrics": 1_807,
+    "methods": 2_032,
+    "metrics": 1_802,
     "model": 2_136,
     "report": 1_085,
     "server": 1_311,
     "text": 1_000,
 }
-ALL, FILES = 21_743, 170
-AROUND = {"tests": 19_172, "benchmarks": 2_032}
+ALL, FILES = 21_732, 170
+AROUND = {"tests": 19_167, "benchmarks": 2_032}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from noiser.engine.changes import Change
-from noiser.engine.inside import Inside, answer_inside
+from noiser.engine.inside import Call, Inside
 from noiser.engine.query import Prefill, Query, Request, Steps
 from noiser.engine.scores import Read
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
@@ -127,7 +127,12 @@ class Engine:
             try:
                 if isinstance(request, Inside):  # the model answers at once
                     before = request.query.spent.token_forwards
-                    work.answer = answer_inside(self.lm, request)
+                    if not self.lm.looks_inside and not isinstance(request, Call):
+                        name = self.lm.identity.name
+                        raise UnsupportedModelError(
+                            f"{name} runs elsewhere and only predicts. Load it into this process."
+                        )
+                    work.answer = request.answer(self.lm)
                     self._done += request.query.spent.token_forwards - before
                     self._report()
                 else:

@@ -34,13 +34,6 @@ class Inside(Request):
         raise NotImplementedError
 
 
-def answer_inside(lm: LanguageModel, request: Inside) -> Any:
-    """The answer to a request. Raises UnsupportedModelError where the model's layers are not in this process."""
-    if not lm.looks_inside and not isinstance(request, Call):
-        raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere and only predicts. Load it into this process.")
-    return request.answer(lm)
-
-
 @dataclass(frozen=True, eq=False)
 class Call(Inside):
     """The request to call another library that runs the model by itself; the function's result is the answer.

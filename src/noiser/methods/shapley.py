@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64
@@ -51,7 +50,7 @@ class KernelShap(GameMethod):
         drawn = {n: draw_coalitions(n, count, rng) for n, count in samples.items()}
         inputs: list[Tensor] = []
         for mask, units in zip(game.mask, game.units, strict=True):
-            inputs.append(torch.cat([~mask[None], widened(drawn[len(units)].kept, units, len(mask))]))
+            inputs.append(torch.cat([~mask[None], widened(drawn[len(units)][0], units, len(mask))]))
         values = yield from game.values(inputs)
         rows: list[Tensor] = []
         for units, whole, found in zip(game.units, game.whole, values, strict=True):
@@ -103,15 +102,13 @@ class ShapleySampling(GameMethod):
 # ---- coalitions for a regression ------------------------------------------------------------------------------------
 
 
-class Weighted(NamedTuple):
-    """Coalitions and their weights in the Shapley kernel."""
+def draw_coalitions(
+    units: int, samples: int, generator: torch.Generator
+) -> tuple[Bool[Tensor, "coalitions units"], Float64[Tensor, " coalitions"]]:
+    """Coalitions of units, and their weights in the Shapley kernel.
 
-    kept: Bool[Tensor, "coalitions units"]
-    weights: Float64[Tensor, " coalitions"]
-
-
-def draw_coalitions(units: int, samples: int, generator: torch.Generator) -> Weighted:
-    """Coalitions of units: sizes are whole where their share of the samples covers them, the rest random pairs."""
+    Sizes are whole where their share of the samples covers them, the rest are random pairs.
+    """
     kept: list[Tensor] = []
     weights: list[float] = []
     # A size s weighs C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)) in all.
@@ -134,7 +131,7 @@ def draw_coalitions(units: int, samples: int, generator: torch.Generator) -> Wei
             chosen = torch.randperm(units, generator=generator) < size
             kept += [chosen, ~chosen]
     table = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
-    return Weighted(table, torch.tensor(weights, dtype=torch.float64))
+    return table, torch.tensor(weights, dtype=torch.float64)
 
 
 def shapley_regression(

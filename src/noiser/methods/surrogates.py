@@ -59,8 +59,12 @@ class Lime(GameMethod):
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
         values = yield from game(kept)
-        inputs = [(kept[:, seen], found) for seen, found in zip(game.units, values, strict=True)]
-        return _scores(game, [ridge(z, y, proximity(z, self.kernel_width), self.alpha) for z, y in inputs])
+        fits: list[Surrogate] = []
+        for seen, found in zip(game.units, values, strict=True):
+            distance = 1 - kept[:, seen].double().mean(1).sqrt()
+            near = (-(distance**2) / (2 * self.kernel_width**2)).exp()
+            fits.append(ridge(kept[:, seen], found, near, self.alpha))
+        return _scores(game, fits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +106,6 @@ class ContextCite(GameMethod):
         values = yield from game(kept)
         inputs = zip(game.units, values, strict=True)
         return _scores(game, [lasso(kept[:, seen], found, self.alpha) for seen, found in inputs])
-
-
-def proximity(kept: Bool[Tensor, "samples units"], width: float) -> Float64[Tensor, " samples"]:
-    """exp(-D² / (2 width²)) with D the cosine distance between a mask and the mask that keeps everything."""
-    return (-((1 - kept.double().mean(1).sqrt()) ** 2) / (2 * width**2)).exp()
 
 
 class Surrogate(NamedTuple):

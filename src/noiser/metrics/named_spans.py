@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float64
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
-from noiser.checks import random_state_kept
 from noiser.errors import ParameterError, UnitError
 from noiser.metrics.case import Case
 from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
@@ -113,9 +111,6 @@ def _of_target(
     scores: Float64[Tensor, " units"], gold: Bool[Tensor, " units"], k: Sequence[int]
 ) -> Float64[Tensor, " numbers"]:
     """Average precision, reciprocal rank, the share of gold units, and recalls, of one target."""
-    with random_state_kept():
-        from sklearn.metrics import average_precision_score
-
     valid = ~scores.isnan()
     scores, gold = scores[valid], gold[valid]
     if not gold.any():
@@ -123,11 +118,11 @@ def _of_target(
     above = (scores > scores[:, None]).sum(-1)  # units above each
     tied = (scores == scores[:, None]).sum(-1)  # those level with it, itself too
     among = ((torch.tensor(k)[:, None] - above).double() / tied).clamp(0, 1)  # chance to be among the k highest
-    precision: Any = average_precision_score(gold.numpy(), scores.numpy())
+    precision = (gold & (scores >= scores[:, None])).sum(-1).double() / (above + tied)
     first = int(above[gold].argmin())
     best = above[gold][first], tied[gold][first], (gold & (scores == scores[gold][first])).sum()
-    rank = mean_reciprocal_rank(*map(int, best))
-    return torch.cat([scores.new_tensor([precision, rank, float(gold.double().mean())]), among[:, gold].mean(-1)])
+    rank, share = mean_reciprocal_rank(*map(int, best)), float(gold.double().mean())
+    return torch.cat([scores.new_tensor([float(precision[gold].mean()), rank, share]), among[:, gold].mean(-1)])
 
 
 def mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
