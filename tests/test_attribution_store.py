@@ -125,6 +125,7 @@ def changed(**changes):
         (changed(k_min=[1.0]), r"k_min has shape \[1\]; expected \[2\]"),
         (changed(units=[{"text": "a", "start": 0, "end": 1}]), "units.0.token_indices: Field required"),
         (changed(prompt=[3]), "prompt.*, got "),
+        (changed(info={"a": "@"}).replace('"@"', "[" * 490 + "]" * 490), "damaged: it is nested"),
         ("", "not readable JSON"),
         (changed()[:-5], "not readable JSON"),
         ("[" * 100_000, "not readable JSON"),

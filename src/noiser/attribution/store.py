@@ -79,6 +79,8 @@ def restored(kind: type[T], form: Any, data: Any) -> T:
     try:
         _adapter(_Head[form]).validate_python(data)
         return _adapter(kind).validate_python(data)
+    except RecursionError:
+        raise StoredFileError("The file is damaged: it is nested too deeply. Make it again.") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key, fault = ".".join(map(str, first["loc"])) or "the file", first["msg"].removeprefix("Value error, ")

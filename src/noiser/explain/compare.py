@@ -13,13 +13,13 @@ import torch
 from noiser.attribution import Attribution, html
 from noiser.attribution.display import headings, visible
 from noiser.checks import random_state_kept
-from noiser.engine import Game, Query, prepare, remover, run_one
+from noiser.engine import Game, Query, Steps, prepare, remover, run_one
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.attribute import attribute, attribution_of
 from noiser.explain.games import PlayedGame
 from noiser.explain.progress import shown
 from noiser.files import written
-from noiser.methods import Joint, Method, describe, make_method
+from noiser.methods import Joint, Method, Scores, describe, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.question import Question
 from noiser.types import Progress, Prompt
@@ -150,8 +150,11 @@ def diff_models(
         return (second - first).tolist()
 
     game = PlayedGame(games[0].mask, float(games[1].whole - games[0].whole), play)
-    method = lambda query, rng: made.play(game, rng)  # noqa: ARG005, E731 - the game has both queries
-    found = run_one(lm, attribution_of(lm, pair[0], method, seed))
+
+    def on_both(query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG001 - the game has both
+        return made.play(game, rng)
+
+    found = run_one(lm, attribution_of(lm, pair[0], on_both, seed))
     names = [f"{each.identity.name} ({each.identity.dtype})" for each in (other, lm)]
     info = {**found.info, "of": "log p in {} minus log p in {}".format(*names)}
     name, parameters = describe(made)
