@@ -12,7 +12,6 @@ import transformers
 
 import noiser
 from engine_for_tests import query_of
-from noiser.errors import UnsupportedModelError
 from noiser.methods import AttentionRollout, LastAttention
 from noiser.methods.attention import rollout
 from noiser.model.attention import attention_maps
@@ -131,12 +130,6 @@ def test_layers_without_attention_are_left_out():
     assert len(maps) == 2
     att = noiser.attribute(lm, PROMPT, method=AttentionRollout())
     assert torch.isfinite(att.scores).all()
-
-
-@pytest.mark.parametrize("method", [LastAttention(), AttentionRollout()], ids=["last", "rollout"])
-def test_models_without_attention_say_so(method):
-    with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM gives no attention weights.*'noiser'"):
-        noiser.attribute(tiny("mamba"), PROMPT, method=method)
 
 
 @pytest.mark.slow

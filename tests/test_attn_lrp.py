@@ -214,12 +214,6 @@ def test_a_layer_norm_that_is_none_is_refused():
         under_rules(OffsetLayerNorm(), torch.randn(2, 8), torch.ones(2, 8))
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon"])
-def test_models_without_attention_that_has_rules_are_refused(family):
-    with pytest.raises(UnsupportedModelError, match=r"no attention that runs through .*'noiser'"):
-        noiser.attribute(tiny(family), PROMPT, method=AttnLrp())
-
-
 @pytest.mark.slow
 def test_conserves_on_real_models(real):
     prompt = "LeBron James professionally plays the sport of"

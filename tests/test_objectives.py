@@ -65,8 +65,6 @@ def test_it_takes_the_place_of_every_score(name):
 @pytest.mark.parametrize(
     ("of", "options", "message"),
     [
-        ("entropy", {}, "of is 'entropy'; expected a function"),
-        (entropy, {"foil": 7}, "foil= and of= cannot be combined"),
         (lambda log_p, clean: log_p.sum(), {}, r"returned shape \[\]; expected a tensor of shape \[1\]"),
         (lambda log_p, clean: [0.0], {}, "returned list; expected a tensor"),
         (lambda log_p, clean: log_p[:, 0, 0] * math.inf, {}, "returned NaN or an infinite number"),

@@ -58,11 +58,19 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"seed": "a"}, ParameterError, "seed is 'a'"),
         ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
         ({"target": "dog", "foil": "cat", "target_unit": "all"}, TargetError, "A foil needs target_unit='token'"),
+        ({"target_unit": [(0, 3)]}, UnitError, r"\(0, 3\), ' ne', cuts the token .*expected whole tokens"),
+        ({"target_unit": [(0, 5), (3, 9)]}, UnitError, "overlap"),
+        ({"target_unit": [(3, 3)]}, UnitError, "is empty"),
+        ({"target_unit": [(0, 99)]}, UnitError, "leaves the continuation"),
+        ({"target_unit": []}, UnitError, r"target_unit is \[\]; expected"),
+        ({"target_unit": "sentences"}, UnknownNameError, "Did you mean 'sentence'"),
         ({"foil": 5, "of": len}, ParameterError, "foil= and of= cannot be combined"),
         ({"of": "entropy"}, ParameterError, "of is 'entropy'; expected a function"),
     ],
 )
 def test_bad_questions(arguments, error, message, unchecked):
+    if arguments.keys() == {"target_unit"}:
+        arguments = arguments | {"target": " near the river"}
     with pytest.raises(error, match=message):
         noiser.attribute(tiny("llama"), **({"prompt": PROMPT} | arguments))
 

@@ -11,7 +11,6 @@ import torch
 import noiser
 from engine_for_tests import query_of
 from noiser.engine import SCORES, Ask, ask, replace
-from noiser.errors import UnitError, UnknownNameError
 from noiser.methods import METHODS
 from noiser.objectives import divergence, entropy, name_of
 from test_contract import MAY_REFUSE, run
@@ -117,22 +116,6 @@ def test_the_record_says_what_a_span_is():
         p, ids = plain.clean[g], plain.ids[plain.spans[g]]
         assert target.probability == pytest.approx(float(read("prob", p, p, ids)), rel=1e-4)
         assert target.rank == int((1 + (p > p.gather(1, ids[:, None])).sum(-1)).max())
-
-
-@pytest.mark.parametrize(
-    ("unit", "error", "message"),
-    [
-        ([(0, 3)], UnitError, r"\(0, 3\), ' ne', cuts the token .*expected whole tokens"),
-        ([(0, 5), (3, 9)], UnitError, "overlap"),
-        ([(3, 3)], UnitError, "is empty"),
-        ([(0, 99)], UnitError, "leaves the continuation"),
-        ([], UnitError, r"target_unit is \[\]; expected"),
-        ("sentences", UnknownNameError, "Did you mean 'sentence'"),
-    ],
-)
-def test_bad_target_units(unit, error, message, unchecked):
-    with pytest.raises(error, match=message):
-        spans_of(tiny("llama"), target_unit=unit)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Request:
 Steps = Generator["Request | Generator[Any, Any, Any]", Any, T]
 """A question, method or metric at work: yields requests, is sent their answers, returns its result.
 
-It may also yield other steps, whose result is the answer; their errors are raised where they were yielded.
+It may also yield other steps, whose result is the answer. Errors of either are raised where they were yielded.
 """
 
 

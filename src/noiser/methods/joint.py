@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.checks import check_choice, set_count
 from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, StoredGame, remover
 from noiser.methods.coalitions import draw_per_unit, table
-from noiser.methods.pairs import find_pairs
+from noiser.methods.pairs import Value, find_pairs
 from noiser.methods.protocol import Scores
 from noiser.types import Pair, RemovalName
 
@@ -91,7 +91,8 @@ class Joint:
         units = game.mask.shape[1]
         half, exact = self._draw([len(seen) for seen in game.units], units, rng)
         values = yield from game(_inputs(half))
-        value = _root if self.score == "root" and game.score == "logit" else Tensor.double
+        rooted = self.score == "root" and game.score == "logit"
+        value: Value = (lambda odds: odds.sigmoid() ** 0.25) if rooted else Tensor.double
         guesses = _steps(values, game.whole, units)
         drawn, opposite = values[:, 1 + 2 * units :].chunk(2, dim=1)
         ends, whole = value(values), value(game.whole)
@@ -104,7 +105,7 @@ class Joint:
         pairs: tuple[Pair, ...] = ()
         if self.pairs is not None:
             checks = self.pairs if isinstance(self.pairs, int) else 0
-            pairs = yield from find_pairs(game, half, values, value, exact=exact, checks=checks)
+            pairs = yield from find_pairs(game, half, ends, steps, value, exact=exact, checks=checks)
         return Scores(
             scores=table(game, [fit.scores for fit in fits]),
             stderr=table(game, [fit.moves.square().sum(1).sqrt() for fit in fits]),  # pairs are independent
@@ -127,11 +128,6 @@ class Joint:
         drawn = draw_per_unit(pairs, units, rng) < 0.5
         drawn[:, :exact] = (torch.arange(pairs)[:, None] >> torch.arange(exact)) % 2 == 1
         return drawn, exact
-
-
-def _root(log_odds: Float64[Tensor, "*some"]) -> Float64[Tensor, "*some"]:
-    """p^¼."""
-    return log_odds.sigmoid() ** 0.25
 
 
 def _inputs(half: Bool[Tensor, "pairs units"]) -> Bool[Tensor, "inputs units"]:

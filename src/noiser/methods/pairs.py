@@ -21,6 +21,8 @@ from torch import Tensor
 from noiser.engine import Steps, StoredGame
 from noiser.types import Pair
 
+Value = Callable[[Tensor], Tensor]
+
 RIDGE = 1.0
 STEP, ALONE, BOTH = 0.25, 0.2, 0.5
 """Shares of the whole effect: the least of each unit of a pair, alone or as the last one to go; what the weaker unit of
@@ -61,7 +63,8 @@ def find_pairs(
     game: StoredGame,
     half: Bool[Tensor, "drawn units"],
     values: Float64[Tensor, "targets inputs"],
-    value: Callable[[Float64[Tensor, "*some"]], Float64[Tensor, "*some"]],
+    steps: Float64[Tensor, "2 targets units"],
+    value: Value,
     *,
     exact: int,
     checks: int,
@@ -72,15 +75,14 @@ def find_pairs(
         game: the game, which is asked for the inputs that check candidates.
         half: one of each pair of complementary inputs that were drawn.
         values: of nothing, all but each unit, each unit alone, then the drawn inputs and their complements.
+        steps: each unit's last and first step, of these values.
         value: from the values of the game to those of which the interactions are.
         exact: the number of units up to which the drawn inputs are all there are, and interactions have no error.
         checks: further inputs for each target: with both units of a candidate alone, and with all others.
     """
     units, whole = half.shape[1], value(game.whole)
-    nothing, without, alone, ones, others = value(values).tensor_split(
-        (1, 1 + units, 1 + 2 * units, 1 + 2 * units + len(half)), dim=1
-    )
-    steps = torch.stack([whole[:, None] - without, alone - nothing])
+    sizes = [1, units, units, len(half), len(half)]
+    nothing, without, alone, ones, others = values.split(sizes, dim=1)
     likely = [candidates(steps[:, g, seen], whole[g] - nothing[g, 0]) for g, seen in enumerate(game.units)]
     both: list[Bool[Tensor, "checks units"]] = []
     for some, seen in zip(likely, game.units, strict=True):

@@ -65,13 +65,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GameMethod:
-    """A method that scores the game in which units are removed; `play` says how.
-
-    Args:
-        baseline: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens are taken out, and
-            later ones move up; or "hidden", see `noiser.engine.hide`.
-        score: the value of the game; see `noiser.engine.SCORES`.
-    """
+    """A method that scores the game in which units are removed; `play` says how. Fields are as for `Occlusion`."""
 
     baseline: Absence = "zero"
     score: ScoreName = "prob"
