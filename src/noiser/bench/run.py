@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from noiser.bench.executors import Inline, Processes, RayActors
 from noiser.bench.plan import Plan, lowest, read_plan
 from noiser.bench.resolve import check_change, resolve
-from noiser.bench.samples import Drawn, Selection, draw_all, first_selection, sample
+from noiser.bench.samples import Drawn, Selection, draw_all, first_selection, sample, selections_of
 from noiser.bench.store import ATTRIBUTION, Key, Store, locked
 from noiser.bench.work import Done, Job, Questions, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
@@ -157,9 +157,8 @@ class _Run:
     def sample(self, model: str, data: str, limit: int | None) -> tuple[Item, ...]:
         """The examples of a model on a data set; where only right answers count, the model is asked."""
         entry, drawn = self.plan.entry("data", data), self.drawn[data]
-        found = first_selection(model, entry, drawn, limit)
-        for stored in self.store.meta["selections"] if entry.only_correct else ():
-            found = Selection(**stored) if (stored["model"], stored["data"]) == (model, data) else found
+        stored = selections_of(self.store).get((model, data)) if entry.only_correct else None
+        found = stored or first_selection(model, entry, drawn, limit)
         while found.lacks(limit):
             start = found.checked or 0
             following = [*drawn.examples.values()][start : start + ASKED * self.executor.workers]
@@ -177,9 +176,8 @@ class _Run:
         return sample(drawn, found, limit)
 
     def _keep(self, selection: Selection) -> None:
-        kept = {(each["model"], each["data"]): each for each in self.store.meta["selections"]}
-        kept[selection.model, selection.data] = selection._asdict()
-        self.store.set_meta(selections=[*kept.values()])
+        kept = selections_of(self.store) | {(selection.model, selection.data): selection}
+        self.store.set_meta(selections=[each._asdict() for each in kept.values()])
 
     def jobs(self, *, retry_errors: bool) -> Iterator[Job]:
         """The jobs with missing rows: model by model, so that each is loaded once, then block by block."""

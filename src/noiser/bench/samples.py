@@ -10,6 +10,7 @@ from os import PathLike
 from typing import NamedTuple
 
 from noiser.bench.plan import DataEntry, Plan
+from noiser.bench.store import Store
 from noiser.data import DataSet, load
 from noiser.data.dataset import in_draw_order
 from noiser.errors import ParameterError, PlanError, StoredFileError, UnknownNameError
@@ -58,6 +59,11 @@ class Selection(NamedTuple):
                 failed |= {example: answer} if isinstance(answer, str) else {}
                 checked += 1
         return self._replace(checked=checked, right=len(chosen), chosen=chosen, failed=failed)
+
+
+def selections_of(store: Store) -> dict[tuple[str, str], Selection]:
+    """The stored selections by model and data set."""
+    return {(each["model"], each["data"]): Selection(**each) for each in store.meta.get("selections", ())}
 
 
 def first_selection(model: str, entry: DataEntry, drawn: Drawn, limit: int | None) -> Selection:

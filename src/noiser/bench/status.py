@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from noiser.bench.samples import Selection
+from noiser.bench.samples import selections_of
 from noiser.bench.store import Store
 
 
@@ -19,7 +19,7 @@ def status(folder: Path) -> str:
         seconds[pair] = seconds.get(pair, 0) + (row.seconds or 0)
         errors[pair] += row.error is not None
         types.update([row.error] if row.error else [])
-    selections = {(each["model"], each["data"]): Selection(**each) for each in store.meta["selections"]}
+    selections = selections_of(store)
     lines, complete = [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")], True
     for (model, data), limit in store.plan.pairs().items():
         pair, selection = f"{model}/{data}", selections.get((model, data))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -100,9 +100,9 @@ def evaluate(
     skipped: list[Skipped] = []
     summaries = {name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
     for item, measurement in zip(items, measurements, strict=True):
-        failed = _failures(item, measurement)
+        record, failed = _record(item, measurement)
+        records.append(record)
         skipped += failed
-        records.append(_record(item, measurement, failed))
         for name, columns in measurement.numbers.items():
             if not isinstance(columns, Exception):
                 summaries |= entries[name].other_summaries(columns)
@@ -124,21 +124,16 @@ def evaluate(
     )
 
 
-def _failures(item: Item, measurement: Measurement) -> list[Skipped]:
-    """The parts of a measurement that failed, with their reasons."""
+def _record(item: Item, measurement: Measurement) -> tuple[dict[str, Any], list[Skipped]]:
+    """The row of one prompt, with the columns of all metrics, and the parts that failed."""
     parts = {None: measurement.attribution, **measurement.numbers}
-    failed = {name: part for name, part in parts.items() if isinstance(part, Exception)}
-    return [Skipped(item.index, item.prompt, name, f"{type(e).__name__}: {e}") for name, e in failed.items()]
-
-
-def _record(item: Item, measurement: Measurement, failed: Sequence[Skipped]) -> dict[str, Any]:
-    """The row of one prompt: facts, and the columns of all metrics."""
-    errors = "; ".join(f"{one.metric}: {one.error}" if one.metric else one.error for one in failed)
-    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": errors}
-    att = measurement.attribution
-    if isinstance(att, Attribution):
+    errors = {name: f"{type(part).__name__}: {part}" for name, part in parts.items() if isinstance(part, Exception)}
+    failed = [Skipped(item.index, item.prompt, name, error) for name, error in errors.items()]
+    said = "; ".join(f"{name}: {error}" if name else error for name, error in errors.items())
+    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": said}
+    if isinstance(att := measurement.attribution, Attribution):
         target, probability = "".join(target.text for target in att.targets), att.targets[0].probability
         row |= {"method": att.method, "target": target, "probability": probability, "units": len(att.units)}
     for columns in measurement.numbers.values():
         row |= {} if isinstance(columns, Exception) else columns
-    return row
+    return row, failed

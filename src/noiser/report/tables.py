@@ -11,7 +11,7 @@ import pandas as pd
 from noiser import numbers
 from noiser.bench import Store
 from noiser.bench.plan import DataEntry, MetricEntry, Plan, lowest
-from noiser.bench.samples import Selection
+from noiser.bench.samples import selections_of
 from noiser.bench.store import ATTRIBUTION
 from noiser.report.cells import controls, entry_of
 from noiser.report.paper import data_of, model_of, published
@@ -138,12 +138,12 @@ def selections(store: Store) -> Frame:
     plan, lines = store.plan, list[dict[str, str]]()
     limits = plan.pairs()
     heads = ("total", "checked", "right", "chosen", "paper: right", "paper: total")
-    for one in (Selection(**each) for each in store.meta.get("selections", ())):
-        if (one.model, one.data) in limits:
+    for pair, one in selections_of(store).items():
+        if pair in limits:
             data, model = plan.entry("data", one.data), model_of(plan.entry("models", one.model).name) or "none"
             path = [] if _is_part(data) else [data_of(data.name) or ""]
             right = [published("correct_predictions", path, name) if path else None for name in (model, "total")]
-            chosen = lowest(len(one.chosen), limits[one.model, one.data])
+            chosen = lowest(len(one.chosen), limits[pair])
             counts = (one.total, one.checked, one.right, chosen, *right)
             texts = [DASH if count is None else f"{count:,.0f}" for count in counts]
             lines.append({"model": one.model, "data": one.data} | dict(zip(heads, texts, strict=True)))

@@ -14,7 +14,8 @@ from noiser.report.cells import cells
 from noiser.report.figures import pictures, png, svg
 from noiser.report.formats import latex, markdown
 from noiser.report.page import page
-from noiser.report.tables import tables
+from noiser.report.results import Frame
+from noiser.report.tables import Table, tables
 from noiser.types import Progress
 from noiser.version import __version__
 
@@ -27,10 +28,13 @@ FORMATS: tuple[Format, ...] = ("md", "latex", "csv")
 def render(store: Store, form: Format, confidence: float = 0.95, progress: Progress | None = None) -> str:
     """All tables as one text: Markdown, LaTeX tables to be put into a paper, or the cells as CSV."""
     found = cells(store, confidence, progress)
+    return _text(form, found, tables(store, found), *_about(store, confidence))
+
+
+def _text(form: Format, found: Frame, made: list[Table], about: list[tuple[str, str]], title: str) -> str:
     if form == "csv":
         return csv_text(found)
-    made = tables(store, found)
-    return latex(made) if form == "latex" else markdown(made, *_about(store, confidence))
+    return latex(made) if form == "latex" else markdown(made, about, title)
 
 
 def write_report(
@@ -65,8 +69,8 @@ def write_report(
     made = tables(store, found)
     drawn = list(pictures(store.plan, found)) if figures or html else []
     about, title = _about(store, confidence)
-    texts = {"report.md": markdown(made, about, title), "report.tex": latex(made), "report.csv": csv_text(found)}
-    contents = {name: text.encode() for form, (name, text) in zip(FORMATS, texts.items(), strict=True) if form in forms}
+    names: dict[Format, str] = {"md": "report.md", "latex": "report.tex", "csv": "report.csv"}
+    contents = {names[form]: _text(form, found, made, about, title).encode() for form in forms}
     if html:
         contents["report.html"] = page(title, about, made, drawn).encode()
     for picture in drawn if figures else []:
