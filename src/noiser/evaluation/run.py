@@ -96,13 +96,9 @@ def evaluate(
         measurements += measure_block(lm, method, question, block, runs, seed=chosen.seed, tick=tick)
         while steps < len(measurements) * (1 + len(runs)):  # some failed
             tick()
-    records: list[dict[str, Any]] = []
-    skipped: list[Skipped] = []
+    made = [_record(item, measurement) for item, measurement in zip(items, measurements, strict=True)]
     summaries = {name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
-    for item, measurement in zip(items, measurements, strict=True):
-        record, failed = _record(item, measurement)
-        records.append(record)
-        skipped += failed
+    for measurement in measurements:
         for name, columns in measurement.numbers.items():
             if not isinstance(columns, Exception):
                 summaries |= entries[name].other_summaries(columns)
@@ -112,8 +108,8 @@ def evaluate(
         asked = {"unit": first.unit, "target_unit": first.target_unit}
     asked |= {"parameters": first.parameters if first else {}, "judge": getattr(chosen.judge, "name", None)}
     return Evaluation(
-        records=tuple(records),
-        skipped=tuple(skipped),
+        records=tuple(record for record, _ in made),
+        skipped=tuple(one for _, failed in made for one in failed),
         metrics=tuple(entries),
         summaries=summaries,
         primary=tuple(metric.primary for metric in entries.values() if metric.primary),

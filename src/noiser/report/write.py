@@ -21,7 +21,8 @@ from noiser.version import __version__
 
 Format = Literal["md", "latex", "csv"]
 
-FORMATS: tuple[Format, ...] = ("md", "latex", "csv")
+_NAMES: dict[Format, str] = {"md": "report.md", "latex": "report.tex", "csv": "report.csv"}
+FORMATS = tuple(_NAMES)
 """Formats of the tables."""
 
 
@@ -69,8 +70,7 @@ def write_report(
     made = tables(store, found)
     drawn = list(pictures(store.plan, found)) if figures or html else []
     about, title = _about(store, confidence)
-    names: dict[Format, str] = {"md": "report.md", "latex": "report.tex", "csv": "report.csv"}
-    contents = {names[form]: _text(form, found, made, about, title).encode() for form in forms}
+    contents = {_NAMES[form]: _text(form, found, made, about, title).encode() for form in forms}
     if html:
         contents["report.html"] = page(title, about, made, drawn).encode()
     for picture in drawn if figures else []:

@@ -90,24 +90,21 @@ class _Example:
 
 
 def _route(kind: type[Any], models: Models, example: _Example) -> Callable[..., Awaitable[Response]]:
-    """The function that answers questions of a kind."""
+    """The function that answers questions of a kind: by JSON, or by progress and then the answer as events."""
 
     async def answer(question: Any, request: Request) -> Response:
         if question == EXAMPLE:
-            return await _reply(request, Job(example.run))
-        example.ahead.stop()
-        return await _reply(request, Job(lambda job: question.run(models, job)))
+            job = Job[Any](example.run)
+        else:
+            example.ahead.stop()
+            job = Job[Any](lambda job: question.run(models, job))
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return _streamed(_events(job))
+        return await _whole(request, job)
 
     answer.__annotations__["question"] = kind
     answer.__annotations__["request"] = Request
     return answer
-
-
-async def _reply(request: Request, job: Job[Any]) -> Response:
-    """The answer as JSON, or its progress and then the answer as events; a caller that goes away stops the work."""
-    if "text/event-stream" in request.headers.get("accept", ""):
-        return _streamed(_events(job))
-    return await _whole(request, job)
 
 
 def _streamed(events: AsyncIterator[str]) -> Response:
