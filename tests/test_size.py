@@ -19,7 +19,7 @@ LIMITS = {
     "cli": 943,
     "data": 902,
     "engine": 1_884,
-    "evaluation": 659,
+    "evaluation": 655,
     "explain": 1_937,
     "integrations": 715,
     "judges": 753,
@@ -27,10 +27,10 @@ LIMITS = {
     "metrics": 1_802,
     "model": 2_136,
     "report": 1_089,
-    "server": 1_311,
+    "server": 1_308,
     "text": 1_000,
 }
-ALL, FILES = 21_732, 170
+ALL, FILES = 21_725, 170
 AROUND = {"tests": 19_144, "benchmarks": 2_032}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
