@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import noiser
-from noiser.attribution.display import label
 from noiser.errors import ParameterError
 from noiser.explain import tolerance
 from noiser.methods.noise import draw_noise
 from noiser.text import token_texts
+from noiser.types import Span, Target
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox jumps over"
@@ -81,7 +81,8 @@ def test_uses_the_noise_that_the_scores_were_made_with():
 def test_targets_that_the_unit_does_not_stand_before_have_no_values():
     att = attribution()
     last = len(att.units) - 1
-    found = tolerance(tiny("llama"), att, last, KS)
+    found = tolerance(tiny("llama"), att, torch.tensor(last), KS)  # a tensor is an index too
+    assert isinstance(found.unit_index, int)
     assert found.probabilities[0].isnan().all()
     assert not found.probabilities[1].isnan().any()
     assert [len(leaders) for leaders in found.leaders] == [0, len(KS)]
@@ -120,43 +121,40 @@ def test_other_methods_have_ten_samples_and_a_caller_may_choose():
         tolerance(tiny("llama"), att, 1, KS, samples=7, noise=own)
 
 
-def test_a_table_has_what_the_tensors_have():
-    att = attribution(target=" fox", foil=" dog", max_new_tokens=1)
-    found = tolerance(tiny("llama"), att, 1, KS)
-    table = found.to_dataframe()
-    assert table["target"].tolist() == [" fox"] * len(KS)
-    assert table["k"].tolist() == pytest.approx(KS)
-    for name, values in (("probability", found.probabilities[0]), ("foil_probability", found.foil_probabilities)):
-        assert table[name].tolist() == values.tolist(), name
-    assert table["flips"].tolist() == found.flips[0].tolist()
-    assert table["leader"].tolist() == [leader.text for leader in found.leaders[0]]
-    both = attribution()
-    last = tolerance(tiny("llama"), both, len(both.units) - 1, KS).to_dataframe()
-    assert set(last["target_index"]) == {1}  # the unit does not stand before the first target
-    assert last["foil_probability"].isna().all()
+def by_hand_worked(**changes):
+    """Two targets, the first of which the unit does not stand before."""
+    dog, cat = Target(" dog", 1, 0.5, 1), Target("\x1bcat", 2, 0.25, 1)
+    fields = {
+        "unit": Span(" fox", 3, 7, (1,)),
+        "unit_index": 1,
+        "targets": (dog, cat),
+        "ks": torch.tensor([0.0, 0.05]),
+        "probabilities": torch.tensor([[math.nan, math.nan], [0.25, 0.125]]),
+        "stderr": torch.tensor([[math.nan, math.nan], [0.0, 0.03125]]),
+        "flips": torch.tensor([[False, False], [False, True]]),
+        "leaders": ((), (cat, dog)),
+    }
+    return noiser.explain.Tolerance(**fields | changes)
 
 
 def test_it_prints_as_a_table():
-    att = attribution()
-    found = tolerance(tiny("llama"), att, torch.tensor(1), KS)  # a tensor is an index too
-    assert isinstance(found.unit_index, int)
-    sections = str(found).split("\n\n")
-    assert len(sections) == 2
-    for row, section in enumerate(sections):
-        title, header, *lines = section.split("\n")
-        assert title.startswith(f"{label(att.targets[row].text)}, with k times")
-        assert title.endswith(f"noise on {label(found.unit.text)}")
-        assert header.split() == ["k", "P(target)", "most", "probable"]
-        for column, line in enumerate(lines):
-            k, p = line.split()[:2]
-            assert float(k) == KS[column]
-            rounding = found.stderr[row, column].item() / 2 + 5e-4
-            assert float(p) == pytest.approx(found.probabilities[row, column].item(), abs=rounding)
-            assert label(found.leaders[row][column].text) in line
-            assert line.endswith("(flips)") == bool(found.flips[row, column])
-        assert len(lines) == len(KS)
-    last = str(tolerance(tiny("llama"), att, len(att.units) - 1, KS))
-    assert last.count("with k times") == 1  # the first target's token: before the second only
+    assert str(by_hand_worked()) == (
+        "⟨U+001B⟩cat, with k times standard normal noise on fox\n"
+        "       k  P(target)          most probable\n"
+        "       0  0.250 (exact)      ⟨U+001B⟩cat\n"
+        "    0.05  0.12 ± 0.03        dog  (flips)"
+    )
+
+
+def test_a_table_has_what_the_tensors_have():
+    foil = torch.tensor([0.5, 0.75])
+    rows = by_hand_worked(foil_probabilities=foil).to_dataframe().to_numpy().tolist()
+    assert [row[:3] for row in rows] == [[1, "\x1bcat", 0.0], [1, "\x1bcat", pytest.approx(0.05)]]
+    assert [row[3:] for row in rows] == [
+        [0.25, 0.0, False, "\x1bcat", 0.25, 0.5],
+        [0.125, 0.03125, True, " dog", 0.5, 0.75],
+    ]
+    assert by_hand_worked().to_dataframe()["foil_probability"].isna().all()
 
 
 @pytest.mark.parametrize(

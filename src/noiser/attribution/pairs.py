@@ -38,13 +38,8 @@ def pair_arcs(att: Attribution, row: int) -> tuple[list[tuple[str, str]], list[A
     show, names = number_format(att.scores[row].tolist()), labels(att)
     lines = [(show(float(att.scores[row, unit])), names[unit]) for unit in units]
     largest = max((abs(pair.score) for pair in found), default=1.0)
+    looks = {"together": ("p", False), "either": ("n", True)}
     return lines, [
-        Arc(
-            units.index(pair.units[0]),
-            units.index(pair.units[1]),
-            abs(pair.score) / largest,
-            "n" if pair.kind == "either" else "p",
-            dashed=pair.kind == "either",
-        )
-        for pair in found
+        Arc(units.index(first), units.index(second), abs(score) / largest, *looks[kind])
+        for _, (first, second), score, _, kind in found
     ]
