@@ -25,13 +25,13 @@ LIMITS = {
     "judges": 753,
     "methods": 2_024,
     "metrics": 1_802,
-    "model": 2_136,
+    "model": 2_132,
     "report": 1_089,
     "server": 1_308,
     "text": 1_000,
 }
-ALL, FILES = 21_720, 170
-AROUND = {"tests": 19_142, "benchmarks": 2_032}
+ALL, FILES = 21_716, 170
+AROUND = {"tests": 19_128, "benchmarks": 2_032}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -393,10 +393,6 @@ def test_real_tokenizers(request, name):
         assert longer.text == text + target
 
     check()
-    if tokenizer.chat_template:
-        encoding = encode(tokenizer, CHAT)
-        assert texts_of(encoding, encoding.regions) == CONTENTS
-        check_invariants(encoding)
 
 
 def test_a_pattern_that_never_ends_is_an_error():

@@ -11,7 +11,7 @@ from noiser.errors import ModelError, UnsupportedModelError
 from tiny import GEMMA, SIZES, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox sings near the river"
-METHODS = ["input_x_gradient", "last_attention", "deeplift"]
+METHODS = ["last_attention", "deeplift"]
 
 
 def obvious(model, att):
@@ -111,7 +111,7 @@ def test_numbers_are_those_of_the_obvious_loop(name):
         model = MODELS[name]().eval()
     lm = noiser.wrap(model, tiny_tokenizer())
     for method in METHODS:
-        if name.endswith("indexed") and method != "last_attention":  # which tokens are attended to has no slope
+        if name.endswith("indexed") and method == "deeplift":  # which tokens are attended to has no slope
             with pytest.raises(UnsupportedModelError, match=r"No gradient passes .*indexer"):
                 noiser.attribute(lm, PROMPT, method=method)
         else:

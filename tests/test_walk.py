@@ -10,7 +10,7 @@ from walk import walks
 # Named functions, files, and frames at once; to be lowered as the code gets shorter.
 LIMITS = {
     "attribute": {"functions": 100, "files": 21, "depth": 12},
-    "evaluate": {"functions": 131, "files": 29, "depth": 14},
+    "evaluate": {"functions": 130, "files": 29, "depth": 14},
 }
 
 

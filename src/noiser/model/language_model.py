@@ -186,18 +186,15 @@ class LanguageModel:
             return torch.zeros(self.embedding_dim, device=self.device, dtype=torch.float32)
         if name == "mean":  # a table is often padded to a round number of rows; those belong to no token
             count = min(len(self.tokenizer), self.vocabulary_size)
-            return torch.stack([self._rows(part).sum(0) for part in torch.arange(count).split(8192)]).sum(0) / count
+            parts = torch.arange(count).split(8192)
+            return torch.stack([self.context(part.tolist()).rows.sum(0) for part in parts]).sum(0) / count
         token = getattr(self.tokenizer, f"{name}_token_id")
         if token is None or not 0 <= token < self.vocabulary_size:
             lacks = "which it does not have" if token is None else f"whose id {token} the embedding table does not have"
             raise ParameterError(
                 f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}. Use baseline='zero' or 'mean'."
             )
-        return self._rows(torch.tensor([token]))[0]
-
-    def _rows(self, token_ids: Tensor) -> Float[Tensor, "tokens dim"]:
-        with running(self.model):
-            return self.embed(token_ids).float() / self.abilities.embedding_scale
+        return self.context([token]).rows[0]
 
     def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of every branch, of a model that cannot pack from position 0; out of memory, nothing has changed."""
@@ -241,10 +238,9 @@ def check_model(lm: object) -> None:
 def check_finite(lm: LanguageModel, probabilities: Float[Tensor, "*rows vocab"]) -> None:
     """Raises NumericalError when a softmax is NaN; a single bad logit makes its whole row so."""
     if not torch.isfinite(probabilities[..., 0]).all():
-        remedy = "Load the model with dtype='float32' or dtype='bfloat16'." if lm.dtype is torch.float16 else ""
         raise NumericalError(
             f"The model returned logits that are NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); "
-            f"expected finite numbers. Its weights may be damaged or its precision too low. {remedy}".rstrip()
+            "expected finite numbers. Load it with dtype='float32' or dtype='bfloat16', or with sound weights."
         )
 
 
