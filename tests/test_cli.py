@@ -63,7 +63,7 @@ def test_help_and_version(noiser_command):
 
 def test_methods_and_metrics_are_listed_with_defaults_and_settings(noiser_command):
     lines = noiser_command("methods").stdout.splitlines()
-    families = [f"{family.prefix}:NAME" for family in METHODS.families()]
+    families = [f"{family.prefix}:NAME" for family in METHODS.families.values()]
     assert [line for line in lines if not line.startswith(" ")] == METHODS.names() + families
     at = lines.index("noiser")
     assert lines[at + 1].strip() == METHODS.get("noiser").summary

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_132,
+    "": 1_125,
     "attribution": 1_847,
     "bench": 1_593,
     "cli": 943,
@@ -30,7 +30,7 @@ LIMITS = {
     "server": 1_308,
     "text": 1_000,
 }
-ALL, FILES = 21_716, 170
+ALL, FILES = 21_709, 170
 AROUND = {"tests": 19_128, "benchmarks": 2_032}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words

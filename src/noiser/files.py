@@ -15,9 +15,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-DRAFTS = ".noiser-*.tmp"
-"""Pattern of the temporary files; a process that was killed while it wrote leaves one."""
-
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
@@ -86,7 +83,7 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     if Path(path).exists() and not destination.is_file():
         Path(path).write_bytes(content)
         return
-    draft = destination.with_name(DRAFTS.replace("*", secrets.token_hex(8)))
+    draft = destination.with_name(f".noiser-{secrets.token_hex(8)}.tmp")  # left by a process that is killed meanwhile
     try:
         with draft.open("xb") as file:
             file.write(content)

@@ -69,7 +69,7 @@ class Registry(Generic[T]):
         self.kind, self.group = kind, group
         self._entries: dict[str, Entry[T]] = {}
         self._newest: dict[str, int] = {}
-        self._families: dict[str, Family] = {}
+        self.families: dict[str, Family] = {}
         self._plugins_loaded = False
 
     def register(self, name: str, factory: Callable[..., T], *, summary: str, version: int = 1) -> None:
@@ -82,11 +82,7 @@ class Registry(Generic[T]):
 
     def register_family(self, prefix: str, place: str, *, summary: str) -> None:
         """Adds a prefix; see `Family`."""
-        self._families[prefix] = Family(prefix, place, summary)
-
-    def families(self) -> list[Family]:
-        """All families, in the order they were registered."""
-        return list(self._families.values())
+        self.families[prefix] = Family(prefix, place, summary)
 
     def names(self) -> list[str]:
         """All names, without versions, in the order they were registered."""
@@ -98,13 +94,13 @@ class Registry(Generic[T]):
         self._load_plugins()
         name = name if unversioned(name) in self._newest else renamed(name)
         prefix, colon, bare = name.partition(":")
-        if colon and (family := self._families.get(prefix)):
+        if colon and (family := self.families.get(prefix)):
             bare, (module, _, function) = bare.removesuffix("@1"), family.place.partition(":")
             factory = getattr(importlib.import_module(module), function)(bare)
             return Entry(name=f"{prefix}:{bare}", version=1, factory=factory, summary=family.summary)
         versioned = name if "@" in name else f"{name}@{self._newest.get(name, 0)}"
         if versioned not in self._entries:
-            raise UnknownNameError(self.kind, name, [*self._newest, *(f"{prefix}:NAME" for prefix in self._families)])
+            raise UnknownNameError(self.kind, name, [*self._newest, *(f"{prefix}:NAME" for prefix in self.families)])
         return self._entries[versioned]
 
     def entry_of(self, factory: object) -> Entry[T] | None:

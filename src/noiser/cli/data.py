@@ -26,7 +26,7 @@ def methods() -> None:
             method: Any = entry.factory()
             options = [field.name for field in dataclasses.fields(method) if field.init]
             say("  " + ", ".join(f"{option}={getattr(method, option)}" for option in options))
-    for family in METHODS.families():
+    for family in METHODS.families.values():
         say(f"{family.prefix}:NAME\n  {family.summary}")
 
 
