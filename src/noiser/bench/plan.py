@@ -297,7 +297,7 @@ def parse_plan(text: str, source: str) -> Plan:
     """A plan from TOML; errors name `source`."""
     try:
         return Plan.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise PlanError(f"{source} is not valid TOML: {error}. See docs/bench.md for the form of a plan.") from error
     except ValidationError as error:
         found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
