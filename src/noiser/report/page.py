@@ -56,14 +56,12 @@ def _paragraphs(texts: Sequence[str]) -> str:
 
 
 def _table(table: Table) -> str:
-    frame = table.marked(_text, "<b>{}</b>")
-    html = frame.to_html(index=False, escape=False, border=0) if len(frame) else ""
+    marked = table.marked(_text, "<b>{}</b>")
+    html = marked.to_html(index=False, escape=False, border=0) if len(marked) else ""
     return f"<div class=wide tabindex=0>{html}</div>{_paragraphs(table.notes)}"
 
 
 def _figure(picture: Picture) -> str:
     """The SVG with ids of its own and a name for screen readers."""
-    text = svg(picture)
-    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", text[text.index("<svg") :])
-    drawn = text.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1)
-    return f"<div class=wide tabindex=0>{drawn}</div>"
+    inside = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", svg(picture).partition("<svg")[2])
+    return f'<div class=wide tabindex=0><svg role="img" aria-label="{escape(picture.title)}"{inside}</div>'
