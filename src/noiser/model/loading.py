@@ -223,7 +223,8 @@ def fingerprint(folder: Path, model: Any) -> str:
     for name, weight in sorted(model.state_dict().items()):
         weights.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if not weight.is_meta and weight.numel():
-            flat = weight.detach().flatten()
+            quantised = type(weight).dequantize is not torch.Tensor.dequantize  # such weights may not flatten
+            flat = (weight.dequantize() if quantised else weight).detach().flatten()
             positions = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
             weights.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
     return hashlib.sha256(f"{files.hexdigest()} {weights.hexdigest()}".encode()).hexdigest()
