@@ -29,7 +29,7 @@ class Random:
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """1 to n for the n units before each target, in the order of the text: later units count more.
+    """Scores 1, 2, ..., n by position in the text, for comparison: all that a method knows which knows nothing else.
 
     The model is not run. On short prompts this comes close to methods that ask it, so results are read beside it.
     """
