@@ -99,6 +99,20 @@ def test_a_chat_explains_its_whole_answer(web):
     assert (record["targets"], record["units"]) == (expected["targets"], expected["units"])
 
 
+def test_a_tool_call_is_explained_on_the_page_and_by_the_api(web):
+    call = '{"name": "near", "arguments": {"river": "bank"}}'
+    chat = f"user: The trains\ntool: The old bank is near the river.\nassistant: {call}"
+    messages = [dict(zip(("role", "content"), line.split(": ", 1), strict=True)) for line in chat.split("\n")]
+    asked = {"target": "action", "target_unit": "all", "unit": "turn"}
+    expected = noiser.attribute(chatty("llama"), messages, method="occlusion", **asked)
+    assert (expected.targets[0].text, len(expected.units)) == (call, 2)
+    shown = answer(web.ask(prompt=chat, chat="1", methods="occlusion", **asked))["saved"][0]
+    reply = web.client.post("v1/attribute", json={"prompt": messages, "method": "occlusion", **asked}).json()
+    for record in (shown, reply):
+        assert record["targets"] == expected.to_dict()["targets"]
+        assert record["scores"] == [[pytest.approx(score, abs=1e-5) for score in expected.scores[0].tolist()]]
+
+
 def test_sources_are_cited_as_the_library_cites(web):
     found = answer(web.ask(prompt="When do the trains run?", sources=SOURCES, target=" The trains run late."))
     expected = noiser.cite(

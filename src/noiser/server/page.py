@@ -18,7 +18,7 @@ FACT = "LeBron James professionally plays the sport of"
 LONGEST_ANSWER = 96
 """Tokens of an answer from sources."""
 
-_ROLE = re.compile(r"^(system|user|assistant):[ \t]*", re.MULTILINE | re.IGNORECASE)
+_ROLE = re.compile(r"^(system|user|assistant|tool):[ \t]*", re.MULTILINE | re.IGNORECASE)
 _RULE, _BLANK = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE), re.compile(r"\n\s*\n")
 
 
@@ -125,8 +125,8 @@ class Answer(NamedTuple):
 def parse_chat(text: str) -> Prompt:
     r"""Chat messages from a transcript.
 
-    A line that begins with `system:`, `user:` or `assistant:` begins a message; without any, all is one message of
-    the user. A JSON list of messages is taken unchanged.
+    A line that begins with `system:`, `user:`, `assistant:` or `tool:` begins a message; without any, all is one
+    message of the user. A JSON list of messages is taken unchanged.
 
     >>> parse_chat("system: Be brief.\nuser: Name a sport.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Name a sport.'}]
@@ -139,6 +139,6 @@ def parse_chat(text: str) -> Prompt:
     before, *rest = _ROLE.split(text)
     if rest and before.strip():
         text = f"The chat has {before.strip()[:40]!r} before the first role; expected a line that begins with a role."
-        raise PromptError(f"{text} Begin with system:, user: or assistant:.")
+        raise PromptError(f"{text} Begin with system:, user:, assistant: or tool:.")
     pairs = zip(rest[::2], rest[1::2], strict=True) if rest else [("user", text)]
     return [{"role": role.lower(), "content": content.strip("\n") if rest else content} for role, content in pairs]
