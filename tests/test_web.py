@@ -113,6 +113,13 @@ def test_a_tool_call_is_explained_on_the_page_and_by_the_api(web):
         assert record["scores"] == [[pytest.approx(score, abs=1e-5) for score in expected.scores[0].tolist()]]
 
 
+def test_an_earlier_version_is_compared(web):
+    found = answer(web.ask(prompt=PROMPT, before="The slow fox sings near the river", target=" bank"))
+    expected = noiser.diff(chatty("llama"), "The slow fox sings near the river", PROMPT, target=" bank")
+    assert found["saved"] == [expected.to_dict()]
+    assert found["html"] == expected._repr_html_()
+
+
 def test_sources_are_cited_as_the_library_cites(web):
     found = answer(web.ask(prompt="When do the trains run?", sources=SOURCES, target=" The trains run late."))
     expected = noiser.cite(
@@ -226,6 +233,10 @@ API = {
         {"question": "Who sleeps?", "sources": TRAINS, "answer": " The dog."},
         lambda lm: noiser.cite(lm, "Who sleeps?", TRAINS, answer=" The dog."),
     ),
+    "diff": (
+        {"before": PROMPT, "after": "The slow fox sings", "max_new_tokens": 2},
+        lambda lm: noiser.diff(lm, PROMPT, "The slow fox sings", max_new_tokens=2),
+    ),
     "evaluate": (
         {"examples": [PROMPT, {"prompt": "The lazy", "target": " dog"}], "method": "occlusion", "metrics": ["lds"]},
         lambda lm: noiser.evaluate(lm, [PROMPT, LAZY], "occlusion", ["lds"]),
@@ -272,7 +283,7 @@ def test_what_there_is(web):
     assert [model["id"] for model in web.client.get("v1/models").json()["data"]][:2] == ["llama", "gemma3"]
     assert [method["id"] for method in web.client.get("v1/methods").json()["data"]] == METHODS.names()
     schema = web.client.get("openapi.json").json()
-    paths = "/v1/models /v1/methods /v1/attribute /v1/cite /v1/evaluate /v1/chat/completions"
+    paths = "/v1/models /v1/methods /v1/attribute /v1/cite /v1/diff /v1/evaluate /v1/chat/completions"
     assert {*schema["paths"]} == {*paths.split()}
     reference = web.client.get("docs").text
     assert "POST /v1/cite" in reference

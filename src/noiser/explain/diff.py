@@ -122,6 +122,10 @@ class Diff:
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, written to `path` if given."""
+        style = "body { margin: 1.5rem auto; max-width: 48rem; padding: 0 1rem; }"
+        return written(html_page("Edits and their effect", style, f"<main>{self._repr_html_()}</main>"), path)
+
+    def _repr_html_(self) -> str:
         scores = dict(self._ranked())
         marks = [
             f'<span class={"plus" if edit.score > 0 else "minus"} title="{scores[index]}"><del>{escape(edit.before)}'
@@ -133,11 +137,7 @@ class Diff:
         table = html_table(
             ["edit", "nats", ""], [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
         )
-        style = css("explain", "diff.css")
-        return written(html_page("Edits and their effect", style, f"<main>{texts}{facts}{table}</main>"), path)
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
+        return f'<style>{css("explain", "diff.css")}</style><div class="noiser-diff">{texts}{facts}{table}</div>'
 
 
 def diff(

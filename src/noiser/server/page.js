@@ -115,7 +115,7 @@ async function answer() {
   const text = JSON.stringify(found.saved.length === 1 ? found.saved[0] : found.saved, null, 1);
   $("save").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   $("after").hidden = false;
-  $("probes").hidden = Boolean(question.sources);
+  $("probes").hidden = Boolean(question.sources || question.before);
   for (const map of document.querySelectorAll("#answer .map")) {
     map.querySelectorAll(".u").forEach((unit, index) => {
       unit.role = "button";

@@ -40,10 +40,11 @@ class Ask(BaseModel):
     unit: Literal[TextUnitName, AutoUnit, "turn"] = "token"
     seed: int = 0
     sources: Long = ""
+    before: Long = ""
 
     def run(self, models: Models, job: Job[Any]) -> Answer:
-        """A heat map, several side by side, or citations."""
-        from noiser import cite, compare
+        """A heat map, several side by side, citations, or edits."""
+        from noiser import cite, compare, diff
 
         if not self.prompt.strip():
             raise PromptError("The prompt is empty; type a text, or paste one.")
@@ -58,6 +59,12 @@ class Ask(BaseModel):
                 asked |= {"answer": self.target or None, "max_new_tokens": LONGEST_ANSWER}
                 cited = cite(lm, prompt, documents, **asked)
                 return Answer(cited._repr_html_(), [cited.to_dict()])  # pyright: ignore[reportPrivateUsage]
+            if self.before.strip():
+                job.step("Comparing both versions")
+                before = parse_chat(self.before) if self.chat else self.before
+                asked |= {"target": self.target or None, "max_new_tokens": self.max_new_tokens or 16}
+                found = diff(lm, before, prompt, **asked)
+                return Answer(found._repr_html_(), [found.to_dict()])  # pyright: ignore[reportPrivateUsage]
             asked |= {"target": self.target or None, "foil": self.foil or None, "unit": self.unit}
             asked |= {"max_new_tokens": self.max_new_tokens, "target_unit": self.target_unit}
             methods = list(dict.fromkeys(filter(None, self.methods.split(","))))

@@ -24,8 +24,6 @@ class Question(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str = Field("", description="A model of /v1/models; empty for the first.")
-    method: str | None = Field(None, description="A method of /v1/methods; null for the library's default.")
-    parameters: dict[str, Any] = Field({}, description="The method's hyper-parameters.")
     seed: int = Field(0, description="Of all random numbers.")
 
     def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
@@ -34,16 +32,23 @@ class Question(BaseModel):
         from noiser.methods import make_method
 
         name = type(self).__name__.lower()
-        arguments = {field: getattr(self, field) for field in type(self).model_fields.keys() - {"model", "parameters"}}
-        method = arguments.pop("method")
+        arguments = {field: getattr(self, field) for field in type(self).model_fields.keys() - {"model"}}
+        method, parameters = arguments.pop("method", None), arguments.pop("parameters", {})
         if method is not None:
-            arguments["method"] = make_method(method, **self.parameters)
+            arguments["method"] = make_method(method, **parameters)
         with models.use(self.model, job) as lm:
             job.step(name)
             return getattr(noiser, name)(lm, **arguments, progress=job.progress).to_dict()
 
 
-class Attribute(Question):
+class Scored(Question):
+    """The fields of questions that a method answers."""
+
+    method: str | None = Field(None, description="A method of /v1/methods; null for the library's default.")
+    parameters: dict[str, Any] = Field({}, description="The method's hyper-parameters.")
+
+
+class Attribute(Scored):
     """Which parts of the prompt made the model say that? The arguments of `noiser.attribute`."""
 
     prompt: str | list[Message] = Field(description="A text, or chat messages with role and content.")
@@ -57,7 +62,7 @@ class Attribute(Question):
     check: int = Field(0, ge=0, description="Random inputs that tell whether to believe the scores, such as 8.")
 
 
-class Cite(Question):
+class Cite(Scored):
     """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
 
     question: str | list[Message] = Field(description="A text, or chat messages, whose last one gets the sources.")
@@ -67,6 +72,15 @@ class Cite(Question):
     unit: CitedUnit = Field("auto", description="What is cited.")
     accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
     check: int = Field(0, ge=0, description="Random inputs that tell whether to believe the scores, such as 8.")
+
+
+class Diff(Question):
+    """Which edit of a prompt changed the answer? The arguments of `noiser.diff`."""
+
+    before: str | list[Message] = Field(description="A text, or chat messages.")
+    after: str | list[Message] = Field(description="The same with edits.")
+    target: str | None = Field(None, description="The answer to explain; null for the greedy one.")
+    max_new_tokens: int = Field(16, description="The longest answer.")
 
 
 class Example(BaseModel):
@@ -79,7 +93,7 @@ class Example(BaseModel):
     sources: list[str | tuple[str, str]] | None = None
 
 
-class Evaluate(Question):
+class Evaluate(Scored):
     """Whether attributions of prompts can be believed: arguments of `noiser.evaluate`."""
 
     examples: list[str | list[Message] | Example] = Field(description="Texts, chats, or prompts with a target.")

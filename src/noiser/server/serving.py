@@ -19,7 +19,7 @@ from noiser.server.completions import Completion, streamed
 from noiser.server.guard import Guard, error_body, refusal
 from noiser.server.jobs import Job, Models, ServerError
 from noiser.server.page import FACT, Answer, Ask, Measure, Tolerate
-from noiser.server.questions import Attribute, Cite, Evaluate, reference_html
+from noiser.server.questions import Attribute, Cite, Diff, Evaluate, reference_html
 from noiser.server.writing import Upstream
 from noiser.version import __version__
 
@@ -41,8 +41,8 @@ def application(
         app.add_api_route(f"/{name.replace('page.html', '')}", partial(_asset, name), include_in_schema=False)
     for path, question in {"/ask": Ask, "/tolerate": Tolerate, "/measure": Measure}.items():
         app.add_api_route(path, _route(question, models, example), methods=["POST"], include_in_schema=False)
-    for path, question in {"/v1/attribute": Attribute, "/v1/cite": Cite, "/v1/evaluate": Evaluate}.items():
-        summary = (question.__doc__ or "").partition("\n")[0]
+    for question in (Attribute, Cite, Diff, Evaluate):
+        summary, path = (question.__doc__ or "").partition("\n")[0], f"/v1/{question.__name__.lower()}"
         app.add_api_route(path, _route(question, models, example), methods=["POST"], summary=summary)
 
     @app.post("/v1/chat/completions", summary=(Completion.__doc__ or "").partition("\n")[0])
