@@ -42,12 +42,13 @@ MASKS = 48
 CATEGORIES = ("once", "twice")
 SENTENCES = 6
 
+_OURS = "joint context_cite kernel_shap shapley_sampling occlusion attn_lrp attention_gradient"
 WAYS: dict[str, tuple[str, ...]] = {
     "context-cite": ("ContextCite",),
     "shapiq": ("KernelSHAP", "PermutationSamplingSV"),
     "lxt": ("AttnLRP",),
     "flashtrace": ("FlashTrace",),
-    "noiser": ("joint", "context_cite", "kernel_shap", "shapley_sampling", "occlusion", "attn_lrp"),
+    "noiser": tuple(_OURS.split()),
 }
 """The methods of each library."""
 
@@ -222,6 +223,7 @@ class Ours:
             "shapley_sampling": library.ShapleySampling(permutations=BUDGET // (2 * SENTENCES), score="logprob"),
             "occlusion": library.Occlusion(score="logprob"),
             "attn_lrp": library.AttnLrp(),
+            "attention_gradient": library.AttentionGradient(),
         }
 
         def score(question: Question, way: str) -> Sequence[float]:
@@ -288,24 +290,22 @@ class Worker:
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def questions(lm: Any, count: int) -> Iterator[tuple[str, Question, list[int]]]:
+def questions(lm: Any, count: int, seeds: Sequence[int]) -> Iterator[tuple[str, Question, list[int]]]:
     """So many prompts that count of each category, in turn, each with the numbers of its gold sentences."""
     import noiser as library
-    from noiser.data import load
+    from noiser.data.planted import draw
 
     def says(prompt: str) -> str:
         return library.attribute(lm, prompt, method="position").targets[0].text
 
     def of(category: str) -> Iterator[tuple[str, Question, list[int]]]:
-        for seed, example in enumerate(load("planted").examples):
-            if example.category != category or example.meta["sentences"] != SENTENCES:
-                continue
+        for number, example in enumerate(each for seed in seeds for each in draw(category, SENTENCES, seed)):
             said, alone = says(example.prompt), says(example.without[0])
             right, known = (s.strip() and example.target.startswith(s.strip()) for s in (said, alone))
             if right and not known:
                 spans = sorted(span for places in example.spans.values() for span in places)
                 gold = [i for i, span in enumerate(spans) if span in example.spans["gold"]]
-                yield example.id, Question(example.prompt, [list(span) for span in spans], said, seed), gold
+                yield example.id, Question(example.prompt, [list(span) for span in spans], said, number), gold
 
     turns = [of(category) for category in CATEGORIES]
     for _ in range(count):
@@ -337,7 +337,7 @@ def run(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
     done = {(row["peer"], row["way"], row["prompt"]) for row in rows}
     workers = {peer: Worker(peer, pythons.get(peer, sys.executable), chosen.model) for peer in chosen.peers}
     lm = library.load_model(chosen.model, device="cpu", dtype="float32")
-    for prompt, question, gold in questions(lm, chosen.prompts):
+    for prompt, question, gold in questions(lm, chosen.prompts, chosen.seeds):
         for peer, worker in workers.items():
             for way in WAYS[peer]:
                 if (peer, way, prompt) in done:
@@ -384,6 +384,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=[*WAYS], choices=[*WAYS])
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH")
     parser.add_argument("--prompts", type=int, default=6, help="of each category")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of planted prompts; 0: the data set's")
     parser.add_argument("--peer", help="work: which library this process is")
     chosen = parser.parse_args()
     stored = chosen.results.read_text(encoding="utf-8") if chosen.results.exists() else ""
