@@ -123,6 +123,7 @@ def changed(**changes):
         (changed(scores=[["x"]]), "scores.0.0: Input should be a valid number.*, got 'x'"),
         (changed(scores=[[NAN]]), "not readable JSON .the number NaN is not finite"),
         (changed(k_min=[1.0]), r"k_min has shape \[1\]; expected \[2\]"),
+        (changed(pairs=[{"target": 0, "units": [0, 7], "score": 1, "stderr": 0, "kind": "either"}]), "of no target"),
         (changed(units=[{"text": "a", "start": 0, "end": 1}]), "units.0.token_indices: Field required"),
         (changed(prompt=[3]), "prompt.*, got "),
         (changed(info={"a": "@"}).replace('"@"', "[" * 490 + "]" * 490), "damaged: it is nested"),

@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "noiser"
 # with it.
 LIMITS = {
     "": 1_125,
-    "attribution": 1_847,
+    "attribution": 1_850,
     "bench": 1_593,
     "cli": 943,
     "data": 902,
@@ -30,8 +30,8 @@ LIMITS = {
     "server": 1_329,
     "text": 1_000,
 }
-ALL, FILES = 21_729, 170
-AROUND = {"tests": 19_158, "benchmarks": 2_033}
+ALL, FILES = 21_732, 170
+AROUND = {"tests": 19_159, "benchmarks": 2_033}
 ASSETS = 253  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

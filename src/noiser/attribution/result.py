@@ -98,6 +98,9 @@ class Attribution:
                     f"{name} has shape {list(values.shape)}; expected {list(expected)} for {shape[0]} targets "
                     f"and {shape[1]} units."
                 )
+        for pair in self.pairs:
+            if not (0 <= pair.target < shape[0] and all(0 <= unit < shape[1] for unit in pair.units)):
+                raise ParameterError(f"{pair} is of no target or unit; there are {shape[0]} targets, {shape[1]} units.")
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, Attribution) else NotImplemented
