@@ -64,6 +64,8 @@ class Answer:
 
     def add(self, piece: str, ids: Sequence[int] = ()) -> bool:
         """Adds text and its tokens; whether it goes on. What may be the beginning of a stop stays back."""
+        if self.finish:
+            return False
         self._held += piece
         self.ids += ids
         self._lengths.append((len(self.text) + len(self._held), len(self.ids)))
