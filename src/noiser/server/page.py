@@ -48,7 +48,8 @@ class Ask(BaseModel):
 
         if not self.prompt.strip():
             raise PromptError("The prompt is empty; type a text, or paste one.")
-        prompt = parse_chat(self.prompt) if self.chat else self.prompt
+        read = parse_chat if self.chat else str
+        prompt = read(self.prompt)
         asked: dict[str, Any] = {"seed": self.seed, "progress": job.progress}
         between = _RULE if _RULE.search(self.sources) else _BLANK
         with models.use(self.model, job) as lm:
@@ -59,13 +60,12 @@ class Ask(BaseModel):
                 asked |= {"answer": self.target or None, "max_new_tokens": LONGEST_ANSWER}
                 cited = cite(lm, prompt, documents, **asked)
                 return Answer(cited._repr_html_(), [cited.to_dict()])  # pyright: ignore[reportPrivateUsage]
+            asked["target"] = self.target or None
             if self.before.strip():
                 job.step("Comparing both versions")
-                before = parse_chat(self.before) if self.chat else self.before
-                asked |= {"target": self.target or None, "max_new_tokens": self.max_new_tokens or 16}
-                found = diff(lm, before, prompt, **asked)
+                found = diff(lm, read(self.before), prompt, max_new_tokens=self.max_new_tokens or 16, **asked)
                 return Answer(found._repr_html_(), [found.to_dict()])  # pyright: ignore[reportPrivateUsage]
-            asked |= {"target": self.target or None, "foil": self.foil or None, "unit": self.unit}
+            asked |= {"foil": self.foil or None, "unit": self.unit}
             asked |= {"max_new_tokens": self.max_new_tokens, "target_unit": self.target_unit}
             methods = list(dict.fromkeys(filter(None, self.methods.split(","))))
             job.step(", ".join(methods))
