@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
-from scipy.stats import norm
 from torch import Tensor
 
 from noiser.engine import Steps, StoredGame
@@ -140,7 +139,8 @@ def large_pairs(
     scores = stderr = np.zeros(tests)
     for penalty in (True, False):  # all candidates, then those that are large
         scores, stderr = _interactions(signs, mean, i, j, inverse, penalty=penalty)
-        chance = tests * 2 * norm.sf(np.abs(scores) / np.maximum(stderr, 1e-12))
+        z = torch.from_numpy(np.abs(scores) / np.maximum(stderr, 1e-12))
+        chance = tests * torch.erfc(z / 2**0.5).numpy()
         together, either = needed & (scores / unit >= TOGETHER), enough & (scores / unit <= -EITHER)
         chosen = ((together | either) & (chance <= LEVEL)).nonzero()[0]
         chosen = chosen[np.argsort(-np.abs(scores[chosen]), kind="stable")][:most]
