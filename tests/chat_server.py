@@ -9,7 +9,7 @@ from typing import Any
 
 from server_processes import Handler, served_by
 
-CUT, DRIP = "cut", "drip"
+CUT = "cut"
 
 
 def completion(text: str | None, **choice: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def completion(text: str | None, **choice: Any) -> dict[str, Any]:
 
 
 class Step:
-    """One response: a status, headers and a body after some seconds; or one that is "cut", or never ends."""
+    """One response: a status, headers and a body after some seconds; or one that is "cut"."""
 
     def __init__(self, status=200, body: Any = None, *, kind="application/json", headers=None, trouble="", seconds=0.0):
         self.status, self.kind, self.headers, self.trouble, self.seconds = status, kind, headers or {}, trouble, seconds
@@ -91,10 +91,6 @@ def _handler(owner: ChatServer):
                 self.send_response(step.status)
                 self.send_header("Content-Type", step.kind)
                 self.send_header("Content-Length", str(500 if step.trouble == CUT else len(step.body)))
-                if step.trouble == DRIP:
-                    self.flush_headers()
-                    while not owner.closing.wait(0.02):
-                        self.wfile.write(b"X")
                 for name, value in step.headers.items():
                     self.send_header(name, value)
                 self.end_headers()

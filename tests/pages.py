@@ -9,13 +9,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "design", "examples")
 
-# A page with a test of its own, which uses the same `blocks` and `commands`.
-OWN_TESTS = {
-    "README.md": "test_readme.py",
-    "docs/coming_from.md": "test_integrations_doc.py",
-    "docs/howto/frameworks.md": "test_frameworks.py",
-}
-
 # What no test can run: the page ("" for any), the beginning of a command or of a Python block, and why.
 NOT_RUN: dict[tuple[str, str], str] = {
     ("", "noiser serve"): "it serves until it is stopped; test_web.py has the server",

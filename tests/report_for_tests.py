@@ -95,19 +95,36 @@ FULL: dict[str, Any] = {
 }
 """Something of everything."""
 
+_AREAS = ("area_ns", "area_nc", "area", "random_area", "permuted_area")
+_PARTS = ("antecedent", "distractor", "last_content_word")
+COLUMNS = {
+    "attribution": ("token_forwards", "passes"),
+    "faithfulness": (*soft(0, 0), *(f"{prefix}{name}" for prefix in ("", "rank_") for name in _AREAS)),
+    "answerability": ("answerability_rate", "answerability_score", "answerability_unscored"),
+    "answerability_top5": ("answerability_top5_rate", "answerability_top5_score"),
+    "minimum_top_k": ("minimum_share", "unanswerable"),
+    "localisation": tuple(f"{kind}_{part}" for kind in ("share", "uniform") for part in _PARTS),
+    "stability": ("spearman", "kendall"),
+}
+"""The numbers of each metric."""
+
 
 def full(prompts: int = 12, models: int = 2) -> Run:
-    """A run with something of everything, drawn at random; one method has fewer prompts, and two failures."""
+    """A run with something of everything."""
+    return made(plan(**FULL | {"models": FULL["models"][:models]}), prompts)
+
+
+def made(wanted: Plan, prompts: int) -> Run:
+    """Rows of a plan, drawn at random; LIME has fewer prompts, and the fourth kind of rows two failures."""
     drawn = random.Random(0)
     rows: list[Row] = []
-    wanted = plan(**FULL | {"models": FULL["models"][:models]})
-    for number, cell in enumerate(_cells(wanted)):
-        model, data, method, metric = cell
+    for number, (model, data, method, metric) in enumerate(_cells(wanted)):
         count = 1 if data == "own" else prompts // 2 if method == "lime" else prompts
         for example in range(count):
             error = "NumericalError" if number == 3 and example < 2 else None
             category = ("capital-world" if example % 2 else "family") if data == "longra" else ""
-            values = {} if error else _values(metric, method, drawn, category)
+            lift = len(method) % 7 / 10
+            values = {} if error else {name: lift + drawn.uniform(0.1, 1) for name in COLUMNS[metric]}
             labels = {"model": model, "data": data, "category": category, "error": error}
             rows.append(row(method, metric, example, values, seconds=drawn.uniform(0.1, 3), **labels))
     selections = [
@@ -122,34 +139,6 @@ def _cells(wanted: Plan) -> Iterator[tuple[str, str, str, str]]:
     for model in wanted.labels("models"):
         for data in wanted.labels("data"):
             yield from ((model, data, *kind) for kind in wanted.kinds(model, data))
-
-
-def _values(metric: str, method: str, drawn: random.Random, category: str) -> dict[str, Any]:
-    lift = (len(method) % 7) / 10
-    u = lambda low, high: drawn.uniform(low, high)
-    if metric == "attribution":
-        return {"token_forwards": u(100, 200) * (2 + 10 * lift), "passes": u(1, 20)}
-    if metric == "faithfulness":
-        areas = {
-            f"{prefix}{name}": 0.5 * u(0.9, 1.1) + (lift if name != "random_area" else 0.5)
-            for prefix in ("", "rank_")
-            for name in ("area_ns", "area_nc", "area", "random_area", "permuted_area")
-        }
-        return soft(u(0.01, 0.05) + lift / 20, u(0.3, 0.5) + lift, u(0.01, 0.03), u(0.3, 0.5)) | areas
-    if metric in ("answerability", "answerability_top5"):
-        right = float(drawn.random() < 0.3 + lift)
-        prefix = f"{metric}_"
-        return {f"{prefix}rate": right, f"{prefix}score": right * u(0.5, 0.9), f"{prefix}unscored": 0.0} | {
-            f"{prefix}status": "correct" if right else "wrong"
-        }
-    if metric == "minimum_top_k":
-        return {"minimum_share": u(0.3, 0.9), "unanswerable": 0.0, "minimum_status": "correct"}
-    if metric == "localisation":
-        parts = {"antecedent": 0.1 + lift / 2, "distractor": 0.3}
-        parts |= {"last_content_word": 0.1} if category == "capital-world" else {}
-        shares = {f"share_{name}": share * u(0.8, 1.2) for name, share in parts.items()}
-        return shares | {"uniform_antecedent": 0.05, "uniform_distractor": 0.4, "uniform_last_content_word": 0.05}
-    return {"spearman": u(0.5, 1), "kendall": u(0.5, 1)}
 
 
 def near(statistic, data, seed, confidence):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -17,7 +16,7 @@ from typer.testing import CliRunner
 import noiser
 import noiser.model
 from noiser.cli import app, terminal
-from noiser.cli.options import PromptOptions, parse_parameters, parse_prompt
+from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError
 from noiser.files import json_text
 from noiser.methods import METHODS
@@ -328,13 +327,6 @@ def test_chat_prompts(typed):
     assert parse_prompt(typed, chat=False) == typed
 
 
-def test_defaults_of_a_prompt_are_the_library_s():
-    options = {"max_new_tokens": 3, "target_unit": "word"}
-    assert PromptOptions(prompt="Who?", chat=True, **options).arguments().items() >= options.items()
-    asked = PromptOptions(prompt="Who?", chat=True).arguments()
-    assert (asked["max_new_tokens"], asked["target_unit"]) == (None, None)
-
-
 # ---- the progress bar ------------------------------------------------------------------------------------------------
 
 
@@ -354,16 +346,6 @@ def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
         for done in (1, 2, 3):
             update(done, 100)
     assert capsys.readouterr().err.count("About 9 min 48 s left") == 1
-
-
-def test_long_work_is_announced_from_the_clean_pass_before_it_starts(monkeypatch, capsys):
-    times = iter([0.0, 9.0, 12.0, 12.0])  # nine seconds of a model's trial do not count
-    monkeypatch.setattr("noiser.explain.progress.time", SimpleNamespace(monotonic=lambda: next(times)))
-    with terminal.progress_bar("Attributing") as update:
-        for done, expected in ((0, 50), (50, 50), (50, 10_050)):
-            assert not capsys.readouterr().err
-            update(done, expected)
-    assert "About 10 min" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("patience", "shows"), [(60.0, False), (0.0, True)])
@@ -387,18 +369,3 @@ def test_the_bar_is_closed_after_an_error(monkeypatch):
         work()
     text = stderr.getvalue()
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is shown again"
-
-
-# ---- the real model --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_main_job(gemma, tmp_path):
-    """From a prompt to a picture, in a process of its own."""
-    arguments = ["attribute", "LeBron James professionally plays the sport of", "--format", "json"]
-    ran = subprocess.run([sys.executable, "-m", "noiser", *arguments], capture_output=True, text=True, check=True)
-    (tmp_path / "a.json").write_text(ran.stdout, encoding="utf-8")
-    att = noiser.Attribution.load(tmp_path / "a.json")
-    assert [target.text for target in att.targets] == [" basketball"]
-    assert att.model.name == "gemma-3-270m"
-    assert ran.stderr == LOADING

@@ -239,19 +239,6 @@ def test_planted_gold_is_what_says_the_answer_and_nothing_else_does():
         assert len(gold) == {"twice": 2, "combined": 2}.get(example.category, 1)
 
 
-def test_planted_places_are_balanced_and_lengths_span_40_to_2000_tokens():
-    examples = data.load("planted")
-    for category in ("once", "twice", "combined"):
-        for sentences in planted.SENTENCES:
-            depths = [e.meta["depth"] for e in examples if e.id.startswith(f"planted-{category}-{sentences}-")]
-            assert sum(depths) / len(depths) == pytest.approx(50, abs=1)
-            assert {0, 100} <= set(depths)
-    lengths = [len(example.prompt.split()) for example in examples]
-    assert min(lengths) == 31
-    assert max(lengths) > 1300  # words; a fact has eight of them and ten tokens
-    assert {e.category for e in examples if e.meta["sentences"] == 20} == {"twice", "combined"}
-
-
 def test_a_fact_in_two_parts_must_need_both():
     example = planted.draw("combined", 3)[0]
     box, room = "Philip keeps the telescope in the red box.", "The red box is in the garden."

@@ -18,10 +18,10 @@ import noiser
 from bench_for_tests import PROMPTS
 from noiser.errors import ParameterError
 from noiser.judges import Verdict
-from noiser.metrics import METRICS, Metric, Scale, estimate
+from noiser.metrics import METRICS, Scale, estimate
 from noiser.metrics.answers import answers
-from noiser.metrics.bootstrap import corrected, holm, mean, mean_gap, summed_log_ratios
-from noiser.metrics.metric import Summary, gap_to
+from noiser.metrics.bootstrap import corrected, holm, mean_gap, summed_log_ratios
+from noiser.metrics.metric import gap_to
 from tiny import tiny
 from tokenizers_for_tests import CHAT_TEMPLATE
 
@@ -103,22 +103,6 @@ def test_nothing_is_left_out_silently():
     assert "2 of 4 prompts have no value" in found["soft_nc"].reason
     assert "2 of 4 prompts measured in full" in str(found)
     assert "Skipped: prompt 1" in str(found)
-
-
-def test_a_metric_that_fails_takes_nothing_else_with_it(monkeypatch):
-    def fails(case):
-        if case.att.text.startswith("A teacher"):
-            raise ZeroDivisionError("broken")
-        return {"thing": 1.0}
-
-    metric = Metric(measure=fails, summaries={"thing": Summary(mean, ("thing",), Scale(0, 1, None, True, "a thing"))})
-    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
-    monkeypatch.setattr(METRICS, "_newest", dict(METRICS._newest))
-    METRICS.register("thing", lambda: metric, summary="a thing")
-    found = evaluated(PROMPTS[:3], ["thing", "soft_scores"])
-    assert found["thing"].n == 2
-    assert found["soft_nc"].n == 3
-    assert found.skipped == ((1, PROMPTS[1], "thing@1", "ZeroDivisionError: broken"),)
 
 
 def test_stability_runs_again_and_attributions_cannot():
@@ -318,13 +302,10 @@ def test_progress_counts_parts_of_prompts():
     [
         ({"metrics": "faithfullness"}, "Did you mean 'faithfulness'"),
         ({"metrics": []}, "metrics is empty"),
-        ({"method": "noisr"}, "Did you mean"),
         ({"profile": "author"}, "Did you mean 'authors'"),
         ({"unit": "words"}, "Did you mean 'word'"),
-        ({"mask": 3}, "Did you mean 'masks'"),
         ({"seed": -1}, "seed is -1"),
         ({"confidence": 95}, "confidence is 95"),
-        ({"metrics": "mass_matched", "rates": 0.5}, r"rates is 0\.5; expected 2 or more numbers"),
         ({"k": 2}, "k would change nothing; expected draws or masks or normalization for"),
         ({"metrics": "top_k", "judge": "local"}, "judge would change nothing; expected draws or k or removal for"),
         ({"metrics": "answerability"}, "answerability@1 has no judge"),
@@ -409,19 +390,16 @@ REAL_PROMPTS = [
 
 
 @pytest.mark.slow
-def test_the_numbers_make_sense_on_a_real_model(smol):
-    metrics = ["soft_scores", "mass_matched", "erasure"]
+def test_a_method_measures_better_than_random_scores_on_a_real_model(smol):
     few = {"masks": 2, "draws": 2, "rates": (0.1, 0.9)}
     found, random = (
-        noiser.evaluate(smol, REAL_PROMPTS, name, metrics, **few) for name in ("noiser_relative", "random")
+        noiser.evaluate(smol, REAL_PROMPTS, name, ["mass_matched", "erasure"], **few)
+        for name in ("noiser_relative", "random")
     )
     assert not found.skipped
-    assert 0 < found["soft_ns"].value < 0.2  # with a mass of 1 about 1/T of every embedding is kept
-    assert random["area"].value == pytest.approx(1.03, abs=0.12)
     assert found["area"].value > random["area"].value
     assert found["area_minus_random"].value > 0
     assert found["comprehensiveness"].value > random["comprehensiveness"].value
-    assert not random["faithfulness"].is_clear
     assert not random["area_minus_random"].is_clear
 
 

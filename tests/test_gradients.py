@@ -245,12 +245,10 @@ def test_a_layer_without_a_backward_pass_is_refused(method, kind, reason):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", ["LeBron James professionally plays the sport of", "The capital of France is"])
-def test_integrated_gradients_are_complete_on_real_models(real, prompt):
-    for steps, most in ((50, 0.02), (200, 0.005)):
-        att = noiser.attribute(real, prompt, method=IntegratedGradients(n_steps=steps))
-        assert abs(att.info["delta"][0]) < most * abs(att.info["difference"][0])
-        assert float(att.scores.sum()) == pytest.approx(att.info["difference"][0], rel=most)
+def test_integrated_gradients_are_complete_on_a_real_model(gemma):
+    att = noiser.attribute(gemma, "The capital of France is", method=IntegratedGradients(n_steps=50))
+    assert abs(att.info["delta"][0]) < 0.02 * abs(att.info["difference"][0])
+    assert float(att.scores.sum()) == pytest.approx(att.info["difference"][0], rel=0.02)
 
 
 @pytest.mark.slow
@@ -264,18 +262,18 @@ def test_integrated_gradients_are_complete_on_real_models(real, prompt):
         ("sequential_integrated_gradients", SequentialIntegratedGradients(n_steps=3, baseline="unk")),
     ],
 )
-def test_equals_inseq(real, name, method):
+def test_equals_inseq(smol, name, method):
     """Inseq moves special tokens to the baseline too, and its baseline is the unknown token's embedding."""
     if importlib.util.find_spec("inseq") is None:
         pytest.skip("inseq, which this compares with, is not installed: pip install inseq==0.7.1")
     prompt = "LeBron James professionally plays the sport of"
-    att = noiser.attribute(real, prompt, method=method, special_tokens="perturbed")
+    att = noiser.attribute(smol, prompt, method=method, special_tokens="perturbed")
     steps = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         import inseq
 
-        theirs = inseq.load_model(copy.deepcopy(real.model), name, tokenizer=copy.deepcopy(real.tokenizer))
+        theirs = inseq.load_model(copy.deepcopy(smol.model), name, tokenizer=copy.deepcopy(smol.tokenizer))
         out = theirs.attribute(prompt, prompt + att.targets[0].text, show_progress=False, **steps)
     expected = reduced(out.sequence_attributions[0].target_attributions.float()[:-1, 0], method.reduce)
     assert expected.shape == att.scores[0].shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from noiser.errors import ModelNotFoundError, ParameterError, UnknownNameError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.local import LocalJudge, _first_word
 from noiser.text import encode
+from test_contract import state_of, state_of_process
 from tiny import tiny_model, tiny_tokenizer
 
 CHAT = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
@@ -53,27 +53,14 @@ def test_replies_repeat_and_do_not_depend_on_the_batch(chat, count):
         assert verdict.usage.prompt_tokens > 0
 
 
-def state_of(lm):
-    return (
-        lm.model.generation_config.to_dict(),
-        lm.model.config.to_dict(),
-        lm.tokenizer.init_kwargs.copy(),
-        [module.training for module in lm.model.modules()],
-        torch.get_rng_state().tolist(),
-        warnings.filters.copy(),
-        {name: id(value) for name, value in vars(lm.model).items()},
-    )
-
-
 @pytest.mark.parametrize(("family", "chat"), [("llama", False), ("gpt2", True), ("mamba", False)])
 def test_nothing_is_left_changed_or_said(family, chat, capfd, recwarn):
     lm = model(family, chat)
     lm.model.generation_config.do_sample = True
     lm.model.generation_config.temperature = 0.3
-    before = state_of(lm)
+    before = state_of(lm), state_of_process()
     LocalJudge(lm, max_new_tokens=4).judge(requests(5)[:2])
-    assert state_of(lm) == before
-    assert torch.is_grad_enabled()
+    assert (state_of(lm), state_of_process()) == before
     assert capfd.readouterr() == ("", "")
     assert not recwarn.list
 
@@ -182,14 +169,7 @@ def test_smollm2_knows_some_things(smol):
     eiffel = JudgeRequest(("The", "Eiffel", "Tower", "is", "located", "in", "the", "city", "of"), 5)
     (verdict,) = judge.judge([eiffel])
     assert verdict.says(" Paris", top=5)
-    chat = make_judge("local", lm=smol)
-    assert chat.style == "chat"
-    one, five = chat.judge([JudgeRequest(eiffel.words, 1), eiffel])
-    assert one.prompt_version == "paper-v1"
-    assert len(one.replies) == 1
-    assert len(five.replies) == 5
-    assert len(set(five.replies)) == 5
-    assert (one, five) == tuple(chat.judge([JudgeRequest(eiffel.words, 1), eiffel]))
+    assert make_judge("local", lm=smol).style == "chat"
 
 
 def test_a_text_that_ends_at_once_has_no_answer(monkeypatch):

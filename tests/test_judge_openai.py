@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import os
 import random
@@ -18,7 +17,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from chat_server import CUT, DRIP, ChatServer, Step, completion
+from chat_server import CUT, ChatServer, Step, completion
 from noiser import endpoint
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, Usage, make_judge
@@ -115,9 +114,6 @@ def test_replies_are_read_stored_and_not_asked_for_again(body, answers, reason):
 
 PASSING = {
     "429": Step(429, {}, headers={"Retry-After": "1"}),
-    "500": Step(500, {"error": {"message": "oops"}}),
-    "503 page": Step(503, b"<html>down</html>", kind="text/html"),
-    "408": Step(408, {}),
     "cut": Step(trouble=CUT),
     "silence": Step(body=completion("late"), seconds=60),
 }
@@ -140,15 +136,7 @@ def test_what_passes_is_tried_again(name):
         (Step(503, {"error": {"message": "overloaded"}}), "503.*overloaded", 3),
         (Step(400, {"error": {"message": f"bad key {KEY}"}}), r"400.*bad key \[key\]", 1),
         (Step(body=b"<html>Welcome</html>", kind="text/html"), "not a chat completion: <html>", 1),
-        (Step(body=b'{"choices": [{"mess'), "not a chat completion", 1),
-        (Step(body={"error": {"message": "overloaded"}}), "not a chat completion", 1),
         (Step(body={"choices": []}), "not a chat completion", 1),
-        (
-            Step(body=gzip.compress(gzip.compress(bytes(10**6))), headers={"Content-Encoding": "gzip, gzip"}),
-            "gzip, gzip",
-            1,
-        ),
-        (Step(body=b"x", headers={"Content-Encoding": "br"}), "encoded as br, which was not asked for", 1),
         (Step(body=completion("w" * 20_000)), "more than 10,000 bytes", 1),
     ],
 )
@@ -161,13 +149,6 @@ def test_what_does_not_pass_is_unscored_and_not_stored(step, says, tries, monkey
             assert re.search(says, bad.reason), bad.reason
             assert server.hits["word", "w0"] == tries * asked
             assert server.headers[-1]["accept-encoding"] == "identity"
-
-
-def test_a_reply_that_drips_ends_at_the_deadline():
-    with ChatServer(lambda words, before: Step(trouble=DRIP)) as server:
-        (verdict,) = judge_at(server, timeout=0.5, max_retries=0).judge(requests_of(1))
-    assert verdict.lost
-    assert re.search("timed out|too long", verdict.reason)
 
 
 SPELLINGS = [

@@ -16,10 +16,6 @@ pytestmark = pytest.mark.slow
 
 LEBRON = "LeBron James professionally plays the sport of"
 SHORT = "Water boils at"
-LONG = (
-    "Her brother repairs violins in the room behind the kitchen, where he also keeps two cats, a parrot and a "
-    "collection of old maps. When a string breaks, musicians bring him the"
-)
 
 
 def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
@@ -53,11 +49,8 @@ def compare(lm, prompt, *, samples, steps, profile="paper", max_new_tokens=1):
 @pytest.mark.parametrize(
     ("model", "prompt", "options"),
     [
-        ("gemma", LEBRON, {"samples": 3, "steps": 5}),
         ("smol", LEBRON, {"samples": 3, "steps": 5, "profile": "authors"}),
-        ("smol", SHORT, {"samples": 10, "steps": 10}),
-        ("smol", LONG, {"samples": 1, "steps": 3}),
-        ("gemma", SHORT, {"samples": 1, "steps": 2, "max_new_tokens": 3}),
+        ("gemma", SHORT, {"samples": 2, "steps": 4, "max_new_tokens": 2}),
     ],
 )
 def test_equals_the_reference(model, prompt, options, request):
@@ -75,13 +68,12 @@ def test_certified_search_gives_the_same_scores_for_less(gemma):
 
 
 def test_a_seed_gives_the_same_scores_in_two_processes(smol):
+    found = noiser.attribute(smol, SHORT, method="noiser", seed=3).scores
     program = (
-        "import noiser, torch; torch.set_num_threads(2)\n"
+        f"import noiser, torch; torch.set_num_threads({torch.get_num_threads()})\n"
         "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
         f"print(noiser.attribute(lm, {SHORT!r}, method='noiser', seed=3).scores.tolist())"
     )
-    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "ab"]
-    assert runs[0].stdout == runs[1].stdout
-    first = torch.tensor(eval(runs[0].stdout))
-    torch.testing.assert_close(noiser.attribute(smol, SHORT, method="noiser", seed=3).scores, first, atol=1e-5, rtol=0)
-    assert not torch.allclose(noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, first, atol=1e-3)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert eval(done.stdout) == found.tolist()
+    assert not torch.allclose(noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, found, atol=1e-3)

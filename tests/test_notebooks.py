@@ -15,7 +15,8 @@ if any(importlib.util.find_spec(name) is None for name in ("nbclient", "nbformat
 import nbformat
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+FOLDER = ROOT / "docs/notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def shown(notebook):
@@ -36,11 +37,21 @@ def test_stored_with_outputs_and_small(path):
     assert "Traceback" not in text
 
 
+@pytest.fixture(scope="module")
+def client(gemma):
+    """One process for all notebooks, which would take ten seconds each to import what they use."""
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=600, kernel_name="python3")
+    environment = os.environ | {"PYTHONWARNINGS": "ignore:IProgress not found"}
+    with client.setup_kernel(cwd=str(FOLDER), env=environment):
+        yield client
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the client's own libraries; the notebook runs in another process
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(path, gemma):
+def test_runs(path, client):
     stored, again = (nbformat.read(path, as_version=4) for _ in range(2))
-    client = NotebookClient(again, timeout=600, kernel_name="python3")
-    client.execute(cwd=str(path.parent), env=os.environ | {"PYTHONWARNINGS": "ignore:IProgress not found"})
-    assert shown(again) == shown(stored)
+    again.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # no name of the notebook before
+    client.nb = again
+    client.execute(cleanup_kc=False)
+    assert shown(again)[1:] == shown(stored)

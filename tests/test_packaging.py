@@ -90,13 +90,6 @@ def test_releases_compare_the_tag_with_the_version():
         assert ran.returncode == status
 
 
-def test_hooks_run_what_the_test_script_runs():
-    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    entries = [hook["entry"] for repo in config["repos"] for hook in repo["hooks"]]
-    script = (ROOT / "scripts/test").read_text(encoding="utf-8")
-    assert all(entry.removesuffix(" --fix") in script for entry in entries)
-
-
 @needs_bash
 def test_unknown_argument_of_the_test_script():
     ran = subprocess.run([ROOT / "scripts/test", "--quick"], capture_output=True, text=True, check=False)

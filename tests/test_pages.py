@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
+from importlib.util import find_spec
 
 import pytest
 import yaml
@@ -18,12 +21,16 @@ import noiser.model
 from bench_for_tests import plan_text, save_models
 from data_for_tests import NO_REAL, REAL
 from noiser.cli import app
+from noiser.integrations.common import imported
 from noiser.methods import METHODS
-from pages import NOT_RUN, OWN_TESTS, ROOT, all_blocks, blocks, commands, pages, reason_not_to_run
+from pages import NOT_RUN, ROOT, all_blocks, blocks, commands, pages, reason_not_to_run
 from report_for_tests import full, write_folder
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import save_tiny, tiny, tiny_model, tiny_tokenizer
 from tokenizers_for_tests import CHAT_TEMPLATE
 
+pytestmark = pytest.mark.usefixtures("unchecked_module")  # shapes are checked elsewhere
+
+README = "README.md"
 PROMPT = "The quick brown fox jumps over"
 CONTEXT = (
     "The lazy dog sleeps. A teacher in the village plays the violin. The trains to the coast run late. The quick fox"
@@ -42,8 +49,8 @@ def registries():
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch, registries):
-    """A folder with what the pages speak of, and a model that answers to every name."""
+def desk(page, tmp_path, monkeypatch, registries):
+    """A folder with what a page speaks of, and a model that answers to every name."""
     loading, load_data = noiser.model.load_model, noiser.data.load
 
     def load_one(name, data_dir=None, limit=None, *more, **options):  # twenty examples take minutes, and show no more
@@ -63,11 +70,26 @@ def desk(tmp_path, monkeypatch, registries):
     monkeypatch.setenv("MY_KEY", "a key of one's own")
     if REAL is not None:
         monkeypatch.setenv("NOISER_DATA", str(REAL))
-    for name in ("plan.toml", "PLAN.toml"):
-        (tmp_path / name).write_text(plan_text(save_models(tmp_path / "models"), limit=1), encoding="utf-8")
     for name, text in (("notes.txt", "Mira keeps the lute in the attic."), ("news.txt", "It rains.")):
         (tmp_path / name).write_text(text, encoding="utf-8")
+    if any(command.startswith("noiser bench run") for command in runnable(page)):
+        (tmp_path / "PLAN.toml").write_text(plan_text(save_models(tmp_path / "models"), limit=1), encoding="utf-8")
+    if page == "docs/coming_from.md":
+        use_small_model_in_inseq(tmp_path, monkeypatch)
     return tmp_path
+
+
+def use_small_model_in_inseq(folder, monkeypatch):
+    if any(find_spec(name) is None for name in ("inseq", "captum", "shapiq")):
+        pytest.skip("Inseq, Captum or shapiq is not installed: pip install inseq==0.7.1 shapiq==1.4.1")
+    inseq, small = imported("inseq", "inseq"), save_tiny("gemma3", folder / "small")
+    tiny_tokenizer(bos=False).save_pretrained(small)  # others need a continuation
+    load = inseq.load_model
+
+    def load_small(model, *more, **options):
+        return load(str(small) if isinstance(model, str) else model, *more, **options)
+
+    monkeypatch.setattr(inseq, "load_model", load_small)
 
 
 def chat_model():
@@ -78,11 +100,16 @@ def chat_model():
 
 def has_here(page, language):
     found = blocks(page, language) if language == "python" else runnable(page)
-    return page not in OWN_TESTS and bool(found)
+    return page != README and bool(found)
 
 
 def runnable(page):
     return [line for line in commands(page) if line.startswith("noiser ") and reason_not_to_run(page, line) is None]
+
+
+def installed(block):
+    """Whether the packages that a recipe imports are there."""
+    return all(find_spec(name) for name in re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE))
 
 
 def needs_files(text):
@@ -100,6 +127,8 @@ def test_python(page, desk):
     for number, block in enumerate(blocks(page, "python"), 1):
         if needs_files(block):
             pytest.skip(NO_REAL)
+        if page == "docs/howto/frameworks.md" and not installed(block):
+            continue
         exec(compile(block, f"{page}, Python block {number}", "exec"), names)
 
 
@@ -107,7 +136,7 @@ def test_python(page, desk):
 @pytest.mark.parametrize("page", [page for page in pages() if has_here(page, "bash")])
 def test_commands(page, desk):
     """All of a page's, one after the other, in one folder; DIR is a finished benchmark where the page runs none."""
-    if not any(command.startswith("noiser bench run") for command in runnable(page)):
+    if not (desk / "PLAN.toml").exists():
         write_folder(desk / "DIR", full(5))
     for command in runnable(page):
         if needs_files(command):
@@ -116,6 +145,33 @@ def test_commands(page, desk):
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == 0, f"{command}\n{result.output}"
+
+
+@pytest.mark.slow
+def test_the_readme_explains_an_answer_of_the_real_model(gemma, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(noiser, "load_model", lambda name: gemma)
+    names = {}
+    for block in blocks(README, "python"):
+        exec(block, names)
+    att = names["att"]
+    scores = {unit.text.strip(): float(score) for unit, score in zip(att.units, att.scores[0], strict=True)}
+    assert att.targets[0].text == " Portuguese"
+    assert (max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)) == ("Lisbon", "Germany")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", runnable(README))
+def test_commands_of_the_readme_in_a_process_of_their_own(command, gemma):
+    arguments = [sys.executable, "-m", "noiser", *shlex.split(command, comments=True)[1:]]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "Loading gemma-3-270m ...\n")
+    assert " Paris" in done.stdout
+
+
+def test_every_method_is_described():
+    text = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+    assert [name for name in METHODS.names() if f"\n## {name}\n" not in text] == []
 
 
 def others():
@@ -138,8 +194,6 @@ def test_other_commands_name_what_is_there(page, command):
         assert rest == [".venv/bin/activate"]
     elif program == "python" and rest[:2] == ["-m", "pytest"]:
         assert (ROOT / rest[2]).is_file(), command
-    elif program == "python" and rest[0] == "-m":
-        assert page in OWN_TESTS
     else:
         place = rest[0] if program in ("python", ".") else program
         assert place in ("pytest", "mkdocs", "pre-commit", "jupyter") or (ROOT / place).is_file(), command

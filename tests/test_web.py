@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -99,18 +100,14 @@ def test_a_chat_explains_its_whole_answer(web):
     assert (record["targets"], record["units"]) == (expected["targets"], expected["units"])
 
 
-def test_a_tool_call_is_explained_on_the_page_and_by_the_api(web):
+def test_a_tool_call_is_explained(web):
     call = '{"name": "near", "arguments": {"river": "bank"}}'
     chat = f"user: The trains\ntool: The old bank is near the river.\nassistant: {call}"
-    messages = [dict(zip(("role", "content"), line.split(": ", 1), strict=True)) for line in chat.split("\n")]
     asked = {"target": "action", "target_unit": "all", "unit": "turn"}
-    expected = noiser.attribute(chatty("llama"), messages, method="occlusion", **asked)
-    assert (expected.targets[0].text, len(expected.units)) == (call, 2)
+    expected = noiser.attribute(chatty("llama"), parse_chat(chat), method="occlusion", **asked).to_dict()
     shown = answer(web.ask(prompt=chat, chat="1", methods="occlusion", **asked))["saved"][0]
-    reply = web.client.post("v1/attribute", json={"prompt": messages, "method": "occlusion", **asked}).json()
-    for record in (shown, reply):
-        assert record["targets"] == expected.to_dict()["targets"]
-        assert record["scores"] == [[pytest.approx(score, abs=1e-5) for score in expected.scores[0].tolist()]]
+    assert shown["targets"] == expected["targets"]
+    assert scores(shown) == [pytest.approx(row, abs=1e-5) for row in scores(expected)]
 
 
 def test_an_earlier_version_is_compared(web):
@@ -268,8 +265,6 @@ def test_the_api_answers_as_save_writes(web, name):
     [
         ({"prompt": PROMPT, "method": "oclusion"}, 400, "UnknownNameError"),
         ({"prompt": PROMPT, "method": "noiser", "parameters": {"sample": 2}}, 400, "UnknownNameError"),
-        ({"prompt": ""}, 400, "PromptError"),
-        ({"prompt": PROMPT, "foil": 3.5}, 422, "ParameterError"),
         ({"prompt": PROMPT, "sead": 1}, 422, "ParameterError"),
         ({}, 422, "ParameterError"),
     ],
@@ -304,26 +299,19 @@ def test_a_model_that_fails_is_an_error_and_the_next_question_is_answered():
 
 
 def test_models_are_loaded_once_and_one_question_computes_at_a_time():
-    loaded, running, most = [], [], []
-
-    def load(name):
-        loaded.append(name)
-        return chatty(name)
-
-    models = Models(["llama", "gemma3"], load)
+    loaded, running = [], []
+    models = Models(["llama", "gemma3"], lambda name: loaded.append(name) or chatty(name))
 
     def work(job, name):
         with models.use(name, job):
             running.append(name)
-            most.append(len(running))
             time.sleep(0.02)
+            assert running == [name]
             running.pop()
 
-    jobs = [Job(lambda job, name=name: work(job, name)) for name in ("llama", "gemma3", "", "llama")]
-    for job in jobs:
+    for job in [Job(partial(work, name=name)) for name in ("llama", "gemma3", "", "llama")]:
         asyncio.run(end_of(job))
     assert sorted(loaded) == ["gemma3", "llama"]
-    assert max(most) == 1
 
 
 async def end_of(job):
