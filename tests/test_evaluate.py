@@ -64,7 +64,7 @@ def test_every_kind_of_example():
     assert found["share_who"].value + found["share_rest"].value == pytest.approx(1)
     assert found["share_who"].n == 1
     assert [skipped.metric for skipped in found.skipped] == ["localisation@1", "localisation@1"]
-    for single in (PROMPTS[0], att, record):
+    for single in (PROMPTS[0], att, record, vars(record)):
         assert len(evaluated(single).records) == 1
     chat = [{"role": "user", "content": "hi"}]
     assert len(evaluated(chat).records) == 1  # one chat, which this tokenizer has no template for
@@ -85,7 +85,7 @@ def test_an_example_may_name_its_sources():
 
 def test_an_example_may_have_a_foil():
     asked = {"target": " rain", "foil": " dog"}
-    found = evaluated(SimpleNamespace(prompt=PROMPTS[0], **asked), "top_k", method="occlusion")
+    found = evaluated({"prompt": PROMPTS[0], **asked}, "top_k", method="occlusion")
     att = noiser.attribute(tiny("llama"), PROMPTS[0], method="occlusion", **asked)
     alone = noiser.measure(tiny("llama"), att, "top_k", draws=2)
     assert found.records[0]["drop"] == pytest.approx(alone["drop"], abs=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from noiser.attribution import Attribution
@@ -62,13 +63,12 @@ class Skipped(NamedTuple):
 
 def read_examples(examples: object) -> list[Item]:
     """Items out of one example or several; see `noiser.evaluate`. Raises ParameterError for something else, or none."""
-    if isinstance(examples, str | Attribution) or hasattr(examples, "prompt") or _is_chat(examples):
+    single = "prompt" in examples if isinstance(examples, Mapping) else hasattr(examples, "prompt")
+    if single or isinstance(examples, str | Attribution) or _is_chat(examples):
         return [item_of(0, examples)]
     if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
         kind = type(examples).__name__
-        raise ParameterError(
-            f"The examples are a {kind}; expected texts, chats, attributions or objects with `prompt`."
-        )
+        raise ParameterError(f"The examples are a {kind}; expected texts, chats, attributions or a `prompt` in each.")
     items = [item_of(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
     if not items:
         raise ParameterError("There is no example; expected at least one text, chat or attribution.")
@@ -86,12 +86,11 @@ def item_of(index: int, example: Any) -> Item:
         return Item(index=index, prompt=example.prompt, attribution=example)
     if isinstance(example, str) or _is_chat(example):
         return Item(index=index, prompt=example)
-    if not hasattr(example, "prompt"):
-        kind = type(example).__name__
-        raise ParameterError(
-            f"Example {index} is a {kind}; expected a text, a chat, an attribution or a `prompt` in it."
-        )
-    names = ("target", "foil", "spans", "sources", "without", "id", "category")
-    given = {name: value for name in names if (value := getattr(example, name, None)) is not None}
+    names = ("prompt", "target", "foil", "spans", "sources", "without", "id", "category")
+    read: Any = dict(cast("Any", example)).get if isinstance(example, Mapping) else partial(getattr, example)
+    given = {name: value for name in names if (value := read(name, None)) is not None}
+    if "prompt" not in given:
+        got = f"Example {index} is a {type(example).__name__}"
+        raise ParameterError(f"{got}; expected a text, a chat, an attribution or a `prompt` in it.")
     gold = given.get("target")
-    return Item(index=index, prompt=example.prompt, gold=gold if isinstance(gold, str) else None, **given)
+    return Item(index=index, gold=gold if isinstance(gold, str) else None, **given)

@@ -45,8 +45,8 @@ def evaluate(
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         examples: one or several: a text, chat messages, an `Attribution` (measured unchanged, whatever `method` is),
-            or an object with `prompt` and perhaps `target`, `foil` and `sources` (see `noiser.attribute`), and `spans`
-            (named character spans, for localisation).
+            or an object or dict with `prompt` and perhaps `target`, `foil`, `sources` (see `noiser.attribute`), and
+            `spans` (named character spans, for localisation).
         method: a registry name, or a method with its hyper-parameters.
         metrics: names; `noiser.metrics.METRICS.names()` lists them.
         judge: of "answerability": "local", "openai:MODEL", or a judge.
