@@ -1,7 +1,5 @@
 """Attributions made by hand, without a model."""
 
-from __future__ import annotations
-
 import torch
 
 from noiser.attribution import Attribution

@@ -4,8 +4,6 @@ jaxtyping's own hook decorates all functions, also those without arrays and thos
 tests of small models spend two thirds of their time in it. Those are left to the static checker.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader

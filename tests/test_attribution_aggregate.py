@@ -1,8 +1,4 @@
-"""Coarser units, and the strongest ones."""
-
-from __future__ import annotations
-
-import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,10 +7,11 @@ import torch
 import noiser
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution
+from noiser.attribution.normalize import NORMALIZATIONS, normalize
 from noiser.engine import restore, run_one
-from noiser.errors import ParameterError, UnitError, UnknownNameError
+from noiser.errors import NumericalError, ParameterError, UnitError, UnknownNameError
 from noiser.types import Span
-from tiny import CHAT_TEMPLATE, tiny, tiny_tokenizer
+from tiny import chat_tokenizer, tiny
 
 
 def texts(att):
@@ -33,10 +30,11 @@ def texts(att):
     ],
 )
 def test_words_by_hand(reduce, expected):
-    words = make(scores=((-0.25, 0.5, -0.2, 0.4),)).aggregate("word", reduce=reduce)
+    words = make(scores=((-0.25, 0.5, -0.2, 0.4), (0.1, NAN, -0.2, 0.4))).aggregate("word", reduce=reduce)
     assert texts(words) == ["LeBron", " plays", " sport"]
     assert words.unit == "word"
-    torch.testing.assert_close(words.scores, torch.tensor([expected]))
+    torch.testing.assert_close(words.scores[0], torch.tensor(expected))
+    assert words.scores[1].isnan().tolist() == [True, False, False]
     assert words.units[0] == Span("LeBron", 0, 6, (0, 1))
     assert words.info["aggregated"] == {"from": "token", "reduce": reduce}
 
@@ -49,12 +47,6 @@ def test_standard_errors_and_thresholds():
     mean = rich_example().aggregate("word", "mean")
     torch.testing.assert_close(mean.stderr[0, 0], torch.tensor((0.01**2 + 0.02**2) ** 0.5 / 2))
     assert rich_example().aggregate("word", "max").stderr is None
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "abs_max", "l2"])
-def test_a_unit_is_nan_where_a_part_is(reduce):
-    words = make(scores=((0.1, NAN, -0.2, 0.4), (1.0, 2.0, 3.0, 4.0))).aggregate("word", reduce)
-    assert words.scores.isnan().tolist() == [[True, False, False], [False, False, False]]
 
 
 def test_prompt_and_continuation_are_not_joined():
@@ -87,9 +79,7 @@ def test_text_between_units_is_no_part_of_their_sentences():
 
 @pytest.mark.parametrize("unit", ["word", "sentence"])
 def test_perturbed_special_and_template_tokens_stay_alone(unit):
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE
-    lm = noiser.wrap(tiny("llama").model, tokenizer)
+    lm = noiser.wrap(tiny("llama").model, chat_tokenizer())
     for prompt in ("It rains.</s> The fox", [{"role": "user", "content": "It rains. A fox"}]):
         options = {"method": "occlusion", "special_tokens": "perturbed", "max_new_tokens": 1}
         tokens = noiser.attribute(lm, prompt, **options)
@@ -117,17 +107,12 @@ def test_parts_of_adaptive_units_add_up_to_the_sentences_that_they_were_split_fr
         make(("It rains. The fox", " sings."), ((1.0, 2.0),), units=units, unit="auto").aggregate("sentence")
 
 
-def test_own_spans_leave_the_rest_out():
-    att = make().aggregate([(13, 18), (0, 6)])
-    assert att.unit == "spans"
-    assert texts(att) == [" sport", "LeBron"]
-    torch.testing.assert_close(att.scores, torch.tensor([[0.4, 0.4]]))
-
-
-def test_a_unit_goes_to_the_span_that_has_most_of_it():
+def test_own_spans_leave_the_rest_out_and_a_unit_goes_to_the_span_that_has_most_of_it():
     """A token such as '."' ends a source and goes on after it."""
     pieces = ("It", " rains", '."', " So", '?"')
     sources = [{"title": "", "start": 0, "end": 9}, {"title": "", "start": 10, "end": 14}]
+    own = make().aggregate([(13, 18), (0, 6)])
+    assert (own.unit, texts(own)) == ("spans", [" sport", "LeBron"])
     att = make(pieces, ((1.0, 2.0, 4.0, 8.0, 16.0),), info={"sources": sources})
     assert att.aggregate("source").scores.tolist() == [[7.0, 24.0]]
     assert att.aggregate([(0, 9)]).scores.tolist() == [[7.0]]
@@ -143,15 +128,15 @@ def test_pieces_of_one_character_go_together():
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ([], r"unit is \[\]; expected one or more"),
         ([(0, 99)], "leaves the text; expected .*<= 18"),
         ([(6, 7)], "holds no token"),
-        (5, "unit is 5; .*pairs of integers"),
     ],
 )
 def test_bad_spans(spans, message, unchecked):
     with pytest.raises(UnitError, match=message):
         make().aggregate(spans)
+    with pytest.raises(UnknownNameError, match="Did you mean 'mean'"):
+        make().aggregate("word", reduce="meen")
     with pytest.raises(UnitError, match="joins the prompt and its continuation, which begins at 6"):
         make(prompt_length=6).aggregate([(0, 12)])
 
@@ -160,13 +145,6 @@ def test_bad_spans(spans, message, unchecked):
 def test_finer_units_cannot_be_made(unit, finer):
     with pytest.raises(UnitError, match=f"unit={finer!r}"):
         replace(make(), unit=unit).aggregate(finer)
-
-
-def test_unknown_names():
-    with pytest.raises(UnknownNameError, match="Did you mean 'mean'"):
-        make().aggregate("word", reduce="meen")
-    with pytest.raises(UnknownNameError, match="Did you mean 'word'"):
-        make().aggregate("words")
 
 
 def test_top_is_in_order_and_leaves_nan_out():
@@ -195,3 +173,56 @@ def test_dataframe_is_tidy():
     assert frame.score.isna().sum() == 1
     assert frame.k_min.isna().sum() == 7
     assert make().to_dataframe()[["stderr", "threshold", "k_min"]].isna().all(axis=None)
+
+
+E = math.e
+
+
+@pytest.mark.parametrize(
+    ("kind", "scores", "expected"),
+    [
+        ("sum", [1.0, 3.0], [0.25, 0.75]),
+        ("sum", [3.0, -1.0], [1.5, -0.5]),  # negative scores push the positive part above 1
+        ("sum", [-1.0, -3.0], [0.25, 0.75]),  # a negative sum turns the order round
+        ("sum", [1.0, -1.0], [0.5, 0.5]),
+        ("sum", [0.1, 0.2, -0.3], [1 / 3, 1 / 3, 1 / 3]),  # float32 sums of these differ from 0 by rounding only
+        ("sum", [0.0, 0.0, NAN], [0.5, 0.5, NAN]),
+        ("sum", [1e30, -1e30, 1e-20, 0.0], [0.25, 0.25, 0.25, 0.25]),
+        ("sum", [1.0, -1023 / 1024], [1024.0, -1023.0]),  # small, but not for rounding
+        ("sum", [NAN, 1.0, 3.0], [NAN, 0.25, 0.75]),
+        ("positive", [3.0, -1.0, 1.0], [0.75, 0.0, 0.25]),
+        ("positive", [-3.0, -1.0, NAN, 0.0], [1 / 3, 1 / 3, NAN, 1 / 3]),
+        ("abs_sum", [3.0, -1.0], [0.75, 0.25]),
+        ("abs_sum", [0.0, NAN], [1.0, NAN]),
+        ("minmax", [-1.0, 3.0, 1.0, NAN], [0.0, 1.0, 0.5, NAN]),
+        ("minmax", [2.0, 2.0, NAN], [0.5, 0.5, NAN]),
+        ("minmax", [7.0], [1.0]),
+        ("softmax", [0.0, 1.0, NAN], [1 / (1 + E), E / (1 + E), NAN]),
+        ("softmax", [0.0, 0.0], [0.5, 0.5]),
+        ("none", [3.0, -1.0, NAN], [3.0, -1.0, NAN]),
+    ],
+)
+def test_normalised_by_hand(kind, scores, expected):
+    torch.testing.assert_close(normalize(torch.tensor(scores), kind), torch.tensor(expected), equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", NORMALIZATIONS)
+def test_rows_do_not_touch_each_other_nor_the_input(kind):
+    rows = torch.tensor([[1.0, -2.0, NAN], [0.0, 0.0, 0.0], [NAN, NAN, NAN], [5.0, 1.0, 0.5]])
+    before = rows.clone()
+    result = normalize(rows, kind)
+    for row, alone in zip(rows, result, strict=True):
+        torch.testing.assert_close(normalize(row, kind), alone, equal_nan=True)
+    result.zero_()
+    torch.testing.assert_close(rows, before, equal_nan=True)
+    assert normalize(torch.zeros(2, 0), kind).shape == (2, 0)
+
+
+def test_of_a_result():
+    att = make(("a", "b"), ((1.0, 3.0),))
+    torch.testing.assert_close(att.normalized(), torch.tensor([[0.25, 0.75]]))
+    assert att.scores.tolist() == [[1.0, 3.0]]
+    with pytest.raises(NumericalError, match="1 of 2 scores are infinite"):
+        normalize(torch.tensor([1.0, math.inf]), "none")
+    with pytest.raises(UnknownNameError, match="Did you mean 'softmax'"):
+        att.normalized("softmx")

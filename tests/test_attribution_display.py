@@ -1,7 +1,3 @@
-"""Terminal, HTML and Markdown: what they show, and that no text can do anything but be shown."""
-
-from __future__ import annotations
-
 import io
 import json
 import re

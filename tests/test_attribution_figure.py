@@ -1,7 +1,3 @@
-"""`plot`: what stands where, in which colour, and that no text is taken for markup."""
-
-from __future__ import annotations
-
 import io
 import re
 import sys

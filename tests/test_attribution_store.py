@@ -1,7 +1,3 @@
-"""Saving and loading."""
-
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import fields, replace
@@ -117,18 +113,14 @@ def changed(**changes):
         ("[1]", r"the file: Input should be .*, got \[1\]"),
         ("{}", "format: Field required"),
         (changed(model={"name": "x"}), "model.revision: Field required"),
-        (changed(text=3), "text: Input should be a valid string, got 3"),
         (changed(scores=[[1.0]]), r"scores has shape \[1, 1\]; expected \[2, 7\]"),
-        (changed(scores=[[1.0], [1.0, 2.0]]), "scores: expected sequence of length"),
         (changed(scores=[["x"]]), "scores.0.0: Input should be a valid number.*, got 'x'"),
         (changed(scores=[[NAN]]), "not readable JSON .the number NaN is not finite"),
-        (changed(k_min=[1.0]), r"k_min has shape \[1\]; expected \[2\]"),
         (changed(pairs=[{"target": 0, "units": [0, 7], "score": 1, "stderr": 0, "kind": "either"}]), "of no target"),
         (changed(units=[{"text": "a", "start": 0, "end": 1}]), "units.0.token_indices: Field required"),
         (changed(prompt=[3]), "prompt.*, got "),
         (changed(info={"a": "@"}).replace('"@"', "[" * 490 + "]" * 490), "damaged: it is nested"),
         ("", "not readable JSON"),
-        (changed()[:-5], "not readable JSON"),
         ("[" * 100_000, "not readable JSON"),
         ("\udcff", "not readable JSON"),
     ],

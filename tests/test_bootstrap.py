@@ -1,7 +1,3 @@
-"""Numbers over prompts: bootstrap intervals, p-values and their correction."""
-
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -58,7 +54,6 @@ def test_fewer_than_six_prompts_have_no_interval_and_no_p():
 
 
 def test_exchanges_of_the_papers_score_by_hand():
-    """Every assignment of the two methods to the prompts, one by one."""
     rng = np.random.default_rng(3)
     one, other = rng.uniform(0.1, 1, (4, 6)), rng.uniform(0.1, 0.6, (4, 6))
 

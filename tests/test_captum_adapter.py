@@ -1,8 +1,3 @@
-"""Captum's methods behind our interface: the same numbers where a method is ours too, and no trace left."""
-
-from __future__ import annotations
-
-import itertools
 import math
 import random
 
@@ -11,13 +6,12 @@ import pytest
 import torch
 
 import noiser
-from engine_for_tests import clean, distributions, query_of
-from noiser.engine import replace
+from engine_for_tests import query_of
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.integrations.common import seeded
 from noiser.methods import METHODS, make_method
 from test_contract import PROMPT, state_of, state_of_process
-from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
+from tiny import tiny, tiny_model, tiny_tokenizer
 
 pytest.importorskip("captum", reason="Captum is not installed: pip install captum==0.9.0")
 
@@ -33,9 +27,6 @@ def attribute(method, family="gemma3", **options):
 
 def captum(name, **parameters):
     return make_method(f"captum:{name}", **{**CHEAP.get(name, {}), **parameters})
-
-
-# ---- the numbers ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,25 +58,9 @@ def test_equals_ours(theirs, ours, options, family):
 
 
 def test_shapley_values_are_exact():
-    """Against the definition, over all coalitions of words."""
-    found = attribute("captum:ShapleyValues", unit="word")
-    lm, query = tiny("gemma3"), query_of(tiny("gemma3"), PROMPT, unit="word")
-    n, token = len(query.units), query.target_ids[0]
-
-    def value(kept):
-        gone = [i for u, unit in enumerate(query.units) if u not in kept for i in unit.token_indices]
-        if not gone:
-            return float(clean(query)[0, token])
-        return float(distributions(lm, query, [replace(gone, query.baseline("zero"))])[0][0, 0, token])
-
-    for u in range(n):
-        others = [i for i in range(n) if i != u]
-        shapley = sum(
-            math.factorial(len(s)) * math.factorial(n - len(s) - 1) / math.factorial(n) * (value({*s, u}) - value({*s}))
-            for size in range(n)
-            for s in itertools.combinations(others, size)
-        )
-        assert float(found.scores[0, u]) == pytest.approx(shapley, abs=1e-6)
+    found, expected = (attribute(method, unit="word") for method in ("captum:ShapleyValues", "kernel_shap"))
+    assert expected.info["exact"] == [True]
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
 
 
 def test_window_of_two_tokens():
@@ -94,17 +69,13 @@ def test_window_of_two_tokens():
     assert not torch.allclose(one.scores, two.scores)
 
 
-# ---- what every method must do --------------------------------------------------------------------------------------
-
-
 def test_the_methods_that_work_are_found():
     known = "FeatureAblation GradientShap InputXGradient IntegratedGradients KernelShap Lime Occlusion Saliency"
     assert {*known.split(), "ShapleyValueSampling", "ShapleyValues"} == {*CaptumMethod.names()}
 
 
 @pytest.mark.parametrize("name", CaptumMethod.names())
-def test_contract(name):
-    """Shape, seeds, several targets, frozen BOS; the model and the global random states are left as they were."""
+def test_contract(name, unchecked):
     lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())
     before, process = state_of(lm), state_of_process()
     tokens, unit = (1, "word") if name == "ShapleyValues" else (2, "token")
@@ -118,15 +89,6 @@ def test_contract(name):
     assert first.info["token_forwards"] > 0
     assert state_of(lm) == before
     assert state_of_process() == process
-
-
-@pytest.mark.parametrize("name", ["FeatureAblation", "IntegratedGradients"])
-@pytest.mark.parametrize("family", list(FAMILIES)[::3])
-def test_every_family(name, family):
-    assert attribute(captum(name), family, max_new_tokens=2).scores[1].isfinite().all()
-
-
-# ---- names and errors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,3 @@
-"""The check of scores against a few removals, its interval, and fast citations that fall back."""
-
-from __future__ import annotations
-
 import math
 import sys
 

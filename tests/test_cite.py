@@ -1,7 +1,3 @@
-"""`noiser.cite`: scores against plain passes of the model, the rules on numbers made by hand, and how it is shown."""
-
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json
@@ -17,6 +13,7 @@ from engine_for_tests import query_of
 from noiser.data.planted import draw
 from noiser.errors import NoiserError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
 from noiser.types import Pair, Source, Target
+from test_engine import masked
 from test_pages import chat_model
 from tiny import tiny
 
@@ -177,28 +174,13 @@ def test_saved_and_loaded(tmp_path):
 # ---- scores, by plain passes of the model ----------------------------------------------------------------------------
 
 
-def log_probabilities(lm, prompt, answer, removed=()):
-    """Of each token of the answer, with some characters of the prompt hidden from what stands after the sources."""
-    query = query_of(lm, prompt, target=answer)
-    ids = [*query.encoding.token_ids[: query.prompt_tokens], *query.target_ids]
-    hidden = torch.zeros(len(ids), dtype=torch.bool)
-    for index, (start, end) in enumerate(query.encoding.offsets[: query.prompt_tokens]):
-        piece = query.encoding.text[start:end]
-        inside = any(a <= start + len(piece.rstrip() or piece) - 1 < b for a, b in removed)
-        if inside and not query.encoding.frozen[index]:
-            hidden[index] = True
-    after = torch.tensor([start >= prompt.index(SOURCES[-1]) + len(SOURCES[-1]) for start, _ in query.encoding.offsets])
-    after = torch.cat([after, torch.ones(len(ids) - len(after), dtype=torch.bool)])
-    mask = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1) | (after[:, None] & hidden)
-    with torch.no_grad():
-        mask = torch.where(mask, -torch.inf, 0.0)[None, None]
-        logits = lm.model(torch.tensor([ids]), attention_mask=mask).logits[0].float().log_softmax(-1)
-    first = query.prompt_tokens
-    return [float(logits[first + i - 1, token]) for i, token in enumerate(query.target_ids)], query.target_texts
+def log_probabilities(lm, query, hidden=()):
+    """Of each token of the answer, with positions hidden from what stands after the sources."""
+    p = masked(lm, query, hidden, query.sources_stop)
+    return p[range(len(p)), list(query.target_ids)].log().tolist(), query.target_texts
 
 
 def by_sentence(values, texts):
-    """Sums over the two sentences of the answer."""
     end = next(i for i in range(len(texts)) if "".join(texts[: i + 1]) == " The fox sings.") + 1
     return [sum(values[:end]), sum(values[end:])]
 
@@ -208,13 +190,14 @@ def test_scores_are_falls_of_each_sentences_log_probability():
     found = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="sentence", memory=-math.inf, max_new_tokens=3)
     prompt = noiser.place_sources(QUESTION, SOURCES)
     assert found.attribution.prompt == prompt
-    clean = by_sentence(*log_probabilities(lm, prompt, ANSWER))
+    query = query_of(lm, prompt, target=ANSWER, sources=SOURCES, unit="source")
+    clean = by_sentence(*log_probabilities(lm, query))
     assert [s.log_probability for s in found.sentences] == pytest.approx(clean, abs=1e-3)
-    spans = [(source.start, source.end) for source in found.sources]
-    none = by_sentence(*log_probabilities(lm, prompt, ANSWER, spans))
+    everything = [i for unit in query.units[: len(SOURCES)] for i in unit.token_indices]
+    none = by_sentence(*log_probabilities(lm, query, everything))
     assert list(found.losses) == pytest.approx([a - b for a, b in zip(clean, none, strict=True)], abs=1e-3)
     for column, unit in enumerate(found.attribution.units):
-        without = by_sentence(*log_probabilities(lm, prompt, ANSWER, [(unit.start, unit.end)]))
+        without = by_sentence(*log_probabilities(lm, query, unit.token_indices))
         expected = [a - b for a, b in zip(clean, without, strict=True)]
         assert found.attribution.scores[:, column].tolist() == pytest.approx(expected, abs=1e-3)
 
@@ -278,11 +261,8 @@ def test_sources_may_stand_in_the_prompt_already():
     ("changes", "error", "message"),
     [
         ({"sources": ["a cat"], "template": None}, UnitError, "is not in the prompt"),
-        ({"sources": ["a cat", " "]}, UnitError, "Source 2 is empty"),
         ({"sources": ["a cat " * 300]}, PromptError, "Shorten the prompt"),
-        ({"answer": ""}, TargetError, "has no tokens"),
         ({"answer": " \n"}, TargetError, "empty answer"),
-        ({"template": "{question}"}, ParameterError, "once each"),
         ({"template": 3}, NoiserError, "template is 3"),
         ({"unit": "word"}, LookupError, "Known: auto"),
         ({"question": 3}, NoiserError, "The prompt is a int"),
@@ -295,14 +275,6 @@ def test_what_cannot_be_cited_is_a_clear_error(changes, error, message, unchecke
     given = {"question": QUESTION, "sources": SOURCES, "answer": ANSWER} | changes
     with pytest.raises(error, match=message):
         noiser.cite(tiny("llama"), **given)
-
-
-def test_a_continuation_ends_before_a_text():
-    lm = tiny("llama")
-    ids = query_of(lm, QUESTION, max_new_tokens=12).target_ids
-    words = [lm.tokenizer.decode([token]) for token in ids]
-    index = next(i for i in range(2, 12) if words[i].isascii() and not any(words[i] in word for word in words[:i]))
-    assert query_of(lm, QUESTION, max_new_tokens=12, stop=words[index]).target_ids == ids[:index]
 
 
 def test_the_copy_that_was_placed_is_cited_and_not_one_before_it():

@@ -1,7 +1,3 @@
-"""`noiser.compare`, and what `noiser.attribute` says by itself: a bar, advice, hints."""
-
-from __future__ import annotations
-
 import io
 from types import SimpleNamespace
 
@@ -11,6 +7,7 @@ import torch
 import noiser
 from noiser.errors import ParameterError
 from noiser.explain import progress
+from test_attribution_display import Terminal
 from test_contract import with_chat_template
 from tiny import tiny
 
@@ -55,11 +52,6 @@ def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
         noiser.attribute(lm, PROMPT, method="random")
     noiser.attribute(lm, PROMPT, method="random", target=" fox")  # warnings are errors here
     noiser.attribute(tiny("llama"), PROMPT, method="random")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):

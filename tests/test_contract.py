@@ -1,14 +1,10 @@
 """What every registered method must do; a new method is tested by being registered."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
+import functools
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
+import random
 
 import numpy as np
 import pytest
@@ -20,7 +16,7 @@ import noiser
 from engine_for_tests import query_of, run_method
 from noiser.errors import DependencyError, ModelError, ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.methods import METHODS, describe, make_method
-from tiny import CHAT_TEMPLATE, tiny, tiny_model, tiny_tokenizer
+from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
 METHOD_NAMES = METHODS.names()
 PROMPT = "The quick fox sings"
@@ -59,14 +55,18 @@ def method_of(name):
         pytest.skip(str(error))
 
 
+@functools.cache
+def wrapped(family, dtype=torch.float32):
+    """A model in training mode."""
+    return noiser.wrap(tiny_model(family).to(dtype), tiny_tokenizer())
+
+
 def run(lm, name, prompt=PROMPT, **options):
     return noiser.attribute(lm, prompt, method=method_of(name), **options)
 
 
 def with_chat_template(family):
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return noiser.wrap(tiny(family).model, tokenizer)
+    return noiser.wrap(tiny(family).model, chat_tokenizer())
 
 
 def assert_scored(att):
@@ -92,9 +92,8 @@ def assert_close(found, expected, relative=1e-5):
 
 
 @each_method
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "falcon", "mamba"])
+@pytest.mark.parametrize("family", ["gemma3", "falcon", "mamba"])
 def test_scores_every_visible_unit_of_every_target(name, family):
-    """The golden numbers have all families."""
     lm = tiny(family)
     if (name, family) in MAY_REFUSE:
         with pytest.raises(UnsupportedModelError, match=rf"{type(lm.model).__name__}.*'occlusion'"):
@@ -102,11 +101,11 @@ def test_scores_every_visible_unit_of_every_target(name, family):
         return
     several = run(lm, name, max_new_tokens=2)
     assert_scored(several)
-    if family in ("llama", "gemma3", "mamba"):
-        assert len(several.targets) > 1
+    if len(several.targets) > 1:
         one = run(lm, name)
         assert several.scores[0, len(one.units) :].isnan().all()
         assert_close(several.scores[0, : len(one.units)], one.scores[0], relative=1e-4)
+    assert family == "falcon" or len(several.targets) > 1
 
 
 @each_method
@@ -157,41 +156,22 @@ def test_a_foil_is_answered_or_refused(name):
 
 
 @each_method
-@pytest.mark.parametrize("unit", ["word", [(0, 9), (10, 19)]])
-def test_units_of_several_tokens(name, unit):
-    prompt = "The quick fox. It sings in the rain"
-    att = run(tiny("gemma3"), name, prompt=prompt, unit=unit, target=5)
-    assert att.scores.shape == (1, len(att.units))
-    assert att.scores.isfinite().all()
-    assert any(len(u.token_indices) > 1 for u in att.units)
-
-
-@each_method
-def test_chat_scores_the_messages_alone(name):
-    lm = with_chat_template("llama")
-    att = run(lm, name, prompt=CHAT, max_new_tokens=2)
-    text = "".join(unit.text for unit in att.units if unit.end <= att.prompt_length)
-    assert text == "".join(message["content"] for message in CHAT)
-    prompt_units = [i for i, unit in enumerate(att.units) if unit.end <= att.prompt_length]
-    assert att.scores[:, prompt_units].isfinite().all()
-
-
-@each_method
 def test_half_precision(name):
-    lm = noiser.wrap(tiny_model("gemma3").bfloat16().eval(), tiny_tokenizer())
+    lm = wrapped("gemma3", torch.bfloat16)
     assert_scored(run(lm, name, max_new_tokens=2))
     assert all(p.dtype == torch.bfloat16 for p in lm.model.parameters())
 
 
 @each_method
-def test_is_frozen_and_keyword_only(name):
+def test_is_frozen_and_keyword_only_and_checks_each_parameter(name, unchecked):
     method = method_of(name)
-    fields = dataclasses.fields(method)
-    assert all(field.kw_only for field in fields)
-    if fields:
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(method, fields[0].name, None)
     hash(method)
+    for field in dataclasses.fields(method):
+        assert field.kw_only
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(method, field.name, None)
+        with pytest.raises(noiser.NoiserError, match=field.name):
+            make_method(name, **{field.name: "none such"})
     with pytest.raises(noiser.NoiserError, match="no_such_parameter"):
         make_method(name, no_such_parameter=1)
 
@@ -210,35 +190,21 @@ def test_hyper_parameters_may_stand_in_the_name():
     [
         ("noiser", {"samples": 0}, "samples is 0; expected an integer of at least 1"),
         ("noiser", {"steps": 1.5}, "steps is 1.5"),
-        ("noiser", {"bounding": "kmin"}, "Did you mean 'k_min'"),
         ("noiser", {"bounding": -1.0}, "bounding is -1.0; expected a positive number"),
-        ("noiser", {"score": "probs"}, "Did you mean 'prob'"),
-        ("noiser", {"profile": "paper2"}, "Did you mean 'paper'"),
         ("noiser", {"r": 0.0}, "r is 0.0"),
-        ("noiser", {"search": "bisect"}, "Did you mean 'bisection'"),
         ("noiser", {"search": "certified", "bounding": "k_max"}, "finds the smallest threshold"),
         ("occlusion", {"score": "odds"}, "Unknown score 'odds'. .*Known: hellinger, logit, logprob, prob"),
-        ("occlusion", {"baseline": "means"}, "Did you mean 'mean'"),
         ("joint", {"samples": 1}, "samples is 1; expected an integer of at least 2"),
-        ("joint", {"removal": "zeros"}, "Did you mean 'zero'"),
         ("joint", {"pairs": 1}, "pairs is 1"),
         ("lime", {"mask_probability": 1.0}, "mask_probability is 1.0; expected a number between 0 and 1"),
         ("lime", {"alpha": 0.0}, "alpha is 0.0; expected a positive number"),
         ("lime", {"kernel_width": math.inf}, "kernel_width is inf"),
-        ("lime", {"score": "probs"}, "Did you mean 'prob'"),
-        ("context_cite", {"samples": 2.5}, "samples is 2.5"),
         ("context_cite", {"keep_probability": 0.0}, "keep_probability is 0.0"),
-        ("context_cite", {"alpha": "small"}, "alpha is 'small'"),
         ("kernel_shap", {"samples": 1}, "samples is 1; expected an integer of at least 2"),
-        ("kernel_shap", {"baseline": "zeroes"}, "Did you mean 'zero'"),
         ("shapley_sampling", {"permutations": True}, "permutations is True"),
         ("integrated_gradients", {"n_steps": 0}, "n_steps is 0; expected an integer of at least 1"),
         ("gradient_shap", {"samples": 0}, "samples is 0"),
         ("gradient_shap", {"stdev": -1.0}, "stdev is -1.0; expected a finite number of at least 0"),
-        ("input_x_gradient", {"reduce": "l1"}, "Did you mean 'l2'"),
-        ("sequential_integrated_gradients", {"baseline": "zeros"}, "Did you mean 'zero'"),
-        ("deeplift", {"score": "probs"}, "Did you mean 'prob'"),
-        ("attn_lrp", {"softmax": "tailor"}, "Did you mean 'taylor'"),
         ("attention_gradient", {"gate": 0}, "gate is 0; expected a number between 0 and 1"),
     ],
 )
@@ -263,8 +229,7 @@ def test_a_function_that_is_no_generator_is_told_what_a_method_is():
 
 
 @pytest.mark.parametrize("name", ["last_attention", "attention_rollout", "input_x_gradient", "deeplift"])
-@pytest.mark.parametrize("error", [RuntimeError("CUDA: out of memory"), MemoryError("std::bad_alloc")])
-def test_memory_that_runs_out_inside_the_model_is_said_so(name, error):
+def test_memory_that_runs_out_inside_the_model_is_said_so(name):
     lm = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
     run(lm, name)
     passes = []
@@ -272,7 +237,7 @@ def test_memory_that_runs_out_inside_the_model_is_said_so(name, error):
     def fail(*_):
         passes.append(1)
         if len(passes) > 1:  # after the prompt
-            raise error
+            raise RuntimeError("CUDA: out of memory")
 
     lm.model.get_output_embeddings().register_forward_hook(fail)
     with pytest.raises(ModelError, match="Not enough memory on cpu to run one sequence of"):
@@ -286,25 +251,25 @@ class ModelFailedError(Exception):
     """What the caller's own code raises inside the model."""
 
 
-def careless(family):
-    """A model as a caller may have left it: half in training mode, partly frozen, with a hook and a gradient."""
+def careless(family, error=ModelFailedError):
+    """A model as a caller may have left it: half in training mode, partly frozen, with a hook and a gradient.
+
+    Also the passes of its hook so far, and the numbers of those in which it fails, from 1.
+    """
     model = tiny_model(family)
     first, second, *_ = model.parameters()
     first.requires_grad_(False)
     second.grad = torch.ones_like(second)
     list(model.modules())[-1].eval()
-    calls = []
-    model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1) if fail_at(calls) else None)
-    return noiser.wrap(model, copy.deepcopy(tiny_tokenizer())), calls
+    failing, calls = [], []
 
+    def hook(*_):
+        calls.append(1)
+        if len(calls) in failing:
+            raise error
 
-_FAILURE = {"at": None}
-
-
-def fail_at(calls):
-    if _FAILURE["at"] == len(calls):
-        raise ModelFailedError
-    return True
+    model.get_output_embeddings().register_forward_hook(hook)
+    return noiser.wrap(model, copy.deepcopy(tiny_tokenizer())), calls, failing
 
 
 def state_of(lm):
@@ -335,6 +300,7 @@ def hooks_of(module):
 
 def state_of_process():
     return {
+        "python": random.getstate(),
         "numpy": tuple(map(str, np.random.get_state(legacy=True))),
         "torch": tuple(torch.get_rng_state().tolist()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
@@ -349,11 +315,10 @@ def state_of_process():
 
 
 @each_method
-@pytest.mark.parametrize("family", ["gemma2"])
-def test_leaves_everything_as_it_was_also_after_a_failure(name, family):
-    lm, calls = careless(family)
-    _FAILURE["at"] = None
-    run(tiny(family), name)  # what is imported or cached on first use belongs to nobody
+def test_leaves_everything_as_it_was_also_after_a_failure(name, unchecked):
+    """Unchecked, since the run-time type checker draws from Python's random numbers."""
+    lm, calls, failing = careless("gemma2")
+    run(tiny("gemma2"), name)  # what is imported or cached on first use belongs to nobody
     before, process = state_of(lm), state_of_process()
     run(lm, name, max_new_tokens=2)
     assert state_of(lm) == before
@@ -363,23 +328,18 @@ def test_leaves_everything_as_it_was_also_after_a_failure(name, family):
     run(lm, name, max_new_tokens=2)
     passes = len(calls)
     assert passes
-    for at in sorted({passes // 2, passes - 1}):
+    for failing[:] in {(passes // 2 + 1,), (passes,)}:
         calls.clear()
-        _FAILURE["at"] = at
-        try:
-            with pytest.raises(ModelFailedError):
-                run(lm, name, max_new_tokens=2)
-        finally:
-            _FAILURE["at"] = None
-        assert state_of(lm) == before, f"after a failure in pass {at} of {passes}"
+        with pytest.raises(ModelFailedError):
+            run(lm, name, max_new_tokens=2)
+        assert state_of(lm) == before, f"after a failure in pass {failing} of {passes}"
         assert state_of_process() == process
 
 
-@pytest.mark.parametrize("dtype", [torch.float64], ids=str)
-def test_the_callers_default_dtype_changes_no_number(dtype):
+def test_the_callers_default_dtype_changes_no_number():
     """Seeded noise, masks and sums are float32, whatever new tensors of the caller's are."""
     expected = {name: run(tiny("llama"), name).scores for name in METHOD_NAMES}
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.float64)
     try:
         found = {name: run(tiny("llama"), name).scores for name in METHOD_NAMES}
         lm = tiny("llama")
@@ -414,29 +374,6 @@ def test_the_callers_default_device_changes_no_number(tmp_path):
     torch.testing.assert_close(found, scores, atol=0, rtol=0, equal_nan=True)
 
 
-_WITHOUT_CHECKS = """
-import random
-import sklearn.linear_model  # draws when it is imported
-import noiser, tiny, test_contract
-lm = tiny.tiny("llama")
-for name in test_contract.METHOD_NAMES:
-    random.seed(0)
-    before = random.getstate()
-    test_contract.run(lm, name)
-    assert random.getstate() == before, name
-"""
-
-
-@pytest.mark.slow
-def test_leaves_the_state_of_pythons_random_numbers():
-    """In a process of its own: the run-time type checker of the tests draws from it."""
-    folder = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder.parent / "src"), str(folder)])}
-    done = subprocess.run([sys.executable, "-c", _WITHOUT_CHECKS], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @each_method
 def test_training_mode_and_dropout_play_no_part(name):
-    trained = noiser.wrap(tiny_model("opt"), tiny_tokenizer())
-    assert_close(run(trained, name).scores, run(tiny("opt"), name).scores)
+    assert_close(run(wrapped("opt"), name).scores, run(tiny("opt"), name).scores)

@@ -1,8 +1,3 @@
-"""Which edit of a prompt changed the answer, and by how much."""
-
-from __future__ import annotations
-
-import copy
 import itertools
 import json
 import math
@@ -14,8 +9,7 @@ from typer.testing import CliRunner
 import noiser
 from noiser.cli import app
 from noiser.explain.diff import EXACT
-from tiny import save_tiny, tiny, tiny_model, tiny_tokenizer
-from tokenizers_for_tests import CHAT_TEMPLATE
+from tiny import chat_tokenizer, save_tiny, tiny
 
 BEFORE = "The quick fox sings near the river bank"
 AFTER = "A quick dog sings late near the bank"
@@ -63,9 +57,7 @@ def test_many_edits_are_sampled_and_add_up():
 
 
 def test_a_chat_keeps_its_roles_and_messages_without_content():
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE
-    lm, call = noiser.wrap(tiny_model("llama").eval(), tokenizer), {"role": "assistant", "content": None}
+    lm, call = noiser.wrap(tiny("llama").model, chat_tokenizer()), {"role": "assistant", "content": None}
     asked = {"role": "user", "content": "Why?"}
     chats = [[{"role": "user", "content": f"The {each} sings."}, call, asked] for each in ("dog", "fox")]
     found = noiser.diff(lm, *chats, max_new_tokens=1)

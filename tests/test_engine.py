@@ -1,7 +1,3 @@
-"""The engine gives what running every whole sequence gives, whatever the passes, and errors end one generator alone."""
-
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -10,7 +6,6 @@ import torch
 from engine_for_tests import clean, distributions, query_of
 from noiser import Lime, Noiser, Occlusion, attribute
 from noiser.engine import (
-    REMOVALS,
     SCORES,
     Ask,
     Effect,
@@ -23,7 +18,6 @@ from noiser.engine import (
     hide,
     keep,
     noise,
-    prepare,
     remover,
     replace,
     run_one,
@@ -31,16 +25,14 @@ from noiser.engine import (
     set_rows,
 )
 from noiser.engine import engine as engine_module
-from noiser.errors import ModelError, NumericalError, ParameterError, UnknownNameError, UnsupportedModelError
+from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.explain.attribute import run_many
 from noiser.model import packing, wrap
-from noiser.question import Question
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The brown fox sings in the rain, and the dog plays along."
 DIM = 32
 PACKING = [family for family in FAMILIES if family not in ("falcon", "mamba")]
-some_families = pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mamba"])
 
 
 @pytest.fixture
@@ -49,11 +41,8 @@ def block(monkeypatch):
     monkeypatch.setitem(packing.BLOCK, "cpu", 3)
 
 
-def another(lm, batch_tokens=None, packs=True):
-    """The same model, whose passes hold so many tokens, or one sequence length each."""
-    other = wrap(lm.model, lm.tokenizer, batch_tokens=batch_tokens)
-    other.abilities.packs = packs and lm.abilities.packs
-    return other
+def another(lm, batch_tokens):
+    return wrap(lm.model, lm.tokenizer, batch_tokens=batch_tokens)
 
 
 def question_of(lm, **options):
@@ -66,7 +55,7 @@ def some_changes(query, targets=3):
     """Noise, zeros, masks and deletions at single and several positions, for all and for some targets."""
     rng = torch.Generator().manual_seed(1)
     dim, length = query.embedding_dim, len(query.token_ids)
-    vectors, masks = torch.randn(4, 3, dim, generator=rng), torch.rand(2, length - 1, dim, generator=rng) < 0.5
+    vectors, masks = torch.randn(2, 3, dim, generator=rng), torch.rand(2, length - 1, dim, generator=rng) < 0.5
     return [
         *[noise((i,), vectors, 0.5) for i in range(1, length - targets)],
         noise((2, 4, 5), vectors, 0.3, (targets - 1,)),
@@ -115,48 +104,13 @@ def assert_all_close(found, expected, **bounds):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_whole_sequences_in_every_family(family):
     lm = another(tiny(family), batch_tokens=64)
+    assert lm.abilities.packs is (family in PACKING)
     query = question_of(lm)
     changes = some_changes(query, targets=len(query.target_ids))
     assert_all_close(distributions(lm, query, changes), one_by_one(lm, query, changes))
     with lm.running():
         logits = lm.model(input_ids=query.token_ids[None]).logits[0, list(query.logit_positions)]
     torch.testing.assert_close(clean(query), logits.softmax(-1), atol=2e-6, rtol=1e-4)
-
-
-def test_packs_wherever_attention_goes_through_the_registry():
-    assert {family for family in FAMILIES if not tiny(family).abilities.packs} == {"falcon", "mamba"}
-
-
-@some_families
-@pytest.mark.parametrize(("batch_tokens", "packs"), [(17, True), (64, False)])
-def test_results_do_not_depend_on_the_passes(family, batch_tokens, packs):
-    big = tiny(family)
-    small = another(big, batch_tokens, packs)
-    queries = [question_of(lm) for lm in (big, small)]
-    changes = some_changes(queries[0], targets=len(queries[0].target_ids))
-    found = distributions(small, queries[1], changes)
-    assert_all_close(found, distributions(big, queries[0], changes))
-    assert queries[1].spent.passes > queries[0].spent.passes
-
-
-@pytest.mark.usefixtures("block")
-@pytest.mark.parametrize("family", ["gemma3", "falcon"])
-def test_prompts_that_run_side_by_side_have_the_numbers_of_each_alone(family):
-    lm = another(tiny(family), batch_tokens=100)
-    prompts = [
-        PROMPT,
-        "The dog plays along",
-    ]
-    reads = [SCORES["prob"], SCORES["hellinger"]]
-
-    def steps(prompt, read):
-        query = yield from prepare(lm, Question(prompt=prompt, max_new_tokens=2))
-        changes = some_changes(query, targets=len(query.target_ids))
-        return (yield Ask(query, changes, read))
-
-    together = run_many(lm, [steps(*pair) for pair in zip(prompts, reads, strict=True)])
-    for found, prompt, read in zip(together, prompts, reads, strict=True):
-        assert_all_close(found, run_one(tiny(family), steps(prompt, read)), atol=2e-5)
 
 
 def test_half_precision_stays_close_to_float32():
@@ -175,22 +129,21 @@ def test_only_what_follows_a_change_is_run():
     query = query_of(lm, PROMPT)
     distributions(lm, query, [noise((query.logit_positions[0] - 2,), torch.zeros(5, 1, DIM))])
     assert (query.spent.token_forwards, query.spent.passes) == (15, 1)
-    late = noise((query.logit_positions[0],), torch.ones(1, 1, DIM), 3.0)
     query = query_of(lm, PROMPT, max_new_tokens=3)
     late = noise((query.logit_positions[2],), torch.ones(1, 1, DIM), 3.0, (0,))
     torch.testing.assert_close(distributions(lm, query, [late])[0][0, 0], clean(query)[0], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("method", "passes"), [("occlusion", 1), ("input_x_gradient", 2), ("deeplift", 3)])
-def test_how_often_methods_run_the_model(method, passes):
-    """Besides the prompt."""
+@pytest.mark.parametrize(
+    ("method", "forward", "passes"), [("occlusion", 1, 1), ("input_x_gradient", 1, 2), ("deeplift", 2, 3)]
+)
+def test_how_often_methods_run_the_model(method, forward, passes):
     lm, calls = tiny("llama"), []
     assert lm.abilities.packs
     handle = lm.model.register_forward_pre_hook(lambda *_: calls.append(1))
     att = attribute(lm, PROMPT, method=method, target=5)
     handle.remove()
-    forward = {"input_x_gradient": 1, "deeplift": 2}.get(method, passes)  # the last of its passes is backward
-    assert (len(calls), att.info["passes"]) == (1 + forward, passes)
+    assert (len(calls), att.info["passes"]) == (1 + forward, passes)  # first the prompt
 
 
 # ---- what is removed ------------------------------------------------------------------------------------------------
@@ -234,12 +187,14 @@ def test_later_tokens_do_not_attend_to_hidden_ones(family):
         assert (found[3][0] - clean(query)).abs().max() > 2e-5
 
 
-def test_hiding_in_sources_runs_what_comes_after_them():
-    lm = tiny("llama")
-    query = query_of(lm, PROMPT, target=" fox sings", sources=["The brown fox sings", "the dog plays"])
-    assert query.encoding.text[query.encoding.offsets[query.sources_stop][0] :] == " along. fox sing"
-    distributions(lm, query, [hide((1,)), hide((2, 3))])
-    assert query.spent.token_forwards == 2 * (len(query.token_ids) - query.sources_stop)
+def test_noise_on_a_token_is_the_same_whatever_else_is_removed():
+    query = query_of(tiny("gemma3"), PROMPT)
+    embeddings = tiny("gemma3").model.get_input_embeddings().weight.detach()[query.token_ids]
+    vectors = torch.randn(4, len(query.token_ids), DIM, generator=torch.Generator().manual_seed(3))
+    noisy = embeddings + 2 * embeddings.norm(dim=-1, keepdim=True) / expected_norm("l2", DIM) * vectors
+    for positions in ([2, 4], [4]):
+        change = remover(query, "noise", torch.Generator().manual_seed(3), samples=4)(positions, None)
+        torch.testing.assert_close(change.rows(embeddings[positions]), noisy[:, positions])
 
 
 def test_what_cannot_be_removed_is_an_error():
@@ -249,32 +204,6 @@ def test_what_cannot_be_removed_is_an_error():
         distributions(lm, query, [delete(range(len(query.token_ids)))])
     with pytest.raises(UnsupportedModelError, match=r"but not hidden\. Take a method with baseline='delete'"):
         attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(baseline="hidden"))
-
-
-def test_every_removal_is_the_change_of_its_name():
-    lm = tiny("gemma3")
-    query = query_of(lm, PROMPT)
-    table = lm.model.get_input_embeddings().weight.detach()
-    embeddings = table[query.token_ids]
-
-    def rows(name, positions):
-        change = remover(query, name, torch.Generator().manual_seed(3), samples=4)(positions, None)
-        return change.rows(embeddings[list(change.positions)])
-
-    assert set(REMOVALS) == {"zero", "pad", "unk", "mean", "noise", "delete", "hidden"}
-    assert not rows("zero", (2, 4)).any()
-    torch.testing.assert_close(rows("mean", (2, 4)), table[: len(lm.tokenizer)].mean(0).expand(1, 2, -1))
-    assert remover(query, "delete")((4, 2), None).positions == (2, 4)
-    assert remover(query, "delete")((4, 2), None).rows is None
-    assert remover(query, "hidden")((4, 2), (0,)).hidden
-    vectors = torch.randn(4, len(query.token_ids), DIM, generator=torch.Generator().manual_seed(3))
-    noisy = embeddings + 2 * embeddings.norm(dim=-1, keepdim=True) / expected_norm("l2", DIM) * vectors
-    torch.testing.assert_close(rows("noise", (2, 4)), noisy[:, [2, 4]])
-    torch.testing.assert_close(rows("noise", (4,)), noisy[:, [4]])  # the same whatever else is removed
-    with pytest.raises(UnknownNameError, match="Did you mean 'delete'"):
-        remover(query, "deleted")
-    with pytest.raises(ParameterError, match="unk_token, which it does not have"):
-        remover(query, "unk")
 
 
 # ---- games ----------------------------------------------------------------------------------------------------------
@@ -290,7 +219,6 @@ def test_a_game_has_the_values_of_inputs_built_by_hand(family, removal):
     kept[0], kept[1], kept[2] = True, False, kept[3]
     remove = remover(query, removal, torch.Generator().manual_seed(2), 3)
     found = run_one(lm, Game(query, read, remove)(kept))
-    assert found.shape == (len(query.target_ids), 5)
     for g, seen in enumerate(query.causal_mask):
         for row, value in zip(kept, found[g], strict=True):
             gone = [i for unit, k, s in zip(units, row, seen, strict=True) if s and not k for i in unit.token_indices]
@@ -403,15 +331,15 @@ def test_effects_of_a_change_by_hand(foil):
 # ---- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def out_of_memory_above(lm, tokens, sizes):
-    """A model that fails, as a full card does, on more than this many tokens at once."""
+def failing_above(lm, tokens, sizes, error=torch.OutOfMemoryError):
+    """A model that fails, by default as a full card does, on more than this many tokens at once."""
     inner = lm.model.forward
 
     @functools.wraps(inner)
     def forward(*args, **kwargs):
         sizes.append(kwargs["inputs_embeds"].shape[:2].numel())
         if sizes[-1] > tokens:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error("CUDA out of memory")
         return inner(*args, **kwargs)
 
     return forward
@@ -423,11 +351,11 @@ def test_passes_are_halved_when_memory_runs_out(family, monkeypatch):
     query = query_of(lm, PROMPT, max_new_tokens=2)
     changes = some_changes(query, targets=2)
     expected, sizes = distributions(lm, query, changes), []
-    monkeypatch.setattr(lm.model, "forward", out_of_memory_above(lm, 40, sizes))
+    monkeypatch.setattr(lm.model, "forward", failing_above(lm, 40, sizes))
     assert_all_close(distributions(lm, query, changes), expected, atol=1e-6)
     assert max(sizes) > 40
     assert sum(size > 40 for size in sizes) < 10  # what fits is remembered
-    monkeypatch.setattr(lm.model, "forward", out_of_memory_above(lm, 0, sizes))
+    monkeypatch.setattr(lm.model, "forward", failing_above(lm, 0, sizes))
     with pytest.raises(ModelError, match=r"Not enough memory on cpu to run one sequence .* Shorten the prompt"):
         distributions(lm, query, changes)
 
@@ -505,14 +433,10 @@ def test_generators_that_are_given_up_are_closed(error, monkeypatch):
     if error is GeneratorExit:
         running.close()
     else:
-        monkeypatch.setattr(lm.model, "forward", functools.wraps(lm.model.forward)(lambda *_, **__: interrupt()))
+        monkeypatch.setattr(lm.model, "forward", failing_above(lm, 0, [], KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             list(running)
     assert sorted(closed) == [0, 1, 2]
-
-
-def interrupt():
-    raise KeyboardInterrupt
 
 
 def test_generators_open_at_once_are_limited_and_results_come_in_order(monkeypatch):
@@ -527,12 +451,9 @@ def test_generators_open_at_once_are_limited_and_results_come_in_order(monkeypat
         done.append(number)
         return float(found[0])
 
-    assert run_many(lm, [steps(number) for number in range(5)]) == [run_one(lm, steps_of(query, n)) for n in range(5)]
-
-
-def steps_of(query, number):
-    found = yield Ask(query, [replace((1 + number,), torch.zeros(DIM))], SCORES["prob"])
-    return pytest.approx(float(found[0]), rel=1e-5)
+    found = run_many(lm, [steps(number) for number in range(5)])
+    alone = [ask(lm, Ask(query, [replace((1 + n,), torch.zeros(DIM))], SCORES["prob"])) for n in range(5)]
+    assert found == pytest.approx([float(each) for (each,) in alone], rel=1e-5)
 
 
 def test_steps_may_yield_other_steps():

@@ -1,25 +1,19 @@
 """Scores, metrics and citations on tiny models are the stored ones; test_bench.py compares a benchmark's rows."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
 import torch
 
-from golden.cases import FAMILIES, cases, run
+from golden.cases import cases, run
 from golden.make import stored
+from tiny import FAMILIES
 
 numbers_of_all = cache(stored)
 pytestmark = pytest.mark.usefixtures("unchecked")  # shapes are checked everywhere else
 
 
-def parts():
-    """Families, those with many cases in parts of methods, so that workers share them."""
-    return sorted({(name.split("/")[0], name.split("/")[1]) for name in numbers_of_all()})
-
-
-@pytest.mark.parametrize(("family", "part"), parts())
+@pytest.mark.parametrize(("family", "part"), sorted({tuple(name.split("/")[:2]) for name in numbers_of_all()}))
 def test_numbers_are_the_stored_ones(family, part):
     expected = {name: numbers for name, numbers in numbers_of_all().items() if name.split("/")[:2] == [family, part]}
     made = {f"{family}/{name}": case for name, case in cases(family)}

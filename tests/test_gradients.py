@@ -3,13 +3,8 @@
 What converges is tested on GPT-2: elsewhere a norm of rows alone makes the path steep near a zero baseline.
 """
 
-from __future__ import annotations
-
 import copy
-import importlib.util
-import warnings
 from functools import partial
-from inspect import signature
 
 import pytest
 import torch
@@ -20,25 +15,15 @@ from engine_for_tests import clean, distributions, query_of, run_method
 from noiser.engine import Integrals, Path, ask, replace
 from noiser.errors import ModelError, UnsupportedModelError
 from noiser.methods import (
-    AttnLrp,
-    DeepLift,
     GradientShap,
     InputXGradient,
     IntegratedGradients,
     SequentialIntegratedGradients,
 )
 from noiser.methods.protocol import movable_positions
-from noiser.model.packing import cache_argument
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
-METHODS = [
-    InputXGradient(),
-    IntegratedGradients(n_steps=4),
-    GradientShap(samples=3, stdev=0.1),
-    SequentialIntegratedGradients(n_steps=3),
-]
-NAMES = [type(method).__name__ for method in METHODS]
 
 
 def paths_of(query):
@@ -224,8 +209,6 @@ class Unwritten(torch.autograd.Function):
 
 
 class Raises(nn.Linear):
-    """A layer with such a kernel."""
-
     def forward(self, x):
         return Unwritten.apply(super().forward(x))
 
@@ -233,7 +216,7 @@ class Raises(nn.Linear):
 @pytest.mark.parametrize(
     ("kind", "reason"), [(Cut, r"v_proj \(Cut\) has no backward pass"), (Raises, "4-bit backward")]
 )
-@pytest.mark.parametrize("method", [*METHODS, DeepLift(), AttnLrp()], ids=[*NAMES, "DeepLift", "AttnLrp"])
+@pytest.mark.parametrize("method", ["input_x_gradient", "deeplift", "attn_lrp"])
 def test_a_layer_without_a_backward_pass_is_refused(method, kind, reason):
     model = tiny_model("llama").eval()
     model.model.layers[1].self_attn.v_proj.__class__ = kind
@@ -249,37 +232,3 @@ def test_integrated_gradients_are_complete_on_a_real_model(gemma):
     att = noiser.attribute(gemma, "The capital of France is", method=IntegratedGradients(n_steps=50))
     assert abs(att.info["delta"][0]) < 0.02 * abs(att.info["difference"][0])
     assert float(att.scores.sum()) == pytest.approx(att.info["difference"][0], rel=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("input_x_gradient", InputXGradient(reduce="sum")),
-        ("input_x_gradient", InputXGradient(reduce="l2")),
-        ("integrated_gradients", IntegratedGradients(n_steps=8, baseline="unk")),
-        ("integrated_gradients", IntegratedGradients(n_steps=8, baseline="unk", reduce="l2")),
-        ("sequential_integrated_gradients", SequentialIntegratedGradients(n_steps=3, baseline="unk")),
-    ],
-)
-def test_equals_inseq(smol, name, method):
-    """Inseq moves special tokens to the baseline too, and its baseline is the unknown token's embedding."""
-    if importlib.util.find_spec("inseq") is None:
-        pytest.skip("inseq, which this compares with, is not installed: pip install inseq==0.7.1")
-    prompt = "LeBron James professionally plays the sport of"
-    att = noiser.attribute(smol, prompt, method=method, special_tokens="perturbed")
-    steps = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
-    with warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")
-        import inseq
-
-        theirs = inseq.load_model(copy.deepcopy(smol.model), name, tokenizer=copy.deepcopy(smol.tokenizer))
-        out = theirs.attribute(prompt, prompt + att.targets[0].text, show_progress=False, **steps)
-    expected = reduced(out.sequence_attributions[0].target_attributions.float()[:-1, 0], method.reduce)
-    assert expected.shape == att.scores[0].shape
-    torch.testing.assert_close(att.scores[0], expected, atol=2e-4 * float(expected.abs().max()), rtol=1e-3)
-
-
-def test_a_cache_has_the_name_that_models_know():
-    """Transformers 5.24 renamed it, and warns of the old name."""
-    assert cache_argument(None).keys() <= signature(tiny_model("llama").forward).parameters.keys()

@@ -1,7 +1,3 @@
-"""Noiser inside Inseq, and Inseq's methods inside Noiser."""
-
-from __future__ import annotations
-
 import copy
 import importlib.util
 import subprocess
@@ -15,6 +11,7 @@ from engine_for_tests import query_of
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.methods import METHODS, make_method
 from test_contract import state_of
+from test_occlusion import with_special_tokens
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 if importlib.util.find_spec("inseq") is None:
@@ -58,9 +55,6 @@ def ours(lm, prompt=PROMPT, *, method=None, **options):
 @pytest.fixture
 def no_bos():
     return noiser.wrap(tiny("gemma3").model, tiny_tokenizer(bos=False))
-
-
-# ---- Noiser inside Inseq --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2"])
@@ -165,11 +159,7 @@ def test_command_line(no_bos, tmp_path):
     torch.testing.assert_close(found, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
-# ---- Inseq's methods inside Noiser ----------------------------------------------------------------------------------
-
-
 def direct(lm, name, att):
-    """What Inseq shows, before it normalises."""
     out = run(lm, name, said=PROMPT + "".join(target.text for target in att.targets))[0]
     plain = out.target_attributions.ndim == 2
     return (out if plain else out.aggregate(normalize=False)).target_attributions[:-1].T
@@ -184,14 +174,26 @@ def test_numbers_are_those_of_inseq(name):
     assert att.info["token_forwards"] > 0
 
 
-def test_ours_where_both_are_right():
-    lm = tiny("llama")
-    for reduce in ("l2", "sum"):
-        a = noiser.attribute(lm, PROMPT, method=InseqMethod("input_x_gradient", reduce=reduce), target=TARGET)
-        b = noiser.attribute(
-            lm, PROMPT, method=noiser.InputXGradient(reduce=reduce), target=TARGET, target_unit="token"
-        )
-        torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("input_x_gradient", noiser.InputXGradient()),
+        ("input_x_gradient", noiser.InputXGradient(reduce="sum")),
+        ("integrated_gradients", noiser.IntegratedGradients(n_steps=8, baseline="unk")),
+        ("integrated_gradients", noiser.IntegratedGradients(n_steps=8, baseline="unk", reduce="l2")),
+        ("sequential_integrated_gradients", noiser.SequentialIntegratedGradients(n_steps=3, baseline="unk")),
+    ],
+)
+def test_ours_where_both_are_right(name, method):
+    """Inseq moves special tokens to the baseline too, and its baseline is the unknown token's embedding."""
+    lm = with_special_tokens("llama", unk_token="a")
+    settings = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
+    theirs = make_method(f"inseq:{name}", reduce=method.reduce, **settings)
+    a, b = (
+        noiser.attribute(lm, PROMPT, method=each, target=TARGET, target_unit="token", special_tokens="perturbed")
+        for each in (theirs, method)
+    )
+    torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-3, equal_nan=True)
 
 
 def test_foil_is_the_difference():

@@ -1,7 +1,3 @@
-"""Nothing that is changed on a caller's model outlives the next call, wherever an interrupt comes."""
-
-from __future__ import annotations
-
 import itertools
 import linecache
 import os
@@ -16,22 +12,10 @@ import torch
 import noiser
 from noiser.model import runtime
 from soak import times
+from test_contract import state_of
 from tiny import tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
-
-
-def state_of(model):
-    """All that a run changes: modes, flags, functions, hooks, settings."""
-    modules = [
-        (
-            {name: value for name, value in vars(module).items() if name != "config" and not name.startswith("_")},
-            {*module._forward_hooks, *module._forward_pre_hooks},
-            dict(vars(getattr(module, "config", module.training.__class__))),
-        )
-        for module in model.modules()
-    ]
-    return modules, [parameter.requires_grad for parameter in model.parameters()]
 
 
 def careless():
@@ -70,7 +54,7 @@ def interrupted(call, number):
 def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
     lm = careless()
     assert lm.abilities.packs
-    before = state_of(lm.model)
+    before = state_of(lm)
 
     def call():
         with lm.running(gradients=True), lm.running():
@@ -81,7 +65,7 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
             break
         assert not runtime.held(lm.model).lock._is_owned()
         call()
-        assert state_of(lm.model) == before, number
+        assert state_of(lm) == before, number
         assert torch.is_grad_enabled(), number
     assert number > 300
 
@@ -90,11 +74,11 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
 def test_an_interrupted_question_leaves_a_model_that_answers_as_before(method):
     lm = careless()
     expected = noiser.attribute(lm, PROMPT, method=method).scores
-    before = state_of(lm.model)
+    before = state_of(lm)
     for number in random.Random(0).sample(range(900), 12):
         interrupted(lambda: noiser.attribute(lm, PROMPT, method=method), number)
         assert torch.equal(noiser.attribute(lm, PROMPT, method=method).scores, expected)
-        assert state_of(lm.model) == before, number
+        assert state_of(lm) == before, number
 
 
 def real_interrupts(lm, count, chance):
@@ -102,7 +86,7 @@ def real_interrupts(lm, count, chance):
     methods = itertools.cycle(["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"])
     for method in itertools.islice(methods, 5):
         noiser.attribute(lm, PROMPT, method=method)
-    before, stopped, changed = state_of(lm.model), 0, 0
+    before, stopped, changed = state_of(lm), 0, 0
     former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
     try:
         while stopped < count:
@@ -114,7 +98,7 @@ def real_interrupts(lm, count, chance):
             except KeyboardInterrupt:
                 stopped += 1
             lm.context([3])
-            changed += state_of(lm.model) != before
+            changed += state_of(lm) != before
     finally:
         signal.signal(signal.SIGINT, former)
     return changed
@@ -131,7 +115,7 @@ def test_real_interrupts(train):
 
 def test_a_process_that_is_forked_while_another_thread_runs_the_model_can_run_it_too():
     lm = careless()
-    before = state_of(lm.model)
+    before = state_of(lm)
     held, done = threading.Event(), threading.Event()
 
     def hold():
@@ -147,9 +131,9 @@ def test_a_process_that_is_forked_while_another_thread_runs_the_model_can_run_it
         signal.alarm(20)
         with lm.running():
             pass
-        os._exit(0 if state_of(lm.model) == before else 1)
+        os._exit(0 if state_of(lm) == before else 1)
     _, status = os.waitpid(child, 0)
     done.set()
     thread.join()
     assert status == 0
-    assert state_of(lm.model) == before
+    assert state_of(lm) == before

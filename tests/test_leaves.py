@@ -1,7 +1,3 @@
-"""Numbers as text, whole files and strict JSON."""
-
-from __future__ import annotations
-
 import io
 import math
 import os

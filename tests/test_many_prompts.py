@@ -1,7 +1,3 @@
-"""Many prompts in one call: the same numbers as one by one, in order, and nothing left behind by what fails."""
-
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -9,8 +5,8 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError, PromptError
-from test_contract import CHAT, state_of, with_chat_template
-from tiny import tiny, tiny_model, tiny_tokenizer
+from test_contract import CHAT, ModelFailedError, careless, state_of, with_chat_template
+from tiny import tiny
 
 PROMPTS = [
     "The quick fox sings in the rain",
@@ -21,7 +17,6 @@ PROMPTS = [
 METHODS = {
     "noiser": noiser.Noiser(samples=2, steps=3, search="bisection"),
     "certified": noiser.Noiser(samples=2, steps=3, search="certified"),
-    "occlusion": "occlusion",
     "lime": noiser.Lime(samples=12),
     "integrated_gradients": noiser.IntegratedGradients(n_steps=3),
     "attention_rollout": "attention_rollout",
@@ -63,11 +58,7 @@ def passes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [
-        *(("gemma3", method) for method in METHODS),
-        *(("falcon", method) for method in ("certified", "lime", "integrated_gradients")),
-        *(pytest.param(family, method, marks=pytest.mark.slow) for family in ("gemma2", "gpt2") for method in METHODS),
-    ],
+    [*(("gemma3", method) for method in METHODS), ("falcon", "certified"), ("falcon", "integrated_gradients")],
 )
 def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
@@ -76,7 +67,7 @@ def test_same_numbers_as_one_by_one(family, method):
     assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
 
 
-@pytest.mark.parametrize(("batch_tokens", "most"), [(1, 64), (30, 2), (8192, 64)])
+@pytest.mark.parametrize(("batch_tokens", "most"), [(1, 64), (30, 2)])
 def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, passes):
     options = {"method": noiser.Noiser(samples=2, steps=2)}
     expected = one_by_one(tiny("gemma3"), PROMPTS, **options)
@@ -100,17 +91,6 @@ def test_passes_are_shared_and_stay_within_the_budget(passes):
     assert passes[0] == (len(PROMPTS), sum(len(lm.tokenizer(p)["input_ids"]) for p in PROMPTS))
     assert max(tokens for _, tokens in passes) <= lm.batch_tokens
     assert len(passes) < alone / 2
-
-
-def test_each_prompt_is_tokenised_once_and_before_anything_runs(monkeypatch, passes):
-    lm, read, inner = tiny("llama"), [], noiser.LanguageModel.encode
-    monkeypatch.setattr(noiser.LanguageModel, "encode", lambda lm, prompt: read.append(prompt) or inner(lm, prompt))
-    noiser.attribute(lm, PROMPTS, method="position")
-    assert read == PROMPTS
-    passes.clear()
-    with pytest.raises(PromptError, match="Prompt 4: "):
-        noiser.attribute(lm, [*PROMPTS, " "], method="position")
-    assert not passes
 
 
 def test_a_target_foil_and_seed_for_all_or_for_each():
@@ -151,13 +131,13 @@ def test_progress_counts_prompts():
     assert told == [(done, len(PROMPTS)) for done in range(1, len(PROMPTS) + 1)]
 
 
-# ---- what goes wrong -----------------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_read_or_asked_is_named():
+def test_what_cannot_be_read_or_asked_is_named(passes):
     lm = tiny("llama")
+    assert lm.abilities.packs
+    passes.clear()
     with pytest.raises(PromptError, match=r"^Prompt 1: .*can read 256"):
         noiser.attribute(lm, ["A dog", "dog " * 300])
+    assert not passes  # all prompts are read before anything runs
     with pytest.raises(noiser.NoiserError, match=r"^Prompt 2: The target is token id 99999; expected"):
         noiser.attribute(lm, PROMPTS, target=[1, 2, 99999, 4], method="occlusion")
     with pytest.raises(ParameterError, match="seed is a list of 2 for 4 prompts"):
@@ -166,44 +146,23 @@ def test_what_cannot_be_read_or_asked_is_named():
         noiser.attribute(lm, PROMPTS, method="occlsion")
 
 
-class HookError(Exception):
-    """What the caller's own code raises inside the model."""
-
-
 @pytest.mark.parametrize(
     ("method", "error"),
-    [*((m, HookError) for m in ("certified", "lime", "deeplift", "attention_rollout")), ("noiser", KeyboardInterrupt)],
+    [("certified", ModelFailedError), ("deeplift", ModelFailedError), ("noiser", KeyboardInterrupt)],
 )
 def test_leaves_everything_as_it_was_after_an_error_or_interrupt(method, error):
-    lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())
-    calls, at = [], [None]
-
-    def hook(*_):
-        calls.append(1)
-        if len(calls) == at[0]:
-            raise error
-
-    lm.model.get_output_embeddings().register_forward_hook(hook)
+    lm, calls, failing = careless("gemma3", error)
     options = {"method": METHODS[method]}
     expected = noiser.attribute(lm, PROMPTS[:2], **options)
     calls.clear()
     noiser.attribute(lm, PROMPTS[:2], **options)
     passes, before = len(calls), state_of(lm)
-    for at[0] in sorted({1, passes}):
+    for failing[:] in {(1,), (passes,)}:
         calls.clear()
         with pytest.raises(error) as caught:
             noiser.attribute(lm, PROMPTS[:2], **options)
         assert state_of(lm) == before
-        if error is HookError:
+        if error is ModelFailedError:
             assert any("Prompt " in note for note in caught.value.__notes__)
-    at[0] = None
+    failing.clear()
     assert_same(noiser.attribute(lm, PROMPTS[:2], **options), expected)
-
-
-def test_an_interrupt_between_passes_ends_all():
-    def interrupted(done, expected):
-        if done > 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        noiser.attribute(tiny("llama"), PROMPTS, method=METHODS["noiser"], progress=interrupted)

@@ -1,7 +1,3 @@
-"""Localisation, gold spans and stability, by hand and against all orders."""
-
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -44,7 +40,6 @@ def test_a_unit_goes_where_most_of_it_is_and_late_units_do_not_count():
     units = units_by_name(att, spans)
     assert (units["a"], units["b"]) == ([0], [1, 2])
     found = columns(lm, case_of(lm, att, spans=spans), "localisation")
-    assert found["share_a"] + found["share_b"] + found["share_rest"] == pytest.approx(1)
     expected = (1 / (~att.scores.isnan()).sum(-1)).mean()
     assert found["uniform_a"] == pytest.approx(float(expected))
 
@@ -54,8 +49,6 @@ def test_a_unit_goes_where_most_of_it_is_and_late_units_do_not_count():
     [
         ({"rest": [(0, 3)]}, "expected another name"),
         ({"b": [(0, 1)], "a": [(3, 3)]}, r"Span \(3, 3\) of spans is empty"),
-        ({"a": [(0, 300)]}, "of spans leaves the text"),
-        ({"a": [(0, 5), (4, 9)]}, r"Spans \(0, 5\) and \(4, 9\) of spans overlap"),
         ({"a": [(4, 9)], "b": [(0, 5)]}, r"Spans \(0, 5\) and \(4, 9\) of spans overlap"),
         ({"a": [(0, "5")]}, r"spans is .* pairs of integers"),
         ({"a": [], "b": [(0, 5)]}, r"'a', \[\], hold no word"),
@@ -67,9 +60,6 @@ def test_a_unit_goes_where_most_of_it_is_and_late_units_do_not_count():
 def test_spans_that_cannot_be_found(spans, message, unchecked):
     with pytest.raises(noiser.NoiserError, match=message):
         measured("localisation", [1.0], spans, "The quick fox sings")
-
-
-# ---- gold spans ----------------------------------------------------------------------------------------------------
 
 
 def test_gold_spans_by_hand():
@@ -102,9 +92,6 @@ def test_many_equal_scores_have_a_reciprocal_rank():
     assert mean_reciprocal_rank(0, 1500, 1) == pytest.approx(sum(1 / place for place in range(1, 1501)) / 1500)
     assert mean_reciprocal_rank(0, 1500, 750) == pytest.approx(math.log(2), abs=1e-3)  # halves: Σ ½ⁿ/n
     assert mean_reciprocal_rank(9, 1500, 1500) == pytest.approx(1 / 10)
-
-
-# ---- stability -----------------------------------------------------------------------------------------------------
 
 
 def kendall(x, y):
@@ -143,9 +130,6 @@ def test_stability_has_no_value_for_constant_scores_and_other_questions():
     for other in (attributed(prompt="The quick fox")[1], attributed(prompt=PROMPT, unit="word")[1]):
         with pytest.raises(noiser.errors.ParameterError, match="must be about the same prompt"):
             stability(lm, att, other)
-
-
-# ---- the manual ----------------------------------------------------------------------------------------------------
 
 
 def test_the_worked_examples_of_the_manual():

@@ -1,7 +1,5 @@
 """What docs/coming_from.md says of Inseq and Captum is so in the versions that it names."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

@@ -1,8 +1,6 @@
-"""Noiser against the slow reference, on random models of every family."""
-
-from __future__ import annotations
-
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from engine_for_tests import query_of
 from methods_for_tests import asked
 from noiser.engine import expected_norm
 from noiser.errors import ParameterError
-from noiser.methods import make_method
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -25,7 +22,6 @@ def embedding_noise(lm, samples, longest=1, seed=0):
 
 
 def expected(lm, att, *, steps, samples, row=0, last_probe=False, foil=None):
-    """The slow reference for one target of an attribution; NaN columns left out."""
     columns = [i for i in range(len(att.units)) if not math.isnan(att.scores[row, i])]
     units = [att.units[i].token_indices for i in columns]
     query = query_of(lm, att.prompt, max_new_tokens=len(att.targets))
@@ -50,20 +46,20 @@ def expected(lm, att, *, steps, samples, row=0, last_probe=False, foil=None):
 )
 def test_equals_the_reference_in_every_family(family, targets):
     lm = tiny(family)
-    method = noiser.Noiser(samples=3, steps=6, search="bisection")
+    method = noiser.Noiser(samples=2, steps=5, search="bisection")
     att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=targets)
     for row in range(len(att.targets)):
-        assert_equal(att, *expected(lm, att, steps=6, samples=3, row=row), row)
+        assert_equal(att, *expected(lm, att, steps=5, samples=2, row=row), row)
 
 
-def assert_equal(att, columns, thresholds, scores, row=0):
+def assert_equal(att, columns, thresholds, scores, row=0, atol=1e-5):
     """Units that could not be the minimum have no threshold; the others have that of a search of their own."""
     found = att.thresholds[row, columns]
     searched = ~found.isnan()
     assert searched.any()
     assert torch.equal(found[searched], thresholds[searched].float())
     assert att.k_min[row] == thresholds.min()
-    torch.testing.assert_close(att.scores[row, columns], scores, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(att.scores[row, columns], scores, atol=atol, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
@@ -81,7 +77,6 @@ def test_the_certified_search_is_the_default_where_it_can_be():
     assert noiser.Noiser().certifies
     for others in ({"bounding": "k_max"}, {"profile": "authors"}, {"search": "bisection"}):
         assert not noiser.Noiser(**others).certifies
-    assert make_method("noiser@1") == noiser.Noiser(search="bisection")
 
 
 def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
@@ -169,19 +164,6 @@ def test_relative_noise_is_in_proportion_to_each_embedding():
             assert float(att.scores[0, i]) == pytest.approx(distance, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_standard_errors_equal_what_repeated_draws_show():
-    lm = tiny("llama")
-    for score in ("prob", "logprob", "hellinger"):
-        runs = [
-            noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=32, bounding=0.2, score=score), seed=seed)
-            for seed in range(30)
-        ]
-        spread = torch.stack([run.scores[0] for run in runs]).std(0)
-        claimed = torch.stack([run.stderr[0] for run in runs]).mean(0)
-        assert ((claimed / spread - 1).abs() < 0.5).all(), (score, claimed / spread)
-
-
 @pytest.mark.parametrize("unit", ["word", "sentence", [(0, 3), (4, 15)]])
 def test_units_of_several_tokens_get_rows_of_their_own(unit):
     lm = tiny("qwen2")
@@ -233,3 +215,46 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
         noiser.attribute(half, PROMPT, target=order[100], foil=order[105], method=method)
     noiser.attribute(half, PROMPT, target=order[0], foil=order[-1], method=method)
     noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method)
+
+
+LEBRON = "LeBron James professionally plays the sport of"
+SHORT = "Water boils at"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "prompt", "samples", "steps", "options"),
+    [
+        ("smol", LEBRON, 3, 5, {"profile": "authors"}),
+        ("gemma", SHORT, 2, 4, {}),
+    ],
+)
+def test_equals_the_reference_on_real_models(model, prompt, samples, steps, options, request):
+    lm = request.getfixturevalue(model)
+    method = noiser.Noiser(samples=samples, steps=steps, search="bisection", **options)
+    found = noiser.attribute(lm, prompt, method=method)
+    last_probe = options.get("profile") == "authors"
+    assert_equal(found, *expected(lm, found, steps=steps, samples=samples, last_probe=last_probe), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_certified_search_gives_the_same_scores_for_less(gemma):
+    prompt = "The old lighthouse keeper climbed the narrow stairs every"
+    bisection = noiser.attribute(gemma, prompt, method=noiser.Noiser(search="bisection"))
+    certified = noiser.attribute(gemma, prompt, method="noiser")
+    assert torch.equal(certified.k_min, bisection.k_min)
+    torch.testing.assert_close(certified.scores, bisection.scores, atol=1e-5, rtol=0)
+    assert certified.info["token_forwards"] < 0.8 * bisection.info["token_forwards"]
+
+
+@pytest.mark.slow
+def test_a_seed_gives_the_same_scores_in_two_processes(smol):
+    found = noiser.attribute(smol, SHORT, method="noiser", seed=3).scores
+    program = (
+        f"import noiser, torch; torch.set_num_threads({torch.get_num_threads()})\n"
+        "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
+        f"print(noiser.attribute(lm, {SHORT!r}, method='noiser', seed=3).scores.tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert eval(done.stdout) == found.tolist()
+    assert not torch.allclose(noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, found, atol=1e-3)

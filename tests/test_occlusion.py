@@ -1,7 +1,3 @@
-"""Occlusion against whole sequences; baselines against the table; random scores."""
-
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -69,15 +65,6 @@ def test_all_tokens_of_a_unit_are_replaced_together():
     assert_whole_sequences_say_so(tiny("qwen2"), att)
 
 
-def test_one_short_sequence_a_unit_serves_all_targets():
-    att = noiser.attribute(tiny("llama"), PROMPT, method="occlusion", max_new_tokens=3)
-    assert att.info["token_forwards"] <= len(att.units) * asked(tiny("llama"), att).logit_positions[-1]
-    assert att.info["passes"] == 1
-
-
-# ---- baselines --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3", "opt", "granite"])
 def test_baselines_are_rows_of_the_table(family):
     lm = with_special_tokens(family, pad_token="</s>", unk_token="a")
@@ -116,9 +103,6 @@ def test_a_baseline_that_the_tokenizer_lacks():
     beyond.tokenizer.unk_token = "<late>"
     with pytest.raises(ParameterError, match=r"unk_token, whose id 4\d\d the embedding table does not have"):
         beyond.baseline_row("unk")
-
-
-# ---- random -----------------------------------------------------------------------------------------------------
 
 
 def test_random_scores_are_the_softmax_of_uniform_numbers():

@@ -1,7 +1,3 @@
-"""Pairs of units that decide only together, or of which either would do."""
-
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -116,9 +112,6 @@ def test_units_that_add_up_are_no_pair_whatever_their_sizes():
     assert not played(lambda kept: sum(sizes[unit] for unit in kept), 9)[0]
 
 
-# ---- how they are measured -------------------------------------------------------------------------------------------
-
-
 def measured(pairs, text, gold, name="gold_pairs", **settings):
     """A metric of an attribution with one word for each unit, whose gold words are named."""
     lm, att = attributed(prompt=text, unit="word", max_new_tokens=1)
@@ -173,8 +166,6 @@ def _answered(values):
     yield from ()
     return values
 
-
-# ---- how they are shown ----------------------------------------------------------------------------------------------
 
 PAIRS = (Pair(0, (0, 2), -1.5, 0.1, "either"), Pair(0, (1, 2), 0.5, 0.0, "together"))
 

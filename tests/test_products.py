@@ -1,7 +1,3 @@
-"""Linear layers run by oneDNN, and logits in half precision: on layers that are plain, for no longer than asked."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -106,9 +102,6 @@ def test_a_models_distributions_stay_and_layers_that_others_changed_are_left_alo
         assert changed.forward is own
     torch.testing.assert_close(scores(), expected, atol=1e-6, rtol=1e-4)
     assert [module for module in lm.model.modules() if "forward" in vars(module)] == [changed]
-
-
-# ---- logits of a head in half precision ------------------------------------------------------------------------------
 
 
 def head(dtype, bias=True, outputs=2000):

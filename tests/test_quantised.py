@@ -1,7 +1,3 @@
-"""Quantised models: by torchao, where it is installed; and what quantised layers of any library have in common."""
-
-from __future__ import annotations
-
 import importlib.util
 import warnings
 from types import SimpleNamespace
@@ -100,7 +96,7 @@ class Packed(nn.Module):
         return nn.functional.linear(x, pairs.reshape(self.shape) * self.scale, self.bias)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def packed():
     """A model with packed layers, and one whose weights are what they stand for."""
     model, same = tiny_model("llama").eval(), tiny_model("llama").eval()

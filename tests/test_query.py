@@ -1,7 +1,3 @@
-"""From a question to a query, and what bad input gets: one error that says what, got, expected and remedy."""
-
-from __future__ import annotations
-
 import copy
 import dataclasses
 
@@ -11,7 +7,7 @@ import torch
 import transformers
 
 import noiser
-from engine_for_tests import clean, query_of, run_method
+from engine_for_tests import query_of, run_method
 from noiser.engine import restore, run_one
 from noiser.errors import (
     NumericalError,
@@ -33,12 +29,8 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
     ("arguments", "error", "message"),
     [
         ({"prompt": ""}, PromptError, "more than whitespace"),
-        ({"prompt": " \n\t"}, PromptError, "more than whitespace"),
-        ({"prompt": "<s></s>"}, PromptError, "only special tokens"),
         ({"prompt": "fox " * 300}, PromptError, r"tokens; .* can read 256. Shorten"),
         ({"prompt": 3}, PromptError, "is a int; expected a text or a list of chat messages"),
-        ({"prompt": []}, PromptError, "message"),
-        ({"prompt": [{"role": "user"}]}, PromptError, "content"),
         ({"prompt": [{"role": "user", "content": "Hi"}]}, PromptError, "chat template"),
         ({"target": ""}, TargetError, "The target '' has no tokens"),
         ({"target": 1000}, TargetError, "token id 1000; expected 0 to 383"),
@@ -47,8 +39,6 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"target": "dog", "foil": "dog"}, TargetError, "Target and foil are the same"),
         ({"target": "dogs", "foil": "dogs near"}, TargetError, "The foil begins with the target.* longer target"),
         ({"target": "dogs near", "foil": "dogs"}, TargetError, "The target begins with the foil.* longer foil"),
-        ({"unit": [(0, 3), (2, 5)]}, UnitError, "overlap"),
-        ({"unit": [(3, 3)]}, UnitError, "is empty"),
         ({"unit": [(0, 99)]}, UnitError, "leaves the prompt"),
         ({"unit": "tokens"}, noiser.NoiserError, "Did you mean 'token'"),
         ({"max_new_tokens": 0}, ParameterError, "expected an integer of at least 1"),
@@ -59,8 +49,6 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
         ({"target": "dog", "foil": "cat", "target_unit": "all"}, TargetError, "A foil needs target_unit='token'"),
         ({"target_unit": [(0, 3)]}, UnitError, r"\(0, 3\), ' ne', cuts the token .*expected whole tokens"),
-        ({"target_unit": [(0, 5), (3, 9)]}, UnitError, "overlap"),
-        ({"target_unit": [(3, 3)]}, UnitError, "is empty"),
         ({"target_unit": [(0, 99)]}, UnitError, "leaves the continuation"),
         ({"target_unit": []}, UnitError, r"target_unit is \[\]; expected"),
         ({"target_unit": "sentences"}, UnknownNameError, "Did you mean 'sentence'"),
@@ -112,26 +100,7 @@ def test_a_foil_is_about_the_first_token_that_differs():
     assert query.logit_positions == (query.prompt_tokens - 1 + shared,)
 
 
-def test_continuation_units_can_be_left_out():
-    att = noiser.attribute(
-        tiny("llama"), PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), max_new_tokens=3, continuation_units=False
-    )
-    assert "".join(unit.text for unit in att.units) == PROMPT
-    assert att.scores.isfinite().all()
-
-
-def test_target_reports_probability_and_rank():
-    lm = tiny("llama")
-    own = clean(query_of(lm, PROMPT))[0]
-    third = int(own.topk(3).indices[2])
-    (target,) = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=0.1), target=third).targets
-    assert (target.token_id, target.rank) == (third, 3)
-    assert target.probability == pytest.approx(float(own[third]), rel=1e-5)  # another pass: rounding of float32
-
-
 class Says:
-    """A tiny model that predicts these tokens after the prompt, one after the other, whatever it read."""
-
     def __init__(self, texts, prompt=PROMPT):
         self.lm = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
         tokenizer = self.lm.tokenizer
@@ -210,13 +179,11 @@ def test_a_greedy_continuation_equals_the_obvious_loop(family):
         {"sources": ["The quick", "sings"], "unit": "source", "target": 5},
     ],
 )
-@pytest.mark.parametrize("family", ["llama", "falcon"])
-def test_a_saved_result_is_the_same_question(family, question, tmp_path):
-    lm = tiny(family)
+def test_a_saved_result_is_the_same_question(question, tmp_path):
+    lm = tiny("llama")
     att = noiser.attribute(lm, PROMPT, method="occlusion", **question)
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
-    assert (loaded.targets, loaded.target_unit, loaded.foil) == (att.targets, att.target_unit, att.foil)
     asked, again = query_of(lm, PROMPT, **question), run_one(lm, restore(lm, loaded))
     for name in ("encoding", "target_ids", "logit_positions", "target_rows", "target_texts", "units", "foil_id"):
         assert getattr(again, name) == getattr(asked, name), name
@@ -267,30 +234,23 @@ def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
         noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)
 
 
-@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertLMHeadModel", "XLNetLMHeadModel"])
-@pytest.mark.parametrize("method", ["noiser", "last_attention", "integrated_gradients", "position"])
-def test_models_that_read_what_follows_are_refused(name, method):
-    sizes = {"vocab_size": 384, "num_hidden_layers": 2, "num_attention_heads": 2}
-    bert = {"hidden_size": 32, "intermediate_size": 64}
-    xlnet = {"d_model": 32, "d_inner": 64, "n_layer": 2, "n_head": 2, "vocab_size": 384}
+BERT = {"vocab_size": 384, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+XLNET = {"vocab_size": 384, "d_model": 32, "d_inner": 64, "n_layer": 2, "n_head": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("BertForMaskedLM", BERT), ("BertLMHeadModel", BERT), ("XLNetLMHeadModel", XLNET)]
+)
+def test_models_that_read_what_follows_are_refused(name, sizes):
     kind = getattr(transformers, name)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**(xlnet if name.startswith("XLNet") else sizes | bert))).eval()
-    with pytest.raises(UnsupportedModelError, match=f"{name} predicts a token from those that follow it"):
-        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method=method)
-
-
-def test_a_bert_that_is_a_decoder_is_not():
-    config = transformers.BertConfig(
-        vocab_size=384,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        is_decoder=True,
-    )
-    lm = noiser.wrap(transformers.BertLMHeadModel(config).eval(), tiny_tokenizer())
-    assert noiser.attribute(lm, PROMPT, method="occlusion").scores.isfinite().all()
+    lm = noiser.wrap(kind(kind.config_class(**sizes)).eval(), tiny_tokenizer())
+    for method in ("noiser", "last_attention", "integrated_gradients", "position"):
+        with pytest.raises(UnsupportedModelError, match=f"{name} predicts a token from those that follow it"):
+            noiser.attribute(lm, PROMPT, method=method)
+    if name == "BertLMHeadModel":
+        decoder = noiser.wrap(kind(kind.config_class(**sizes, is_decoder=True)).eval(), tiny_tokenizer())
+        assert noiser.attribute(decoder, PROMPT, method="occlusion").scores.isfinite().all()
 
 
 def test_numpy_and_tensors_are_lists_and_numbers():
@@ -318,6 +278,8 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
     lm = tiny("llama")
     with pytest.raises(ParameterError, match="tokenizer is 'gpt2'; expected a tokenizer"):
         noiser.wrap(lm.model, "gpt2")
+    with pytest.raises(ParameterError, match="batch_tokens is 0; expected an integer of at least 1"):
+        noiser.wrap(lm.model, lm.tokenizer, batch_tokens=0)
     for prompt in (PROMPT, [PROMPT, PROMPT]):
         with pytest.raises(ParameterError, match=r"The model is a LlamaForCausalLM; expected what noiser\.load_model"):
             noiser.attribute(lm.model, prompt)

@@ -1,7 +1,3 @@
-"""unit="auto": coarse units first, then parts of those that carry the score, which add up to it."""
-
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,3 @@
-"""The lockstep bisection returns what bisecting every unit on its own returns, whatever the flips are."""
-
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,3 @@
-"""shapiq's estimators behind our interface: exact where all masks fit, the caller's states kept, errors that help."""
-
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -32,9 +28,6 @@ def shapiq(request):
 
 def attribute(method, family="gemma3", prompt="The quick fox sings", **options):
     return noiser.attribute(tiny(family), prompt, method=method, **options)
-
-
-# ---- the numbers ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["KernelSHAP", "SVARM", "UnbiasedKernelSHAP", "kADDSHAP"])
@@ -82,9 +75,6 @@ def test_seeds_and_the_callers_random_states():
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])
-
-
-# ---- names and errors -----------------------------------------------------------------------------------------------
 
 
 def test_unknown_names_and_parameters():

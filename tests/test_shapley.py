@@ -1,10 +1,7 @@
-"""Shapley values against all coalitions of stored games, and against whole sequences."""
-
-from __future__ import annotations
-
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +10,7 @@ from engine_for_tests import query_of
 from methods_for_tests import play, predict, random_game, stored, subsets
 from noiser.engine import Game, StoredGame, remover, run_one
 from noiser.methods.shapley import draw_coalitions, shapley_regression
+from noiser.methods.surrogates import lasso, ridge
 from tiny import tiny
 
 PROMPT = "The quick fox sings"
@@ -39,9 +37,10 @@ def test_kernel_shap_with_all_coalitions_is_exact(units):
     torch.testing.assert_close(found.scores[0], exact(values, units), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("units", [1, 6])
 @pytest.mark.parametrize("method", [noiser.KernelShap(samples=8), noiser.ShapleySampling(permutations=2)])
-def test_scores_sum_to_what_all_units_together_change(method):
-    game, values = random_game(6)
+def test_scores_sum_to_what_all_units_together_change(method, units):
+    game, values = random_game(units)
     assert float(play(method, game).scores.sum()) == pytest.approx(float(values[-1] - values[0]), abs=1e-6)
 
 
@@ -63,17 +62,6 @@ def test_antithetic_orders_lower_the_error():
     assert found.stderr.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("method", ["kernel_shap", "shapley_sampling"])
-def test_one_unit_gets_everything(method):
-    found, occlusion = (
-        noiser.attribute(tiny("llama"), PROMPT, method=m, unit="sentence") for m in (method, "occlusion")
-    )
-    torch.testing.assert_close(found.scores, occlusion.scores, atol=1e-6, rtol=1e-5)
-
-
-# ---- coalitions ---------------------------------------------------------------------------------------------------
-
-
 def kernel(size, units):
     """π of Lundberg and Lee, theorem 2, summed over larger games."""
     return math.factorial(size - 1) * math.factorial(units - size - 1) / math.factorial(units - 1)
@@ -89,7 +77,7 @@ def test_enough_samples_give_every_coalition_its_kernel_weight(units):
 
 @pytest.mark.parametrize(("units", "samples"), [(6, 30), (6, 2), (4, 2)])
 def test_drawn_coalitions_have_the_kernel_as_their_mean(units, samples):
-    generator, runs = torch.Generator().manual_seed(0), 600
+    generator, runs = torch.Generator().manual_seed(0), 200
     bits = 2 ** torch.arange(units)
     total = torch.zeros(runs, 2**units, dtype=torch.float64)
     for run in total:
@@ -159,3 +147,73 @@ def test_a_target_inside_a_word_sees_the_word_whole(family):
     for row, token, found in zip(query.logit_positions, query.target_ids, values[:, 1].tolist(), strict=True):
         gone = [i for unit in query.units if unit.token_indices[-1] <= row for i in unit.token_indices]
         assert found == pytest.approx(float(predict(lm, query, row, gone)[token]), abs=2e-6)
+
+
+def masks(samples, units, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.rand(samples, generator=generator) for _ in range(units)], 1)
+
+
+def values_of(values, kept):
+    """The stored values of some inputs; input number Σ 2^u keeps the units u."""
+    return values.numpy()[kept @ 2 ** np.arange(kept.shape[1])]
+
+
+def weighted_ridge(z, y, w, alpha):
+    """The minimum in closed form: the intercept is a column that is not penalised."""
+    x = np.column_stack([np.ones(len(z)), z])
+    penalty = np.diag([0.0] + [alpha] * z.shape[1])
+    return np.linalg.solve(x.T @ (w[:, None] * x) + penalty, x.T @ (w * y))[1:]
+
+
+@pytest.mark.parametrize("units", [1, 6])
+def test_lime_equals_the_closed_form(units):
+    game, values = random_game(units)
+    found = play(noiser.Lime(samples=20, alpha=0.5, kernel_width=0.3), game, seed=3).scores[0]
+    z = np.vstack([np.ones((1, units), int), (masks(20, units, 3) >= 0.3).int().numpy()])
+    cosine = z.sum(1) / np.sqrt(np.maximum(z.sum(1), 1) * units)
+    w = np.exp(-((1 - cosine) ** 2) / (2 * 0.3**2))
+    np.testing.assert_allclose(found.numpy(), weighted_ridge(z, values_of(values, z), w, 0.5), atol=1e-6)
+
+
+def test_surrogates_say_how_well_they_fit():
+    kept = torch.rand(50, 6, generator=torch.Generator().manual_seed(0)) > 0.5
+    truth = torch.arange(6, dtype=torch.float64)
+    ones = torch.ones(50, dtype=torch.float64)
+    fit = ridge(kept, 2 + kept.double() @ truth, ones, 1e-9)
+    torch.testing.assert_close(fit.weights, truth, atol=1e-6, rtol=0)
+    assert (fit.intercept, fit.r2) == (pytest.approx(2), pytest.approx(1))
+    exclusive = (kept[:, 0] ^ kept[:, 1]).double()
+    assert ridge(kept, exclusive, ones, 1e-9).r2 < 0.3
+    for constant in (ridge(kept, ones, ones, 1.0), lasso(kept, ones, 0.01)):
+        assert not constant.weights.any()
+        assert constant.intercept == pytest.approx(1)
+        assert math.isnan(constant.r2)
+
+
+def test_context_cite_is_the_lasso():
+    """The optimum is recognised by its subgradient: |correlation with the residual| is alpha where it is not 0."""
+    alpha = 0.3
+    game, values = stored(lambda kept: 3.0 * (0 in kept) + 2 * ({1, 2} <= kept) - (3 in kept) + 0.1 * (4 in kept), 6)
+    scores = play(noiser.ContextCite(samples=24, alpha=alpha), game, seed=2).scores[0]
+    z = (masks(24, 6, 2) < 0.5).int().numpy()
+    y = values_of(values, z)
+    standard = (z - z.mean(0)) / z.std(0)
+    weights = scores.double().numpy() * z.std(0)
+    residual = (y - y.mean()) - standard @ weights
+    correlation = standard.T @ residual / len(y)
+    assert (weights == 0).any()
+    assert (weights != 0).any()
+    tolerance = 1e-3 * np.abs(y).max()
+    np.testing.assert_allclose(correlation[weights != 0], alpha * np.sign(weights[weights != 0]), atol=tolerance)
+    assert (np.abs(correlation[weights == 0]) <= alpha + tolerance).all()
+
+
+@pytest.mark.slow
+def test_context_cite_finds_the_source(gemma):
+    text = (
+        "The weather was mild in March. The capital of the island of Freedonia is the city of Paris. "
+        "Many people like tea with milk. The capital city of Freedonia is"
+    )
+    att = noiser.attribute(gemma, text, method="context_cite", unit="sentence", target=" Paris")
+    assert att.units[int(att.scores[0, :3].argmax())].text.strip().startswith("The capital of the island")

@@ -1,7 +1,3 @@
-"""Documents as units: placed into a prompt, found in it, scored whole and in parts."""
-
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,3 @@
-"""Words, sentences, and tokens snapped to them."""
-
-from __future__ import annotations
-
 import time
 from itertools import accumulate
 
@@ -108,10 +104,10 @@ def test_snap_keeps_tokens_whole(tokens, expected):
     assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [[0], [1]]  # a gap ends a group
 
 
-@pytest.mark.parametrize("text", ["." * 40_000 + "x", " " * 40_000 + "x", "a" + "\n" * 40_000 + "x", "a. " * 20_000])
+@pytest.mark.parametrize("text", ["." * 20_000 + "x", " " * 20_000 + "x", "a" + "\n" * 20_000 + "x", "a. " * 10_000])
 @pytest.mark.parametrize("segment", SEGMENTATIONS.values())
 def test_long_texts_take_linear_time(segment, text):
     began = time.process_time()
     assert "".join(pieces(segment(text), text)) == text
     assert len(snap(text, [(0, len(text))], [(at, at + 1) for at in range(len(text))])) == 1
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 1.5

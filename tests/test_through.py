@@ -1,7 +1,3 @@
-"""Influence through what was written in between: against all paths, one by one."""
-
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,3 @@
-"""Noise tolerance of one unit: against one plain forward pass for every sample, and against Noiser's own search."""
-
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,3 @@
-"""Units: tokens put together as tokens, words, sentences or the caller's spans."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -36,7 +32,6 @@ def shown(units):
 
 
 def check(encoding, units):
-    """What `make_units` promises whatever is asked."""
     tokens = [token for unit in units for token in unit.token_indices]
     assert len(set(tokens)) == len(tokens)
     assert all(unit.token_indices and list(unit.token_indices) == sorted(unit.token_indices) for unit in units)

@@ -1,12 +1,12 @@
 """Models whose configurations, caches and settings are unusual: the numbers are those of the obvious loop."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers
 
 import noiser
+from engine_for_tests import query_of
+from methods_for_tests import predict
 from noiser.errors import ModelError, UnsupportedModelError
 from tiny import GEMMA, SIZES, tiny_model, tiny_tokenizer
 
@@ -14,19 +14,12 @@ PROMPT = "The quick brown fox sings near the river"
 METHODS = ["last_attention", "deeplift"]
 
 
-def obvious(model, att):
+def obvious(lm):
     """p(target) of the whole sequence, less p with each unit's rows at zero."""
-    rows = model.get_input_embeddings()(torch.tensor([tiny_tokenizer()(PROMPT)["input_ids"]]))
-
-    def p(rows):
-        return float(model(inputs_embeds=rows, use_cache=False).logits[0, -1].softmax(-1)[att.targets[0].token_id])
-
-    falls = []
-    for unit in att.units:
-        without = rows.clone()
-        without[:, list(unit.token_indices)] = 0
-        falls.append(p(rows) - p(without))
-    return torch.tensor(falls)
+    query = query_of(lm, PROMPT)
+    removed = [(), *(unit.token_indices for unit in query.units)]
+    p = torch.stack([predict(lm, query, query.logit_positions[0], each)[query.target_ids[0]] for each in removed])
+    return (p[0] - p[1:]).float()
 
 
 def obvious_slopes(model, att):
@@ -118,9 +111,8 @@ def test_numbers_are_those_of_the_obvious_loop(name):
             assert noiser.attribute(lm, PROMPT, method=method).scores.isfinite().all()
     att = noiser.attribute(lm, PROMPT, method="occlusion")
     slopes = None if name.endswith("indexed") else noiser.attribute(lm, PROMPT, method=noiser.InputXGradient())
+    expected = obvious(lm)
     model.config.return_dict = True  # without it the model's own class fails
-    with torch.no_grad():
-        expected = obvious(model, att)
     assert expected.abs().max() > 1e-4
     torch.testing.assert_close(att.scores[0], expected, atol=1e-7, rtol=1e-4)
     if slopes and name != "inference mode":
@@ -133,3 +125,94 @@ def test_an_architecture_whose_own_code_fails_is_one_clear_error():
     lm = noiser.wrap(model, tiny_tokenizer())
     with pytest.raises(ModelError, match=r"^Gemma4ForCausalLM failed while it ran: TypeError"):
         noiser.attribute(lm, PROMPT)
+
+
+def never_runs(graph, inputs):
+    raise AssertionError("a compiled part ran")
+
+
+@pytest.mark.parametrize("how", ["layers", "whole", "wrapped", "forward"])
+def test_a_compiled_model_scores_as_it_is_written(how):
+    plain, model = noiser.wrap(tiny_model("llama"), tiny_tokenizer()), tiny_model("llama")
+    parts = model.model.layers if how == "layers" else [model]
+    if how == "wrapped":
+        model = torch.compile(model, backend=never_runs)
+    elif how == "forward":
+        model.forward = torch.compile(model.forward, backend=never_runs)
+    else:
+        for part in parts:
+            part.compile(backend=never_runs)
+    before = [dict(vars(module)) for module in model.modules()]
+    lm = noiser.wrap(model, tiny_tokenizer())
+    for method in ("noiser", "input_x_gradient", "last_attention", "attn_lrp"):
+        found, expected = (noiser.attribute(each, "The quick fox sings", method=method) for each in (lm, plain))
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4, msg=method)
+    assert [dict(vars(module)) for module in model.modules()] == before
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of PEFT
+LORA = {"r": 4, "init_lora_weights": False}
+
+
+def adapted(family, kind="LoraConfig", **options):
+    """The head gets weights of its own, so that an adapter of the embedding table can be merged without it."""
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    torch.manual_seed(0)
+    model = tiny_model(family, spread=0.1).eval()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.config.tie_word_embeddings = False
+    return peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", **options)).eval()
+
+
+@torch.no_grad()
+def predicted(model, ids, gone=()):
+    """The next token's distribution after tokens, some with an embedding of zeros, run by the model itself."""
+    embeddings = model.get_input_embeddings()(torch.tensor([ids]))
+    embeddings[:, list(gone)] = 0
+    return model(inputs_embeds=embeddings).logits[0, -1].softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("LoraConfig", LORA | {"target_modules": ["q_proj", "v_proj"]}),
+        ("PromptTuningConfig", {"num_virtual_tokens": 4}),
+        ("PrefixTuningConfig", {"num_virtual_tokens": 4}),
+    ],
+)
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_the_adapted_model_is_explained(kind, options, tokens):
+    """A learned prompt stands before the tokens, and its rows before those of their logits."""
+    model = adapted("llama", kind, **options)
+    att = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion", max_new_tokens=tokens)
+    ids = [*tiny_tokenizer()(PROMPT)["input_ids"]]
+    for target, scores in zip(att.targets, att.scores, strict=True):
+        clean = predicted(model, ids)
+        assert target.token_id == int(clean.argmax())
+        for unit, score in zip(att.units, scores.tolist(), strict=True):
+            if max(unit.token_indices) < len(ids):
+                drop = clean[target.token_id] - predicted(model, ids, unit.token_indices)[target.token_id]
+                assert score == pytest.approx(float(drop), abs=1e-5)
+        ids.append(target.token_id)
+
+
+def test_the_head_runs_where_it_is_needed_alone():
+    model, rows = adapted("llama", **LORA, target_modules=["q_proj"]), []
+    lm = noiser.wrap(model, tiny_tokenizer())
+    lm.abilities.packs = False
+    model.get_output_embeddings().register_forward_hook(lambda *call: rows.append(call[-1].shape[1]))
+    noiser.attribute(lm, PROMPT, method="input_x_gradient")
+    noiser.attribute(lm, PROMPT, method="occlusion")
+    assert set(rows) == {1}
+
+
+def test_rows_of_an_adapted_embedding_table_keep_their_scale():
+    """Gemma multiplies its embeddings by sqrt(d); the adapter adds to the rows before that."""
+    model = adapted("gemma3", **LORA, target_modules=["embed_tokens"])
+    lm = noiser.wrap(model, tiny_tokenizer())
+    assert lm.abilities.embedding_scale == pytest.approx(32**0.5, rel=1e-6)
+    merged = noiser.wrap(model.merge_and_unload(), tiny_tokenizer())
+    noise = torch.randn(10, 1, 32, generator=torch.Generator().manual_seed(0))
+    method = noiser.Noiser(bounding=0.05, noise=noise)
+    found, expected = (noiser.attribute(one, PROMPT, method=method).scores for one in (lm, merged))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)

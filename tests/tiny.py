@@ -1,7 +1,6 @@
 """Random two-layer models, one a family, built from a configuration in milliseconds."""
 
-from __future__ import annotations
-
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,16 +85,20 @@ def tiny_tokenizer(bos: bool = True) -> transformers.PreTrainedTokenizerFast:
 
 
 def tiny_model(family: str, *, seed: int = 0, spread: float = 0.3, **sizes: int) -> Any:
-    """A random model of a family, float32, in training mode as a careless caller would have it.
+    """A random model of a family, float32, in training mode as a careless caller would have it."""
+    name, extra = FAMILIES[family]
+    given = {key: value for key, value in (SIZES | extra | sizes).items() if value is not _ABSENT}
+    return random_model(getattr(transformers, name)(**given), seed=seed, spread=spread)
+
+
+def random_model(config: Any, *, seed: int = 0, spread: float = 0.3, **options: Any) -> Any:
+    """A random model of a configuration.
 
     `spread` is the standard deviation of its weights: large, so that predictions are sharp enough to flip.
     """
-    name, extra = FAMILIES[family]
-    config_class = getattr(transformers, name)
-    config = config_class(**{key: value for key, value in (SIZES | extra | sizes).items() if value is not _ABSENT})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config, **options)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim > 1:
@@ -108,9 +111,15 @@ def tiny(family: str) -> noiser.LanguageModel:
     return noiser.wrap(tiny_model(family).eval(), tiny_tokenizer())
 
 
+def chat_tokenizer(template: str = CHAT_TEMPLATE) -> transformers.PreTrainedTokenizerFast:
+    """A copy of the tokenizer, with a chat template."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def save_tiny(family: str, folder: Path) -> Path:
     """The folder, with a model of a family and its tokenizer, which has a chat template, as users keep them on disk."""
     tiny_model(family).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    chat_tokenizer().save_pretrained(folder)
     return folder

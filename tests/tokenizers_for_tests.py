@@ -1,7 +1,5 @@
 """Tiny tokenizers of every kind, trained in milliseconds on the sentences below; each factory makes a new object."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

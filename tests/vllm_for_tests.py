@@ -1,7 +1,5 @@
 """A `vllm` in place of the real one: `LLM` runs a transformers model, and the workers' methods answer as ours do."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -51,14 +49,12 @@ class LLM:
 
 
 def install(monkeypatch):
-    """Makes `import vllm` import this."""
     module = ModuleType("vllm")
     module.LLM, module.SamplingParams = LLM, SamplingParams
     monkeypatch.setitem(sys.modules, "vllm", module)
 
 
 def assert_same(found, expected, atol=2e-5, *, ranks=True):
-    """Asserts that two attributions are of the same targets and units, and have the same scores."""
     assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
     assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
     torch.testing.assert_close(found.scores, expected.scores, atol=atol, rtol=1e-3, equal_nan=True)

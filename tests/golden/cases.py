@@ -1,8 +1,5 @@
 """Cases of the golden numbers: every method and metric on tiny models, as functions from a model to named numbers."""
 
-from __future__ import annotations
-
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
@@ -13,19 +10,13 @@ import torch
 import noiser
 from noiser.errors import NoiserError
 from noiser.methods import METHODS, make_method
-from tiny import CHAT_TEMPLATE, FAMILIES, tiny_model, tiny_tokenizer
+from tiny import chat_tokenizer, tiny_model
 
 Numbers = Mapping[str, Any]
 Case = Callable[[], Numbers]
 
 
 # What the cases use of the library; public names only, so that everything underneath can be replaced.
-
-
-def measure(lm: noiser.LanguageModel, att: noiser.Attribution, name: str, **settings: Any) -> Numbers:
-    """The numbers that a metric measures of an attribution."""
-    columns = noiser.measure(lm, att, name, **settings)
-    return {column: value for column, value in columns.items() if isinstance(value, int | float)}
 
 
 def numbers_of(*attributions: noiser.Attribution) -> Numbers:
@@ -47,7 +38,6 @@ def numbers_of(*attributions: noiser.Attribution) -> Numbers:
 
 
 def attributed(lm: noiser.LanguageModel, prompt: Any, **options: Any) -> Numbers:
-    """The numbers of an attribution, or of those of many prompts."""
     found = noiser.attribute(lm, prompt, **options)
     return numbers_of(*(found if isinstance(found, list) else [found]))
 
@@ -62,19 +52,9 @@ def cited(lm: noiser.LanguageModel, question: Any, sources: Any, **options: Any)
     return numbers
 
 
-def tolerated(lm: noiser.LanguageModel, prompt: str, unit_index: int, **options: Any) -> Numbers:
-    """How the targets' probabilities fall with noise on a unit."""
-    curve = noiser.tolerance(lm, noiser.attribute(lm, prompt, **options), unit_index, (0.0, 0.1, 0.5, 1.0))
-    named = {"p": curve.probabilities, "stderr": curve.stderr, "flips": curve.flips, "foil": curve.foil_probabilities}
-    return {name: value for name, value in named.items() if value is not None}
-
-
 @cache
 def model(family: str, batch_tokens: int | None = None) -> noiser.LanguageModel:
-    """A tiny model whose tokenizer has a chat template."""
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return noiser.wrap(tiny_model(family).eval(), tokenizer, batch_tokens=batch_tokens)
+    return noiser.wrap(tiny_model(family).eval(), chat_tokenizer(), batch_tokens=batch_tokens)
 
 
 # The questions.
@@ -164,14 +144,14 @@ VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
         *({"score": score} for score in ("prob", "logprob", "logit", "hellinger")),
     ],
     "lime": [
-        *({"baseline": baseline} for baseline in ("mean", "delete", "hidden")),
+        {"baseline": "mean"},
         *({"score": score} for score in ("logprob", "logit", "hellinger")),
         {"mask_probability": 0.6, "alpha": 0.1, "kernel_width": 0.5},
     ],
-    "kernel_shap": [*({"baseline": baseline} for baseline in ("mean", "delete", "hidden")), {"score": "logit"}],
-    "shapley_sampling": [*({"baseline": each} for each in ("mean", "delete", "hidden")), {"score": "logprob"}],
+    "kernel_shap": [{"baseline": "mean"}, {"score": "logit"}],
+    "shapley_sampling": [{"baseline": "mean"}, {"score": "logprob"}],
     "context_cite": [
-        *({"baseline": baseline} for baseline in ("mean", "delete", "hidden")),
+        {"baseline": "mean"},
         {"score": "logprob"},
         {"keep_probability": 0.7, "alpha": 0.1},
     ],
@@ -183,9 +163,11 @@ VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
     "attn_lrp": [{"softmax": "constant"}],
 }
 
-EVERYWHERE = ("occlusion", "lime", "noiser", "joint", "input_x_gradient", "integrated_gradients")
-COMMON = ("token", "word", "foil", "three", "target_all", "many")
-BETTER = (*COMMON, "chat", "source_sentence", "three_alone", "target_word", "of")
+# A question is a query before a method sees it: every question is asked of one method that removes, one that adds noise
+# and one that follows gradients, and other methods are asked what they see of it.
+EVERYWHERE = ("occlusion", "noiser", "integrated_gradients")
+COMMON = ("token", "word", "foil", "three", "target_all", "many", "source_sentence", "of")
+FEW = ("three", "many")
 FULL = "llama"  # everything
 DEEP = (FULL, "gemma3")  # every method
 
@@ -211,74 +193,45 @@ METRIC_SETTINGS: list[tuple[str, Mapping[str, Any]]] = [
     ("stability", {}),
 ]
 MEASURED: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
-    "token": (PROMPT, {"method": "occlusion"}),
     "three": (PROMPT, {"method": "lime", "max_new_tokens": 3}),
     "word": (
         "A dog sings near the bank",
         {"method": "occlusion", "unit": "word", "target": " in the", "target_unit": "all"},
     ),
-    "chat": (CHAT, {"method": "input_x_gradient", "target": " rain"}),
 }
 
 
 def cases(family: str, batch_tokens: int | None = None) -> Iterator[tuple[str, Case]]:
     """The cases of a family, by names that are stored."""
     lm = model(family, batch_tokens)
-    deep = family in DEEP
-    asked = QUESTIONS if family == FULL else BETTER if deep else COMMON
-    for name in [*METHODS.names(), *(["noiser@1"] if family == FULL else [])] if deep else EVERYWHERE:
-        settings = SMALL.get(name, {})
-        for question in COMMON if name == "noiser@1" else asked:
-            prompt, options = QUESTIONS[question]
-            yield f"{name}/{question}", partial(attributed, lm, prompt, method=make_method(name, **settings), **options)
-        prompt, options = QUESTIONS["three"]
-        for changed in VARIANTS.get(name, []) if family == FULL else ():
-            method = make_method(name, **{**settings, **changed})
-            label = " ".join(
-                f"{key}={'own' if isinstance(value, torch.Tensor) else value}" for key, value in changed.items()
-            )
-            yield f"{name}/{label}", partial(attributed, lm, prompt, method=method, **options)
-    if deep:
-        yield from explanations(lm)
+    for name in METHODS.names() if family in DEEP else EVERYWHERE:
+        whole = QUESTIONS if name in EVERYWHERE else COMMON
+        for question in whole if family == FULL else FEW:
+            yield f"{name}/{question}", partial(asked, lm, name, question)
+    if family in DEEP:
         yield from metrics(lm, MEASURED if family == FULL else ["three"])
+    if family == FULL:
+        yield "noiser@1/three", partial(asked, lm, "noiser@1", "three")
+        for name, changed in [(name, changed) for name, several in VARIANTS.items() for changed in several]:
+            label = " ".join(f"{key}={'own' if key == 'noise' else value}" for key, value in changed.items())
+            yield f"{name}/{label}", partial(asked, lm, name, "three", **changed)
+        yield from citations(lm)
 
 
-def explanations(lm: noiser.LanguageModel) -> Iterator[tuple[str, Case]]:
-    """Citations, tolerance, paths through the continuation, and what is computed of a result alone."""
+def asked(lm: noiser.LanguageModel, name: str, question: str, **changed: Any) -> Numbers:
+    prompt, options = QUESTIONS[question]
+    return attributed(lm, prompt, method=make_method(name, **{**SMALL.get(name, {}), **changed}), **options)
+
+
+def citations(lm: noiser.LanguageModel) -> Iterator[tuple[str, Case]]:
     for unit in ("source", "sentence"):
         yield f"cite/{unit}", partial(cited, lm, QUESTION, SOURCES, unit=unit, answer=ANSWER)
-    yield "cite/own answer", partial(cited, lm, QUESTION, SOURCES, unit="source", contrast=False)
     yield "cite/chat", partial(cited, lm, CHAT, SOURCES, unit="source", answer=ANSWER)
-    yield "cite/shap", partial(cited, lm, QUESTION, SOURCES, unit="sentence", answer=ANSWER, method="kernel_shap")
     many = {"answer": [ANSWER, " It rains."], "unit": "source"}
     yield "cite/many", partial(cited, lm, [QUESTION, "Who sings?"], [SOURCES, SOURCES[::-1]], **many)
-    noise = noiser.Noiser(samples=3, steps=5)
-    yield "tolerance/noiser", partial(tolerated, lm, PROMPT, 2, method=noise, max_new_tokens=2)
-    yield (
-        "tolerance/foil",
-        partial(tolerated, lm, PROMPT, 1, method="occlusion", unit="word", target=" rain", foil=" dog"),
-    )
-    yield "through", partial(_through, lm)
-    yield "result", partial(_result, lm)
-
-
-def _through(lm: noiser.LanguageModel) -> Numbers:
-    prompt, options = QUESTIONS["target_sentence"]
-    return numbers_of(noiser.attribute(lm, prompt, method="occlusion", **options).through())
-
-
-def _result(lm: noiser.LanguageModel) -> Numbers:
-    att = noiser.attribute(lm, LONG, method=noiser.Noiser(samples=3, bounding=0.5), max_new_tokens=2)
-    kinds = ("sum", "positive", "abs_sum", "minmax", "softmax", "none")
-    normalised = {kind: att.normalized(kind) for kind in kinds}
-    reduced = {
-        f"{unit}_{how}": att.aggregate(unit, how).scores for unit in ("word", "sentence") for how in ("sum", "max")
-    }
-    return {**normalised, **reduced, **numbers_of(att.aggregate("word"))}
 
 
 def metrics(lm: noiser.LanguageModel, measured: Iterable[str]) -> Iterator[tuple[str, Case]]:
-    """Every metric on attributions of several kinds."""
     for question in measured:
         prompt, options = MEASURED[question]
         for name, settings in METRIC_SETTINGS:
@@ -290,7 +243,8 @@ def metrics(lm: noiser.LanguageModel, measured: Iterable[str]) -> Iterator[tuple
 
 
 def _measured(lm: noiser.LanguageModel, prompt: Any, options: Any, name: str, settings: Any) -> Numbers:
-    return measure(lm, noiser.attribute(lm, prompt, **options), name, **settings)
+    columns = noiser.measure(lm, noiser.attribute(lm, prompt, **options), name, **settings)
+    return {column: value for column, value in columns.items() if isinstance(value, int | float)}
 
 
 def run(case: Case) -> dict[str, torch.Tensor] | None:
@@ -301,6 +255,3 @@ def run(case: Case) -> dict[str, torch.Tensor] | None:
     except NoiserError:
         return None
     return {name: torch.as_tensor(value).double().detach().cpu() for name, value in numbers.items()}
-
-
-__all__ = ["FAMILIES", "cases", "measure", "model", "run"]

@@ -4,20 +4,15 @@ Only cases whose numbers do not depend on how sequences are put into passes are 
 another way, a number says nothing about the code.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from golden.cases import FAMILIES, cases, run
-from noiser.registry import renamed
+from golden.cases import cases, run
+from tiny import FAMILIES
 
 FILE = Path(__file__).with_name("scores.npz")
 SMALL_PASSES = 48  # tokens
@@ -25,14 +20,11 @@ SMALL_PASSES = 48  # tokens
 Numbers = dict[str, np.ndarray]
 
 
-def main(processes: int = 2) -> None:
+def main() -> None:
     """Stores the numbers of all cases, and prints those that are left out."""
-    jobs = list(product(FAMILIES, (None, SMALL_PASSES)))
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        found = dict(zip(jobs, pool.map(computed, *zip(*jobs, strict=True)), strict=True))
     kept = {}
     for family in FAMILIES:
-        numbers, others = found[family, None], found[family, SMALL_PASSES]
+        numbers, others = computed(family, None), computed(family, SMALL_PASSES)
         stable = {name: each for name, each in numbers.items() if _agree(each, others[name])}
         print(f"{family}: {len(stable)} cases, left out:", *(numbers.keys() - stable.keys()))
         kept |= {f"{family}/{name}": each for name, each in stable.items()}
@@ -48,8 +40,6 @@ def save(kept: Mapping[str, Numbers]) -> None:
 
 
 def computed(family: str, batch_tokens: int | None) -> dict[str, Numbers]:
-    """The numbers of a family's cases that the library does not refuse."""
-    torch.set_num_threads(1)
     found = {name: run(case) for name, case in cases(family, batch_tokens)}
     return {
         name: {each: value.float().numpy() for each, value in numbers.items()}
@@ -70,7 +60,7 @@ def _agree(one: Numbers, other: Numbers) -> bool:
 def stored() -> dict[str, dict[str, torch.Tensor]]:
     """The stored numbers, by family and case, then by name."""
     with np.load(FILE) as file:
-        shapes, values = json.loads(renamed(str(file["shapes"]))), torch.from_numpy(file["values"]).double()
+        shapes, values = json.loads(str(file["shapes"])), torch.from_numpy(file["values"]).double()
     found, begin = {}, 0
     for case, fields in shapes.items():
         found[case] = {}
