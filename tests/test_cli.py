@@ -98,9 +98,6 @@ def test_attribute_is_the_library_s(noiser_command, tmp_path, capsys):
 
 def test_the_target_and_the_foil(noiser_command):
     common = ["attribute", PROMPT, "--method", "occlusion", "--format", "json"]
-    for options, ids in ((["--target-id", "7", "--foil-id", "9"], (7, 9)), (["--target-id", "0"], (0, None))):
-        att = json.loads(noiser_command(*common, *options).stdout)
-        assert (att["targets"][0]["token_id"], (att["foil"] or {}).get("token_id")) == ids
     att = json.loads(noiser_command(*common, "--target", " fox", "--foil", " dog").stdout)
     expected = noiser.attribute(tiny("llama"), PROMPT, method="occlusion", target=" fox", foil=" dog")
     assert att["targets"] == expected.to_dict()["targets"]
@@ -108,10 +105,10 @@ def test_the_target_and_the_foil(noiser_command):
 
 
 def test_compare(noiser_command):
-    methods = ["--methods", "noiser, noiser_relative", "--target-id", "7"]
+    methods = ["--methods", "noiser, noiser_relative", "--target", " fox"]
     first, second = json.loads(noiser_command("compare", PROMPT, *methods, "--format", "json").stdout)
     assert (first["method"], second["method"]) == ("noiser@2", "noiser_relative@1")
-    assert first["targets"][0]["token_id"] == second["targets"][0]["token_id"] == 7
+    assert first["targets"][0]["text"] == second["targets"][0]["text"] == " fox"
     for form in ("text", "html"):
         assert "noiser_relative" in noiser_command("compare", PROMPT, *methods, "--format", form).stdout
 
@@ -216,7 +213,6 @@ def test_options_reach_the_model(noiser_command):
             "hyper-parameter of noiser 'sample'. Did you mean 'samples'",
         ),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
-        (["attribute", PROMPT, "--target", "a", "--target-id", "2"], "--target-id: got both, expected one"),
         (["attribute", PROMPT, "--chat"], "chat"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
         (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected .txt, .json or .html"),

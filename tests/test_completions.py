@@ -92,6 +92,8 @@ def test_one_object_has_what_the_stream_has(web):
     assert whole.choices[0].finish_reason == "length"
     assert (whole.citations, whole.usage) == (last.citations, last.usage)
     assert complete(web, documents=[]).citations == []
+    assert whole.model == "llama"
+    assert complete(web, max_tokens=None).usage.total_tokens <= chatty("llama").context_length
     twice = [DOCUMENTS[0], DOCUMENTS[0] | {"id": "the same"}]
     assert complete(web, documents=twice).choices[0].message.content
 
@@ -293,6 +295,17 @@ class Broken(Handler):
         choice = {"index": 0, "delta": {"content": "The fox"}, "finish_reason": None}
         chunk = json.dumps({"id": "b", "choices": [choice], "extra": 7})
         self.answer(f"data: {chunk}\n\n".encode(), kind="text/event-stream", **{"Content-Length": "10000"})
+
+
+class Terse(Broken):
+    def post(self, _body):
+        chunk = b'data: {"id": "t", "choices": [{"index": 0, "delta": {"content": "The fox."}}]}\n\ndata: [DONE]\n\n'
+        self.answer(chunk, kind="text/event-stream")
+
+
+def test_a_server_upstream_need_not_say_why_an_answer_ended():
+    with served_by(Terse) as there, served(upstream=Upstream.at(f"{there}/v1")) as here:
+        assert complete(here).choices[0].finish_reason == "stop"
 
 
 def test_a_server_upstream_that_is_killed(web):

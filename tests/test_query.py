@@ -34,6 +34,7 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"prompt": [{"role": "user", "content": "Hi"}]}, PromptError, "chat template"),
         ({"target": ""}, TargetError, "The target '' has no tokens"),
         ({"target": 1000}, TargetError, "token id 1000; expected 0 to 383"),
+        ({"target": -1}, TargetError, "token id -1; expected 0 to 383"),
         ({"target": True}, TargetError, "is a bool; expected a text or a token id"),
         ({"target": 5, "foil": ""}, TargetError, "The foil '' has no tokens"),
         ({"target": "dog", "foil": "dog"}, TargetError, "Target and foil are the same"),

@@ -90,7 +90,7 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web):
         record["info"] = {}
     assert found["saved"] == expected
     assert re.findall(r"<h3>(.*?)</h3>", found["html"]) == ["occlusion", "random"]
-    assert not lm.model._forward_pre_hooks
+    assert not any(module._forward_pre_hooks for module in lm.model.modules())
 
 
 def test_a_chat_explains_its_whole_answer(web):
@@ -133,9 +133,12 @@ def test_sources_are_cited_as_the_library_cites(web):
     ("fields", "message"),
     [
         ({"prompt": "  "}, "The prompt is empty"),
+        ({}, "The prompt is empty"),  # the page sends no field that is empty
         ({"prompt": PROMPT, "methods": "oclusion"}, "Did you mean 'occlusion'"),
         ({"prompt": PROMPT, "methods": ""}, "expected a list of methods"),
+        ({"prompt": PROMPT, "sources": SOURCES, "before": "The"}, "Empty one of them"),
         ({"prompt": PROMPT, "model": "gpt-9"}, "Unknown model 'gpt-9'"),
+        ({"prompt": PROMPT, "methods": "joint:samples=100000"}, "at most 10000"),
         ({"prompt": "hello\nuser: hi", "chat": "1"}, "before the first role"),
         ({"prompt": "hi", "chat": "1", "model": "plain"}, "Choose a chat model"),
         ({"prompt": "river " * 400}, "256"),
@@ -265,13 +268,21 @@ def test_the_api_answers_as_save_writes(web, name):
     [
         ({"prompt": PROMPT, "method": "oclusion"}, 400, "UnknownNameError"),
         ({"prompt": PROMPT, "method": "noiser", "parameters": {"sample": 2}}, 400, "UnknownNameError"),
+        ({"prompt": PROMPT, "parameters": {"samples": 2}}, 400, "ParameterError"),
         ({"prompt": PROMPT, "sead": 1}, 422, "ParameterError"),
+        ({"prompt": PROMPT, "check": 10**9}, 422, "ParameterError"),  # memory, before a stop is noticed
         ({}, 422, "ParameterError"),
     ],
 )
 def test_errors_of_the_api(web, question, status, kind):
     reply = web.client.post("v1/attribute", json=question)
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
+
+
+def test_a_wrong_body_is_told_what_is_wrong(web):
+    reply = web.client.post("v1/evaluate", json={"examples": ["a", {"prompt": "b", "goal": "c"}]})
+    assert reply.json()["error"]["message"].startswith("examples.1.Example.goal: Extra inputs are not permitted")
+    assert "content-type: application/json" in web.client.post("v1/attribute", content="{}").text
 
 
 def test_what_there_is(web):
@@ -282,6 +293,7 @@ def test_what_there_is(web):
     assert {*schema["paths"]} == {*paths.split()}
     reference = web.client.get("docs").text
     assert "POST /v1/cite" in reference
+    assert re.findall(r"<h2><code>(\w+)</code>", reference) == ["Document", "Example"]
     assert "continuation_units" in reference
     assert "http" not in reference.replace("HTTP", "")  # fetches nothing from elsewhere
 
@@ -296,6 +308,12 @@ def test_a_model_that_fails_is_an_error_and_the_next_question_is_answered():
         assert "RuntimeError: <b>weights</b> gone" in error["message"]
         assert answer(web.ask(prompt=PROMPT, methods="occlusion"))["saved"]
         assert web.client.post("v1/attribute", json={"prompt": PROMPT, "model": "broken"}).status_code == 500
+
+
+def test_the_log_says_at_the_start_that_the_model_cannot_be_loaded(caplog):
+    with served(load=lambda name: noiser.load_model(f"/no/{name}"), named=("typo",)) as web:
+        assert web.client.get("v1/models").status_code == 200
+    assert "The model typo cannot be loaded: " in caplog.text
 
 
 def test_models_are_loaded_once_and_one_question_computes_at_a_time():
@@ -314,6 +332,13 @@ def test_models_are_loaded_once_and_one_question_computes_at_a_time():
     assert sorted(loaded) == ["gemma3", "llama"]
 
 
+def test_folders_of_one_name_are_models_of_their_own(tmp_path):
+    named = [tmp_path / name for name in ("a/last", "b/last", "c/best")]
+    for folder in named:
+        folder.mkdir(parents=True)
+    assert [*Models([*map(str, named)], chatty).names][:3] == [str(named[0]), str(named[1]), "best"]
+
+
 async def end_of(job):
     while not await job.ended():
         pass
@@ -322,7 +347,7 @@ async def end_of(job):
 
 @pytest.mark.parametrize(("method", "passes"), [("noiser", 2), ("attn_lrp", 1)])
 def test_a_stop_ends_the_work_within_a_pass_and_leaves_nothing_behind(method, passes):
-    models, count = Models(["llama"], chatty), []
+    models, count, finished = Models(["llama"], chatty), [], []
 
     def counted(job):
         def hook(*_):
@@ -331,15 +356,17 @@ def test_a_stop_ends_the_work_within_a_pass_and_leaves_nothing_behind(method, pa
                 job.stop()
 
         with models.use("", job) as lm:
-            handle = lm.model.register_forward_pre_hook(hook, prepend=True)
+            first, second = lm.model.model.layers
+            handles = first.register_forward_hook(hook), second.register_forward_hook(lambda *_: finished.append(1))
             try:
                 return noiser.attribute(lm, PROMPT, method=method, progress=job.progress)
             finally:
-                handle.remove()
+                for handle in handles:
+                    handle.remove()
 
     with pytest.raises(NoiserError, match="stopped"):
         asyncio.run(end_of(Job(counted)))
-    assert len(count) == passes
+    assert (len(count), len(finished)) == (passes, passes - 1)
     lm = chatty("llama")
     assert noiser.attribute(lm, PROMPT, method=method).scores.isfinite().all()
 
@@ -362,7 +389,8 @@ def test_a_reader_that_goes_away_stops_the_work(web):
     [
         ({}, 200),
         ({"host": "noiser.example"}, 200),
-        ({"host": "evil.example"}, 400),
+        ({"host": "[::1]:7860"}, 200),
+        ({"host": "evil.example:80"}, 400),
         ({"origin": "http://127.0.0.1:{port}", "sec-fetch-site": "same-origin"}, 200),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
@@ -373,6 +401,7 @@ def test_only_the_server_s_own_page_and_programs_can_ask(web, headers, status):
     headers = {name: value.format(port=web.port) for name, value in headers.items()}
     reply = web.client.post("v1/attribute", json={"prompt": PROMPT, "method": "random"}, headers=headers)
     assert reply.status_code == status
+    assert ("--allowed-host" in reply.text) == (status == 400)
     assert "access-control-allow-origin" not in reply.headers
 
 
@@ -388,7 +417,7 @@ def test_a_body_is_bounded_before_it_is_read(web):
     for path, content in (("ask", large), ("ask", iter([large])), ("measure", b"x" * (guard.LARGEST_ANSWER + 1))):
         reply = web.client.post(path, content=content)
         assert (reply.status_code, reply.json()["error"]["type"]) == (413, "TooLarge")
-    assert web.client.post("ask", content=iter([b"{}"])).status_code == 422  # says no length, and is small
+    assert web.client.post("ask", content=iter([b"[]"])).status_code == 422  # says no length, and is small
     assert web.client.post("ask", content="prompt=x").status_code == 422  # a form, which other sites can send
     for field in ("prompt", "target", "model", "foil"):
         reply = web.client.post("ask", json={"prompt": PROMPT, field: {"path": "/etc/passwd"}})

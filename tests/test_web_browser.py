@@ -162,6 +162,9 @@ def test_stop_and_ask_again(visit):
     expect(page.locator("#status")).to_have_text(re.compile("^Stopped"))
     assert time.monotonic() - began < 5
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+    page.locator("#answer .u").first.click()  # the answer before is still there, and can be asked about and kept
+    expect(page.locator("#chart svg")).to_be_visible()
+    expect(page.locator("#save")).to_be_visible()
     prompt.fill("The")
     prompt.press("Shift+Enter")
     done(page)
@@ -188,6 +191,13 @@ def test_a_link_asks_the_same_question_again(visit):
     ask(page, PROMPT + " & <b>", "random")
     link = page.locator("#link").get_attribute("href")
     assert page.url.endswith(link)
+    field(page, "prompt").fill("The")
+    field(page, "prompt").press("Shift+Enter")
+    expect(page.locator("#answer .u")).to_have_text(["The"])
+    for move in (page.go_back, page.reload):  # the browser's memory of the form changes nothing
+        move()
+        expect(page.locator("#link")).to_have_attribute("href", link)
+        done(page)
     scores = page.locator("#answer .u").evaluate_all("all => all.map((one) => one.title)")
     other = visit(link)
     done(other)

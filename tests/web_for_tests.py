@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 
 import noiser
+from noiser.server.completions import Completion
 from noiser.server.jobs import Models
 from noiser.server.listening import configured
 from noiser.server.page import Ask, Measure, Tolerate
@@ -22,7 +23,7 @@ from noiser.server.serving import application
 from tiny import CHAT_TEMPLATE, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings near the river"
-HOSTS = ("localhost", "127.0.0.1", "noiser.example")
+HOSTS = ("localhost", "127.0.0.1", "noiser.example", "::1")
 
 
 @cache
@@ -73,6 +74,7 @@ def nonsense(chance, count):
     """(path, body) of questions of a right form with wrong values, or of no form at all."""
     kinds = {"/ask": Ask, "/tolerate": Tolerate, "/measure": Measure}
     kinds |= {"/v1/attribute": Attribute, "/v1/cite": Cite, "/v1/diff": Diff, "/v1/evaluate": Evaluate}
+    kinds["/v1/chat/completions"] = Completion
     values = [None, True, -1, 0, 3, 1e308, 10**30, "", "x", "\ud800", [], {}, [[]], [None], {"path": "/etc/passwd"}]
     values += [PROMPT, "occlusion", "random", [PROMPT], [[0, 3]], ["lds"], [{"role": "user", "content": 3}], {"a": 0}]
     for _ in range(count):
@@ -80,6 +82,7 @@ def nonsense(chance, count):
         good = {"prompt": "The", "question": "Who?", "examples": ["The"], "method": "random", "methods": "random"}
         good |= {"metrics": ["lds"], "max_new_tokens": 2, "sources": "" if kind is Ask else ["The dog."]}
         good |= {"before": "The", "after": "A"} if kind is Diff else {}
+        good |= {"messages": [{"role": "user", "content": "The"}], "max_tokens": 2, "temperature": 1}
         wrong = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.08}
         text = json.dumps({name: good[name] for name in kind.model_fields if name in good} | wrong)
         ends = [*[text] * 12, text[: chance.randrange(len(text))], "[" * 900, "[" * 100_000, "1" * 5000, "NaN"]

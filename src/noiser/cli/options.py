@@ -82,7 +82,6 @@ class PromptOptions:
     target: Annotated[
         str | None, typer.Option(help="The continuation to explain; the greedy one unless given. action: a tool call.")
     ] = None
-    target_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Tokens of the greedy continuation to explain; 1, of a chat's answer 40.")
     ] = None
@@ -91,7 +90,6 @@ class PromptOptions:
         typer.Option(help="Parts of the continuation to explain; of a chat or a --target all."),
     ] = None
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
-    foil_id: Annotated[int | None, typer.Option(help="Likewise, one token by its id.")] = None
     unit: Annotated[
         Literal[types.UnitName, types.AutoUnit],
         typer.Option(help="What gets a score; auto: sentences, then parts of those that carry the score."),
@@ -99,17 +97,11 @@ class PromptOptions:
     chat: Chat = False
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `noiser.attribute`. Raises ParameterError where two options say the same thing."""
+        """The arguments of `noiser.attribute`."""
         from noiser.question import Question
 
-        arguments: dict[str, Any] = {
-            "prompt": parse_prompt(self.prompt, chat=self.chat),
-            "target": _either(target=self.target, target_id=self.target_id),
-            "foil": _either(foil=self.foil, foil_id=self.foil_id),
-            "unit": self.unit,
-            "max_new_tokens": self.max_new_tokens,
-            "target_unit": self.target_unit,
-        }
+        arguments: dict[str, Any] = asdict(self) | {"prompt": parse_prompt(self.prompt, chat=self.chat)}
+        del arguments["chat"]
         Question(**arguments)
         return arguments
 
@@ -214,15 +206,6 @@ def _parameters(function: Callable[..., Any]) -> list[Parameter]:
         parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
         for parameter in signature(function).parameters.values()
     ]
-
-
-def _either(**options: Any) -> Any:
-    """The value of the one option that has one. Raises ParameterError where two have."""
-    values = [value for value in options.values() if value is not None]
-    if len(values) > 1:
-        names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ParameterError(f"{names}: got both, expected one. Leave one out.")
-    return values[0] if values else None
 
 
 def parse_names(option: str, typed: str) -> list[str]:

@@ -366,8 +366,8 @@ def _readings(
     if isinstance(wanted, bool) or not isinstance(wanted, str | int):
         raise TargetError(f"The {role} is a {type(wanted).__name__}; expected a text or a token id.")
     if isinstance(wanted, int):
-        if not 0 <= wanted < (size := lm.vocabulary_size):
-            raise TargetError(f"The {role} is token id {wanted}; expected 0 to {size - 1}, the model's vocabulary.")
+        if not 0 <= wanted < lm.vocabulary_size:
+            raise TargetError(f"The {role} is token id {wanted}; expected 0 to {lm.vocabulary_size - 1}.")
         return [(wanted,)]
     if not wanted:
         raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
@@ -32,26 +32,22 @@ Event = dict[str, Any]
 """One chunk of the stream, in OpenAI's form; `citations` is a field of ours."""
 
 _LONGEST = 512
-"""The most tokens of an answer where the request does not say."""
+"""The most tokens of an answer where the request does not say; fewer where the model cannot read so many."""
 
 _PASSED_ON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "user"}
 """Fields that a server upstream gets as they are."""
 
 
-class Document(BaseModel):
+class Document(BaseModel, extra="forbid"):
     """A document to answer from."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str = Field(max_length=200)
     text: str
     title: str = ""
 
 
-class Completion(BaseModel):
+class Completion(BaseModel, extra="forbid"):
     """An answer to a chat, with citations of its documents: OpenAI's form. A field that it does not know is refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str = Field("", description="A model of /v1/models; empty for the first.")
     messages: list[Message] = Field(description="The chat, whose last message gets the documents.")
@@ -62,7 +58,7 @@ class Completion(BaseModel):
     max_completion_tokens: int | None = Field(None, ge=1, description="The same.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 is greedy; null for the model's own setting.")
     top_p: float | None = Field(None, gt=0, le=1, description="Null for the model's own setting.")
-    seed: int | None = Field(None, description="Of sampling.")
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Of sampling.")
     stop: str | list[str] | None = Field(None, description="Texts with which the answer ends.")
     n: Literal[1] = Field(1, description="The number of answers.")
     user: str | None = Field(None, description="Ignored.")
@@ -80,9 +76,12 @@ class Completion(BaseModel):
         sources = [(document.title, document.text) for document in self.documents]
         with models.use(self.model, job) as lm:
             job.step("Writing")
-            chunk = partial(_chunk, f"chatcmpl-{secrets.token_hex(8)}", int(time.time()), lm.identity.name)
-            text = plain_text(self.messages)
-            asked: Prompt = self.messages if lm.chats or text is None else text
+            head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion.chunk"}
+            head |= {"created": int(time.time()), "model": self.model or next(iter(models.names))}
+            say = partial(_say, tell, head)
+            only = self.messages[0] if len(self.messages) == 1 and not lm.chats else {}
+            text = only.get("content") if only.get("role") == "user" else None
+            asked: Prompt = text if isinstance(text, str) else self.messages  # a model without chats reads a text
             prompt = place_sources(asked, sources) if sources else asked
             read = lm.encode(prompt)
             if upstream:
@@ -91,8 +90,8 @@ class Completion(BaseModel):
                 writing = partial(upstream.write, {**given, "messages": prompt}, answer, tell, job)
             else:
                 stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-                answer = Answer(lambda piece: tell(chunk({"content": piece})), stops if lm.chats else [*stops, "\n"])
-                writing = partial(self._write, lm, read.token_ids, answer, tell, chunk)
+                answer = Answer(lambda piece: say({"content": piece}), stops if lm.chats else [*stops, "\n"])
+                writing = partial(self._write, lm, read.token_ids, answer, say)
             options: dict[str, Any] = {"unit": "source", "contrast": False, "accuracy": self.accuracy}
             options["progress"] = job.progress
             citations = list[Event]()
@@ -104,31 +103,29 @@ class Completion(BaseModel):
                     new = [self._shown(found, row, span) for row, span in enumerate(spans)]
                     citations += new
                     for citation in new:
-                        tell(chunk({}, citations=[citation]))
+                        say({}, citations=[citation])
             written = answer.ids or (answer.text and encode_target(lm.tokenizer, read, answer.text))
             used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(written)}
-            tell(chunk({}, citations=citations, usage={**used, "total_tokens": sum(used.values())}))
+            say({}, citations=citations, usage={**used, "total_tokens": sum(used.values())})
 
     def answer(self, models: Models, upstream: Upstream | None, job: Job[Event]) -> Event:
-        """The whole answer in OpenAI's form."""
+        """The whole answer in OpenAI's form; the last chunk has all citations."""
         chunks = list[Event]()
         self.run(models, upstream, chunks.append, job)
-        return _joined(chunks)
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        finish = next((each["finish_reason"] for each in choices if each.get("finish_reason")), "stop")
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+        return {**chunks[-1], "object": "chat.completion", "choices": [choice]}
 
-    def _write(
-        self,
-        lm: LanguageModel,
-        ids: Sequence[int],
-        answer: Answer,
-        tell: Callable[[Event], None],
-        chunk: Callable[..., Event],
-    ) -> None:
-        tell(chunk({"role": "assistant", "content": ""}))
-        most = self.max_completion_tokens or self.max_tokens or _LONGEST
+    def _write(self, lm: LanguageModel, ids: Sequence[int], answer: Answer, say: Callable[..., None]) -> None:
+        say({"role": "assistant", "content": ""})
+        room = (lm.context_length or _LONGEST + len(ids)) - len(ids)
+        most = self.max_completion_tokens or self.max_tokens or max(1, min(_LONGEST, room))
         check_length(lm, len(ids) + most)
         sampling: Any = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         answer.end(write(lm, ids, answer.add, max_new_tokens=most, **sampling))
-        tell(chunk({}, answer.finish))
+        say({}, answer.finish)
 
     def _shown(self, found: Citations, row: int, span: tuple[int, int]) -> Event:
         """A sentence's citations, by the ids that were given."""
@@ -148,12 +145,6 @@ class Completion(BaseModel):
         return to_jsonable({**place, "sources": sources, "pairs": pairs, **about})
 
 
-def plain_text(messages: Sequence[Message]) -> str | None:
-    """The text of a chat that is one message of a user, which a model without a template can read; else None."""
-    text = messages[0].get("content") if len(messages) == 1 and messages[0].get("role") == "user" else None
-    return text if isinstance(text, str) else None
-
-
 @contextmanager
 def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
     """Runs a prompt that another model reads; at the end forgets what is known of it, or of the model's own."""
@@ -167,9 +158,8 @@ def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
         lm.known.clear()
 
 
-def _chunk(name: str, created: int, model: str, delta: Event, finish: str | None = None, **more: Any) -> Event:
-    head = {"id": name, "object": "chat.completion.chunk", "created": created, "model": model}
-    return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
+def _say(tell: Callable[[Event], None], head: Event, delta: Event, finish: str | None = None, **more: Any) -> None:
+    tell({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more})
 
 
 async def streamed(asked: Completion, models: Models, upstream: Upstream | None) -> AsyncIterator[str]:
@@ -198,12 +188,3 @@ async def _next(events: asyncio.Queue[Event | None]) -> Event | None:
         return await asyncio.wait_for(events.get(), 1)
     except TimeoutError:
         return {}
-
-
-def _joined(chunks: list[Event]) -> Event:
-    """The whole answer in OpenAI's form, from its chunks; the last has all citations."""
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    text = "".join(choice["delta"].get("content") or "" for choice in choices)
-    finish = next(choice["finish_reason"] for choice in choices if choice["finish_reason"])
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
-    return {**chunks[-1], "object": "chat.completion", "choices": [choice]}

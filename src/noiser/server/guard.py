@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import secrets
 import time
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -40,24 +42,24 @@ class Guard:
     Args:
         app: the server's.
         auth: "user:password", asked of every request, by a browser or as the key of a program; None for none.
+        hosts: names that the server answers to; "*" for all.
     """
 
-    def __init__(self, app: ASGIApp, auth: str | None) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, auth: str | None, hosts: Collection[str]) -> None:
+        self._app, self._hosts = app, {host.lower() for host in hosts}
         self._logins = auth and [f"Basic {base64.b64encode(auth.encode()).decode()}", f"Bearer {auth}"]
         self._wrong: dict[str, list[float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request or passes it on with its whole body; every reply has the headers."""
-        content: bytes | Response | None = b""
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            refused = self._check_login(headers, str((scope.get("client") or [""])[0]))
-            if not refused and scope["method"] not in ("GET", "HEAD"):
-                limit = LARGEST_ANSWER if scope["path"] in ("/tolerate", "/measure") else LARGEST_BODY
-                refused = _check_origin(headers) or await _body(receive, headers, limit)
-            content = refused or b""
-        unread: list[Message] = [{"type": "http.request", "body": content}] if scope["type"] == "http" else []
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers, peer = Headers(scope=scope), str((scope.get("client") or [""])[0])
+        content: bytes | Response = self._check_login(headers, peer) or self._check_host(headers) or b""
+        if not content and scope["method"] not in ("GET", "HEAD"):
+            limit = LARGEST_ANSWER if scope["path"] in ("/tolerate", "/measure") else LARGEST_BODY
+            content = _check_origin(headers) or await _body(receive, headers, limit)
+        unread: list[Message] = [{"type": "http.request", "body": content}]
 
         async def read() -> Message:
             return unread.pop() if unread else await receive()
@@ -67,7 +69,7 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        await (content if isinstance(content, Response) else self._app)(scope, read, answer)
+        return await (content if isinstance(content, Response) else self._app)(scope, read, answer)
 
     def _check_login(self, headers: Headers, peer: str) -> Response | None:
         """Refuses a wrong password; an address that tried too many waits. A proxy counts as one address."""
@@ -88,6 +90,12 @@ class Guard:
             return refusal(429, "TooMany", f"Too many wrong passwords. Wait {PAUSE:.0f} seconds.")
         challenge = {"www-authenticate": 'Basic realm="Noiser", charset="UTF-8"'}
         return refusal(401, "Unauthorized", "A user and a password are needed.", challenge)
+
+    def _check_host(self, headers: Headers) -> Response | None:
+        name = re.sub(r":\d*$", "", headers.get("host", "")).strip("[]").lower()
+        if self._hosts & {name, "*"}:
+            return None
+        return refusal(400, "Forbidden", "The server does not answer to this name. Allow it with --allowed-host.")
 
 
 def _check_origin(headers: Headers) -> Response | None:

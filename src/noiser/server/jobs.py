@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torch.nn import ModuleList
+
 from noiser.errors import NoiserError, ParameterError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -102,15 +104,17 @@ class Models:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """The models to load, by the name that visitors see, the end of a path; then the built-in models."""
+        """The models to load, then the built-in ones, by the names that visitors see: ends of paths that differ."""
         from noiser.model.gguf import BUILT_IN
 
         installed = [model.name for model in BUILT_IN.values() if model.folder() is not None]
-        return {Path(name).name if Path(name).exists() else name: name for name in [*self._named, *installed]}
+        names = dict.fromkeys([*self._named, *installed])
+        ends = [Path(name).absolute().name if Path(name).exists() else name for name in names]
+        return {end if ends.count(end) == 1 else name: name for name, end in zip(names, ends, strict=True)}
 
     @contextmanager
     def use(self, name: str, job: Job[Any]) -> Generator[LanguageModel]:
-        """The model (the default for ""), for this job alone; every pass first checks for a stop.
+        """The model (the default for ""), for this job alone; every pass, and every layer in it, checks for a stop.
 
         Raises:
             UnknownNameError: no such model is offered.
@@ -124,12 +128,18 @@ class Models:
             self._running = job
             if chosen not in self._loaded:
                 job.step(f"Loading {chosen}")
-                self._loaded[chosen] = self._load(self.names[chosen])
+                try:
+                    self._loaded[chosen] = self._load(self.names[chosen])
+                except NoiserError as error:  # whoever started the server has to know it
+                    logger.error("The model %s cannot be loaded: %s", chosen, error)
+                    raise
             lm = self._loaded[chosen]
-            hook = lm.model.register_forward_pre_hook(job.check)
+            layers = [layer for each in lm.model.modules() if isinstance(each, ModuleList) for layer in each]
+            hooks = [each.register_forward_pre_hook(job.check) for each in (lm.model, *layers)]
             try:
                 yield lm
             finally:
-                hook.remove()
+                for hook in hooks:
+                    hook.remove()
         finally:
             self._turn.release()

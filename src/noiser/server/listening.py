@@ -110,7 +110,8 @@ def serve(
     hosts = ["*"] if host in ("0.0.0.0", "::") else ["localhost", "127.0.0.1", host, *allowed_hosts]
     writer = Upstream.at(upstream, api_key_env) if upstream else None
     app = application(Models(named, load), auth=auth, hosts=hosts, upstream=writer)
-    print(f"Noiser is at http://{host}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True)
+    place = f"[{host}]" if ":" in host else host
+    print(f"Noiser is at http://{place}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True)
     uvicorn.Server(configured(app, proxy)).run(sockets=[listening])
 
 

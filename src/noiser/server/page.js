@@ -2,7 +2,7 @@
 const $ = (id) => document.getElementById(id);
 const form = $("question");
 const START = Object.fromEntries(fields());
-let running, shown; // the request under way, and {question, saved} of the answer on the page
+let running, shown, place = location.search; // the request under way, {question, saved} of the answer on the page, its link
 
 function fields() {
   const data = new FormData(form);
@@ -70,7 +70,7 @@ async function* events(body) {
 
 async function ask(path, question, into) { // what is answered, if it is
   running?.abort();
-  const mine = running = new AbortController();
+  const mine = running = new AbortController(), began = performance.now();
   $("stop").disabled = false;
   into.classList.add("busy");
   say("Waiting for another tab", null);
@@ -86,11 +86,12 @@ async function ask(path, question, into) { // what is answered, if it is
       if (name === "error") return refuse(into, value.error.message);
       if (name === "answer") {
         into.innerHTML = value.html;
-        say(`Done in ${value.seconds.toFixed(1)} s.`);
+        say(`Done in ${((performance.now() - began) / 1000).toFixed(1)} s.`);
         return value;
       }
-      const share = value.share === null ? "" : `${Math.round(100 * value.share)} %, `;
-      say(value.label, value.share, `${share}${Math.round(value.seconds)} s`);
+      const share = value.share === null ? "" : `${Math.round(100 * value.share)} %, `, left = value.seconds * (1 / value.share - 1) / 60;
+      const advice = value.seconds > 3 && value.share && left > 2 ? `; about ${Math.round(left)} minutes left. Quicker: larger units, or the method occlusion` : "";
+      say(value.label, value.share, `${share}${Math.round(value.seconds)} s${advice}`);
     }
     refuse(into, "The server ended before it answered. Ask again.");
   } catch (error) {
@@ -105,13 +106,11 @@ async function ask(path, question, into) { // what is answered, if it is
 
 async function answer() {
   const question = Object.fromEntries(fields());
-  for (const id of ["chart", "measured"]) $(id).replaceChildren();
-  $("after").hidden = true;
   const found = await ask("ask", question, $("answer"));
-  if (!found) return;
+  if (!found) return void ($("after").hidden ||= Boolean(document.querySelector("#answer > .error"))); // else the last one stays
+  for (const id of ["chart", "measured"]) $(id).replaceChildren();
   shown = { question, saved: found.saved };
-  $("link").href = link();
-  $("link").hidden = link().length > 60000; // servers refuse longer addresses
+  Object.assign($("link"), { href: link(), hidden: link().length > 60000 }); // servers refuse longer addresses
   const text = JSON.stringify(found.saved.length === 1 ? found.saved[0] : found.saved, null, 1);
   $("save").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   $("after").hidden = false;
@@ -137,7 +136,7 @@ function tolerate(unit) {
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   $("example").hidden = true;
-  if (link().length < 60000) history.replaceState(null, "", link());
+  if (link().length < 60000 && link() !== place) history.pushState(null, "", place = link());
   answer();
   $("status").scrollIntoView({ block: "nearest" }); // on a phone it is below the form
 });
@@ -161,6 +160,7 @@ $("answer").addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+addEventListener("popstate", () => location.search === place || location.reload()); // not for a source's place on the page
 restore(new URLSearchParams(location.search));
 $("example").hidden = location.search.includes("prompt=");
 answer();

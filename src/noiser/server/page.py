@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from html import escape
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from noiser.errors import ParameterError, PromptError
 from noiser.files import json_messages
 from noiser.server.jobs import Job, Models
+from noiser.server.questions import bounded_method
 from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
 
 FACT = "LeBron James professionally plays the sport of"
-LONGEST_ANSWER = 96
-"""Tokens of an answer from sources."""
 
 _ROLE = re.compile(r"^(system|user|assistant|tool):[ \t]*", re.MULTILINE | re.IGNORECASE)
 _RULE, _BLANK = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE), re.compile(r"\n\s*\n")
-
 
 Short = Annotated[str, Field(max_length=1000)]
 Long = Annotated[str, Field(max_length=200_000)]
@@ -29,7 +26,7 @@ Long = Annotated[str, Field(max_length=200_000)]
 class Ask(BaseModel):
     """The fields of the form; a link's parameters have the same names. Parameters of other names are ignored."""
 
-    prompt: Long
+    prompt: Long = ""
     chat: bool = False
     model: Short = ""
     methods: Short = "joint"
@@ -42,7 +39,7 @@ class Ask(BaseModel):
     sources: Long = ""
     before: Long = ""
 
-    def run(self, models: Models, job: Job[Any]) -> Answer:
+    def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
         """A heat map, several side by side, citations, or edits."""
         from noiser import cite, compare, diff
 
@@ -56,21 +53,24 @@ class Ask(BaseModel):
             if self.chat and not lm.chats:
                 raise PromptError("This model has no chat template. Choose a chat model in the settings.")
             if documents := [text.strip() for text in between.split(self.sources) if text.strip()]:
+                if self.before.strip():
+                    raise ParameterError("Sources and an earlier version are two questions. Empty one of them.")
                 job.step(f"Answering from {len(documents)} sources")
-                asked |= {"answer": self.target or None, "max_new_tokens": LONGEST_ANSWER}
-                cited = cite(lm, prompt, documents, **asked)
-                return Answer(cited._repr_html_(), [cited.to_dict()])  # pyright: ignore[reportPrivateUsage]
+                cited = cite(lm, prompt, documents, answer=self.target or None, **asked)
+                return {"html": cited._repr_html_(), "saved": [cited.to_dict()]}  # pyright: ignore[reportPrivateUsage]
             asked["target"] = self.target or None
             if self.before.strip():
                 job.step("Comparing both versions")
                 found = diff(lm, read(self.before), prompt, max_new_tokens=self.max_new_tokens or 16, **asked)
-                return Answer(found._repr_html_(), [found.to_dict()])  # pyright: ignore[reportPrivateUsage]
+                return {"html": found._repr_html_(), "saved": [found.to_dict()]}  # pyright: ignore[reportPrivateUsage]
             asked |= {"foil": self.foil or None, "unit": self.unit}
             asked |= {"max_new_tokens": self.max_new_tokens, "target_unit": self.target_unit}
             methods = list(dict.fromkeys(filter(None, self.methods.split(","))))
+            for name in methods:
+                bounded_method(name)
             job.step(", ".join(methods))
             found = compare(lm, prompt, methods, **asked)
-        return Answer(found._repr_html_(), [att.to_dict() for att in found])  # pyright: ignore[reportPrivateUsage]
+        return {"html": found._repr_html_(), "saved": [att.to_dict() for att in found]}  # pyright: ignore[reportPrivateUsage]
 
 
 class Tolerate(BaseModel):
@@ -81,7 +81,7 @@ class Tolerate(BaseModel):
     unit: int
     target: int = 0
 
-    def run(self, models: Models, job: Job[Any]) -> Answer:
+    def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
         """A chart."""
         from noiser import tolerance
         from noiser.attribution import Attribution
@@ -93,7 +93,7 @@ class Tolerate(BaseModel):
         with models.use(self.model, job) as lm:
             job.step("Adding noise")
             curve = tolerance(lm, att, self.unit, progress=job.progress)
-        return Answer(tolerance_html(att, curve, self.target))
+        return {"html": tolerance_html(att, curve, self.target)}
 
 
 class Measure(BaseModel):
@@ -104,7 +104,7 @@ class Measure(BaseModel):
     metrics: Annotated[list[Short], Field(max_length=20)] = ["faithfulness"]
     seed: int = 0
 
-    def run(self, models: Models, job: Job[Any]) -> Answer:
+    def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
         """A table of numbers for each attribution."""
         from noiser import evaluate
         from noiser.attribution import Attribution
@@ -119,14 +119,7 @@ class Measure(BaseModel):
                 options: dict[str, Any] = {"metrics": self.metrics, "seed": self.seed}
                 found = evaluate(lm, att, progress=job.progress, **options)
                 parts.append(f"<h3>{escape(name)}</h3>{found.to_html()}")
-        return Answer(f'<div class="noiser-att numbers">{"".join(parts)}</div>')
-
-
-class Answer(NamedTuple):
-    """An answer that the page shows and can save."""
-
-    html: str
-    saved: Sequence[dict[str, Any]] = ()
+        return {"html": f'<div class="noiser-att numbers">{"".join(parts)}</div>'}
 
 
 def parse_chat(text: str) -> Prompt:

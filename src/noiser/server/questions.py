@@ -5,23 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from html import escape
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from noiser.errors import ParameterError
 from noiser.pages import html_table
 from noiser.server.jobs import Job, Models
-from noiser.types import Accuracy, AutoUnit, CitedUnit, SpanUnit, TargetUnitName, UnitName
+from noiser.types import Accuracy, AutoUnit, CitedUnit, RemovalName, SpanUnit, TargetUnitName, UnitName
 
 Message = dict[str, Any]
 Spans = list[tuple[int, int]]
-Removal = Literal["zero", "mean", "noise", "delete"]
+MOST = 10_000  # inputs of a method, check or metric
 
 
-class Question(BaseModel):
+def bounded_method(name: str, **parameters: Any) -> Any:
+    """The method. Raises ParameterError for so many inputs that no stop would be noticed while they are made."""
+    from noiser.methods import make_method
+
+    method = make_method(name, **parameters)
+    for parameter, value in vars(method).items():
+        if isinstance(value, int) and value > MOST:
+            raise ParameterError(f"{parameter} is {value}; this server takes at most {MOST}.")
+    return method
+
+
+class Question(BaseModel, extra="forbid"):
     """The fields of every question."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
@@ -29,13 +39,14 @@ class Question(BaseModel):
     def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
         """The answer of the library's function of the class's name, as `save` writes it."""
         import noiser
-        from noiser.methods import make_method
 
         name = type(self).__name__.lower()
         arguments = {field: getattr(self, field) for field in type(self).model_fields.keys() - {"model"}}
         method, parameters = arguments.pop("method", None), arguments.pop("parameters", {})
+        if parameters and method is None:
+            raise ParameterError("parameters are a method's; expected the method's name as well.")
         if method is not None:
-            arguments["method"] = make_method(method, **parameters)
+            arguments["method"] = bounded_method(method, **parameters)
         with models.use(self.model, job) as lm:
             job.step(name)
             return getattr(noiser, name)(lm, **arguments, progress=job.progress).to_dict()
@@ -59,7 +70,7 @@ class Attribute(Scored):
     unit: UnitName | AutoUnit | Spans = Field("token", description="What gets a score, or character spans.")
     sources: list[str | tuple[str, str]] | None = Field(None, description="Documents that stand in the prompt.")
     continuation_units: bool = Field(True, description="Whether earlier tokens of the continuation are units.")
-    check: int = Field(0, ge=0, description="Random inputs that tell whether to believe the scores, such as 8.")
+    check: int = Field(0, ge=0, le=MOST, description="Random inputs that tell whether to believe scores, such as 8.")
 
 
 class Cite(Scored):
@@ -71,7 +82,7 @@ class Cite(Scored):
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
     accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
-    check: int = Field(0, ge=0, description="Random inputs that tell whether to believe the scores, such as 8.")
+    check: int = Field(0, ge=0, le=MOST, description="Random inputs that tell whether to believe scores, such as 8.")
 
 
 class Diff(Question):
@@ -83,10 +94,8 @@ class Diff(Question):
     max_new_tokens: int = Field(16, description="The longest answer.")
 
 
-class Example(BaseModel):
+class Example(BaseModel, extra="forbid"):
     """A prompt with its expected answer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     prompt: str | list[Message]
     target: str | int | None = None
@@ -101,8 +110,8 @@ class Evaluate(Scored):
     unit: UnitName | AutoUnit | SpanUnit = Field("token", description="What gets a score.")
     max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
     target_unit: TargetUnitName = Field("token", description="What each row explains.")
-    masks: int | None = Field(None, description="Mask samples per prompt.")
-    removal: Removal = Field("zero", description="How metrics remove whole units.")
+    masks: int | None = Field(None, le=MOST, description="Mask samples per prompt.")
+    removal: RemovalName = Field("zero", description="How metrics remove whole units.")
 
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>
@@ -115,14 +124,15 @@ With <code>Accept: text/event-stream</code>, events <code>progress</code>, then 
 
 
 def reference_html(schema: Mapping[str, Any]) -> str:
-    """A section for each route of an OpenAPI schema, with the fields of its body."""
-    parts = [_HEAD]
+    """A section for each route of an OpenAPI schema, with the fields of its body; then what these consist of."""
+    parts, bodies = [_HEAD], dict(schema["components"]["schemas"])
     for path, methods in schema["paths"].items():
         for method, route in methods.items():
             parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(route['summary'])}</p>")
             if "requestBody" in route:
                 name = route["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                parts.append(_fields(schema["components"]["schemas"][name]))
+                parts.append(_fields(bodies.pop(name)))
+    parts += [f"<h2><code>{name}</code></h2>{_fields(body)}" for name, body in bodies.items()]
     return f"{''.join(parts)}</main></body></html>"
 
 

@@ -12,13 +12,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from noiser.errors import NoiserError
 from noiser.server.completions import Completion, streamed
 from noiser.server.guard import Guard, error_body, refusal
 from noiser.server.jobs import Job, Models, ServerError
-from noiser.server.page import FACT, Answer, Ask, Measure, Tolerate
+from noiser.server.page import FACT, Ask, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Diff, Evaluate, reference_html
 from noiser.server.writing import Upstream
 from noiser.version import __version__
@@ -31,9 +30,9 @@ def application(
     models: Models, *, auth: str | None = None, hosts: Collection[str] = ("*",), upstream: Upstream | None = None
 ) -> FastAPI:
     """The server as an ASGI application."""
-    app = FastAPI(title="Noiser", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
-    app.add_middleware(Guard, auth=auth)  # the outermost
+    errors: dict[int | str, dict[str, Any]] = {"default": {"description": '{"error": {"type", "message"}}'}}
+    app = FastAPI(title="Noiser", version=__version__, docs_url=None, redoc_url=None, responses=errors)
+    app.add_middleware(Guard, auth=auth, hosts=hosts)
     for kind, handler in {NoiserError: _refuse, HTTPException: _no_address, RequestValidationError: _wrong}.items():
         app.add_exception_handler(kind, handler)
     example = _Example(models)
@@ -54,7 +53,8 @@ def application(
 
     @app.get("/v1/models", summary="The models that can be asked, the default first")
     def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": name, "object": "model"} for name in models.names]}
+        about = {"object": "model", "created": 0, "owned_by": "noiser"}
+        return {"object": "list", "data": [{"id": name, **about} for name in models.names]}
 
     @app.get("/v1/methods", summary="The methods that can score, with a line about each")
     def list_methods() -> dict[str, Any]:
@@ -79,10 +79,10 @@ class _Example:
     """The answer that the page opens with: computed once, at the start, and again if a question came between."""
 
     def __init__(self, models: Models) -> None:
-        self._models, self._answer = models, list[Answer]()
+        self._models, self._answer = models, list[dict[str, Any]]()
         self.ahead = Job(self.run)  # loads the model, so that no question waits for that
 
-    def run(self, job: Job[Answer]) -> Answer:
+    def run(self, job: Job[Any]) -> dict[str, Any]:
         with self._models.use("", job):  # one of two that come together waits here for the other's answer
             if not self._answer:
                 self._answer.append(EXAMPLE.run(self._models, job))
@@ -117,7 +117,7 @@ async def _whole(request: Request, job: Job[Any]) -> Response:
         while not await job.ended():
             if await request.is_disconnected():
                 job.stop()
-        return Response(json.dumps(_shown(job), allow_nan=False), media_type="application/json")
+        return Response(json.dumps(job.future.result(), allow_nan=False), media_type="application/json")
     finally:
         job.stop()
 
@@ -127,7 +127,7 @@ async def _events(job: Job[Any]) -> AsyncIterator[str]:
     try:
         while not await job.ended():
             yield _event("progress", job.state)
-        yield _event("answer", _shown(job))
+        yield _event("answer", job.future.result())
     except NoiserError as error:
         yield _event("error", error_body(type(error).__name__, str(error)))
     finally:
@@ -138,21 +138,16 @@ def _event(name: str, value: Any) -> str:
     return f"event: {name}\ndata: {json.dumps(value, allow_nan=False)}\n\n"
 
 
-def _shown(job: Job[Any]) -> Any:
-    """The result of a job as plain values, with its seconds where the page shows them."""
-    result = job.future.result()
-    return result._asdict() | {"seconds": job.state["seconds"]} if isinstance(result, Answer) else result
-
-
 async def _refuse(_request: Request, error: Exception) -> Response:
     return refusal(500 if isinstance(error, ServerError) else 400, type(error).__name__, str(error))
 
 
 async def _wrong(_request: Request, error: Any) -> Response:
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"][1:])) or "the body"
+    first = max(error.errors(), key=lambda each: len(each["loc"]))  # where there are several forms, of the nearest
+    field = ".".join(str(part) for part in first["loc"][1:] if "[" not in str(part)) or "the body"
+    remedy = "Send it with content-type: application/json." if isinstance(first["input"], bytes) else "See /docs."
     got = ascii(first["input"])[:80] if isinstance(first["input"], str | int | float) else type(first["input"]).__name__
-    return refusal(422, "ParameterError", f"{field[:80]}: {first['msg']}, got {got}. See /docs.")
+    return refusal(422, "ParameterError", f"{field[:80]}: {first['msg']}, got {got}. {remedy}")
 
 
 async def _no_address(_request: Request, error: Any) -> Response:

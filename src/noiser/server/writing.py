@@ -137,7 +137,7 @@ class Upstream(NamedTuple):
         endpoint = choose(address, None, api_key_env, "The server upstream", ModelError)
         there = client(endpoint, timeout=600, max_retries=2)
         try:
-            return cls(endpoint, there, there.models.list().data[0].id)
+            return cls(endpoint, there, there.with_options(timeout=10, max_retries=0).models.list().data[0].id)
         except (openai.OpenAIError, IndexError) as error:
             raise unanswered(endpoint, error) from error
 
