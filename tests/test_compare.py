@@ -28,8 +28,9 @@ def test_methods_side_by_side_are_those_of_attribute(tmp_path):
     assert {"joint", "occlusion baseline=mean score=logprob"} < {*table["method"]}
     assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()
     assert found.to_html(tmp_path / "a.html") == (tmp_path / "a.html").read_text(encoding="utf-8")
-    with pytest.raises(ParameterError, match="expected a list of methods"):
-        noiser.compare(lm, PROMPT, "joint")
+    for wrong in ((PROMPT, "joint"), ([PROMPT, "The lazy dog"], ["joint"])):
+        with pytest.raises(ParameterError, match="expected one prompt and a list of methods"):
+            noiser.compare(lm, *wrong)
 
 
 def test_a_loaded_result_equals_the_first(tmp_path):

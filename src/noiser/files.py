@@ -19,8 +19,7 @@ from typing import Any
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text.
 
-    Raises ValueError for text that is not UTF-8 or JSON (RFC 8259, which has no NaN), has a number beyond float64, or
-    nests more deeply than Python's stack.
+    Raises ValueError if it is not UTF-8 or JSON (RFC 8259: no NaN), has a number beyond float64, or nests too deeply.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
@@ -45,8 +44,9 @@ def json_or_text(text: str) -> Any:
 
 
 def json_messages(text: str) -> list[dict[str, Any]] | None:
-    """The messages of a chat in JSON; None for any other text."""
-    messages = json_or_text(text)
+    """The messages of a chat in JSON, also as `messages` of an object; None for any other text."""
+    value = json_or_text(text)
+    messages = value.get("messages") if isinstance(value, dict) else value
     return messages if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages) else None
 
 

@@ -9,7 +9,6 @@ import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar
-from noiser.errors import PromptError
 from noiser.types import Accuracy, CitedUnit
 
 
@@ -34,7 +33,7 @@ def cite(
     from noiser.files import json_text
     from noiser.methods import make_method
 
-    prompt, sources = str(o.parse_prompt(question)), [(path.name, text_of(path)) for path in source]
+    prompt, sources = str(o.parse_prompt(question)), [(path.name, o.text_of(path)) for path in source]
     if (parameters := o.parse_parameters(set_)) and method is None:
         parameters = {"score": "logprob", "baseline": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
@@ -44,11 +43,3 @@ def cite(
     with progress_bar("Citing") as progress:
         found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)
     output.write({"text": lambda: str(found), "json": lambda: json_text(found.to_dict()), "html": found.to_html})
-
-
-def text_of(path: Path) -> str:
-    """A file's text. Raises PromptError where it is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 at byte {error.start}. Convert it to plain text.") from None

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from noiser.cli import options as o
-from noiser.cli.cite import text_of
 from noiser.cli.terminal import progress_bar
 
 
@@ -30,7 +29,7 @@ def diff(
     from noiser.explain import diff as run
     from noiser.files import json_text
 
-    one, other = (o.to_prompt(text_of(path), chat) for path in (before, after))
+    one, other = (o.to_prompt(o.text_of(path), chat) for path in (before, after))
     lm = loading.load(model)
     with progress_bar("Comparing") as progress:
         found = run(lm, one, other, target=target, max_new_tokens=max_new_tokens, seed=seed, progress=progress)

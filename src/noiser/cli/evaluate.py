@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -111,6 +110,6 @@ def _load(name: str, data_dir: Path | None, limit: int | None, category: str | N
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:
     """The prompts; `-` stands for the lines of stdin that are not blank."""
-    lines = sys.stdin.read().split("\n") if "-" in prompts else []
+    lines = o.text_of("-").split("\n") if "-" in prompts else []
     typed = [o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()]
     return [*typed, *(o.to_prompt(line, chat) for line in lines if line.strip())]

@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from noiser import types
 from noiser.cli.terminal import say, write
-from noiser.errors import NoiserError, ParameterError
+from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.files import json_messages, json_or_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ DataFolder = Annotated[
     Path | None,
     typer.Option("--data-dir", metavar="FOLDER", help="Upstream files; $NOISER_DATA or the cache folder unless given."),
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="PROMPT is a user's message, or a JSON list of messages.")]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's message, or a JSON list of messages.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]
 Check = Annotated[int, typer.Option(min=0, help="Random inputs that tell whether to believe the scores, such as 8.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -91,7 +91,7 @@ class PromptOptions:
     ] = None
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     unit: Annotated[
-        Literal[types.UnitName, types.AutoUnit],
+        Literal[types.TextUnitName, "turn", types.AutoUnit],
         typer.Option(help="What gets a score; auto: sentences, then parts of those that carry the score."),
     ] = "token"
     chat: Chat = False
@@ -223,7 +223,17 @@ def parse_prompt(typed: str, *, chat: bool = False) -> types.Prompt:
     with contextlib.suppress(OSError):  # most prompts are too long for a name
         if typed != "-" and Path(typed).is_file():
             say(f"noiser: warning: the prompt is the name of a file; its text is read by: - < {typed}", err=True)
-    return to_prompt(sys.stdin.read().removesuffix("\n") if typed == "-" else typed, chat)
+    return to_prompt(text_of("-") if typed == "-" else typed, chat)
+
+
+def text_of(path: Path | str) -> str:
+    """A file's text, or that of stdin for "-", without its last newline. Raises PromptError where it is not UTF-8."""
+    data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        name = "stdin" if str(path) == "-" else path
+        raise PromptError(f"{name} is not UTF-8 at byte {error.start}. Convert it to plain text.") from None
 
 
 def to_prompt(text: str, chat: bool) -> types.Prompt:

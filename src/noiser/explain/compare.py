@@ -12,10 +12,10 @@ import torch
 
 from noiser.attribution import Attribution, html
 from noiser.attribution.display import headings, visible
-from noiser.checks import random_state_kept
+from noiser.checks import plain, random_state_kept
 from noiser.engine import Game, Query, Steps, prepare, remover, run_one
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.attribute import attribute, attribution_of
+from noiser.explain.attribute import attribute, attribution_of, is_many
 from noiser.explain.games import PlayedGame
 from noiser.explain.progress import shown
 from noiser.files import written
@@ -88,8 +88,9 @@ def compare(
     Example:
         >>> print(noiser.compare(lm, "The capital of France is", ["joint", "occlusion"]))  # doctest: +SKIP
     """
-    if isinstance(methods, str) or not methods:
-        raise ParameterError(f"methods is {methods!r}; expected a list of methods, such as ['joint', 'occlusion'].")
+    if isinstance(methods, str) or not methods or is_many(plain(prompt)):
+        got = f"prompt is {prompt!r:.60} and methods is {methods!r:.60}"
+        raise ParameterError(f"{got}; expected one prompt and a list of methods, such as ['joint', 'occlusion'].")
     attributions: list[Attribution] = []
     failures: list[str] = []
     with shown(progress, "Comparing") as told:
@@ -114,8 +115,7 @@ def diff_models(
 ) -> Attribution:
     """The part of each unit of a prompt in log p(answer | other) - log p(answer | lm).
 
-    Both models, or one in two precisions, run the same inputs, and the method is played on the paired differences, of
-    which its standard errors are.
+    Both models run the same inputs, and the method is played on the paired differences, as are its standard errors.
 
     Args:
         lm: the model whose greedy answer is explained, unless there is a target.
@@ -131,9 +131,9 @@ def diff_models(
     Example:
         >>> noiser.diff_models(lm, quantised, "The capital of France is", target=" Paris")  # doctest: +SKIP
     """
-    made = method or Joint(score="logprob")
+    made: Any = make_method(method or Joint(score="logprob"))
     if not hasattr(made, "play"):
-        raise ParameterError(f"method is {made!r}; expected one that removes units, such as noiser.Joint().")
+        raise ParameterError(f"method is {method!r}; expected one that removes units, such as noiser.Joint().")
     asked: dict[str, Any] = {"unit": "word", "max_new_tokens": 16, **question, "target_unit": "all", "prompt": prompt}
     pair: list[Query] = []
     for each in (lm, other):

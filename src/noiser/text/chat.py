@@ -129,9 +129,8 @@ def find_action(
     own = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"]
     chosen = int(named[1]) if named[1] else max([i for i in own if messages[i].get("tool_calls")] or own, default=-1)
     if chosen not in own:
-        raise TargetError(
-            f"target is {target!r}; expected the assistant's message of an action, of {own}, after others."
-        )
+        there = f"one of {own}" if own else "and none stands after others"
+        raise TargetError(f"target is {target!r}; expected the assistant's message of an action, {there}.")
     before = render_chat(tokenizer, messages[:chosen], kwargs)
     whole = render_chat(tokenizer, messages[: chosen + 1], kwargs, closed=True)
     ends, text = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special], whole.removeprefix(before)
