@@ -137,10 +137,13 @@ def test_evaluate(noiser_command):
     page = noiser_command(*arguments, "--format", "html").stdout
     assert page.count("<table>") == page.count("</html>") == page.count("<div class=wide tabindex=0>") == 1
     assert "<th scope=row dir=auto>soft_nc</th>" in page
-    typed = f"\n{PROMPT}\u2028and\x85on\r\n-\n{PROMPT}\n"  # a dash of stdin is a prompt
+    record = json.dumps({"prompt": PROMPT, "target": " fox"})
+    typed = f"\n{PROMPT}\u2028and\x85on\r\n-\n{record}\n{PROMPT}\n"  # a dash of stdin is a prompt
     quick = ["--metrics", "erasure", "--method", "occlusion", "--format", "json"]
-    lines = noiser_command("evaluate", "-", "--limit", "2", *quick, input=typed)
-    assert [row["prompt"] for row in json.loads(lines.stdout)["rows"]] == [f"{PROMPT}\u2028and\x85on", "-"]
+    lines = noiser_command("evaluate", "-", "--limit", "3", *quick, input=typed)
+    rows = json.loads(lines.stdout)["rows"]
+    assert [row["prompt"] for row in rows] == [f"{PROMPT}\u2028and\x85on", "-", PROMPT]
+    assert rows[2]["target"] == " fox"
 
 
 def test_evaluate_compares_methods(noiser_command):

@@ -13,6 +13,7 @@ from noiser.checks import check_choice
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
+from noiser.files import json_or_text
 from noiser.pages import html_page
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def _load(name: str, data_dir: Path | None, limit: int | None, category: str | N
 
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:
-    """The prompts; `-` stands for the lines of stdin that are not blank."""
+    """The prompts; `-` stands for the lines of stdin that are not blank, texts or JSON objects with `prompt`."""
     lines = o.text_of("-").split("\n") if "-" in prompts else []
     typed = [o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()]
-    return [*typed, *(o.to_prompt(line, chat) for line in lines if line.strip())]
+    read = [(json_or_text(line), o.to_prompt(line, chat)) for line in lines if line.strip()]
+    return [*typed, *(value if isinstance(value, dict) and "prompt" in value else text for value, text in read)]
