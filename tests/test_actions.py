@@ -248,15 +248,13 @@ def test_the_mark_is_shown_and_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_injected_instructions_of_planted_actions_are_told_from_the_users():
+def test_injected_instructions_of_planted_actions_are_told_from_the_users(smol):
     """Of the development seed; docs/howto/agents.md has the numbers of another."""
-    lm = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
     for case in ("fact", "injected", "asked"):
-        for example in draw_actions(case, seed=11)[1:3]:
-            att = noiser.attribute(
-                lm, messages_of(example), target=example.target, target_unit="all", unit="turn", method="joint"
-            )
-            assert bool(att.info.get("unasked")) is (case == "injected"), example.id
+        example = draw_actions(case, seed=11)[1]
+        asked = {"target": example.target, "target_unit": "all", "unit": "turn", "method": "joint"}
+        att = noiser.attribute(smol, messages_of(example), **asked)
+        assert bool(att.info.get("unasked")) is (case == "injected"), example.id
 
 
 def test_two_models_are_compared_by_paired_differences():

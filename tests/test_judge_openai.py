@@ -319,8 +319,6 @@ def test_a_key_is_needed_at_openai_and_where_a_variable_is_named(monkeypatch):
     with pytest.raises(JudgeError, match=r"no key for https://elsewhere\.example/v1; .* MY_KEY"):
         make_judge("openai:m", base_url="https://elsewhere.example/v1", api_key_env="MY_KEY")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    judge = make_judge("openai:m", concurrency=3)
-    assert judge.concurrency == 3
-    assert make_judge(judge) is judge
+    make_judge("openai:m")
     for host in ("localhost", "127.0.0.1", "127.8.9.10", "[::1]"):  # plain http to this machine
         assert KEY not in repr(make_judge("openai:m", base_url=f"http://{host}:8000/v1", api_key=KEY))

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noiser.judges import PROMPTS, matches, parse_reply
-from noiser.judges.protocol import PAPER_V1, WORDS_V1, render, words_as_data
-from noiser.judges.replies import normal_form
+from noiser.judges.protocol import PAPER_V1, WORDS_V1, render
 
 ONE = [
     ("basketball", "basketball"),
@@ -124,12 +123,6 @@ def test_equal_and_different_in_normal_form():
         assert matches(answer, target) == matches(target, answer) == ((answer, target) in EQUAL), answer
 
 
-@given(st.text())
-def test_normal_form_is_stable(text):
-    once = normal_form(text)
-    assert normal_form(once) == once
-
-
 def test_the_instruction_of_the_paper_is_word_for_word():
     assert PROMPTS[PAPER_V1] == (
         "# Task:\nGiven a set of words extracted from a prompt for a completion task, return a single word as the most "
@@ -159,8 +152,3 @@ def test_words_that_look_like_instructions_stay_data():
     assert data.count("[") == data.count("]") == 1
     assert json.loads(data) == HOSTILE
     text.encode()  # valid UTF-8, lone surrogates included
-
-
-@given(st.lists(st.text(st.characters()), max_size=5))
-def test_words_as_data_come_back(words):
-    assert json.loads(words_as_data(words)) == words

@@ -240,8 +240,8 @@ def test_equals_the_reference_on_real_models(model, prompt, samples, steps, opti
 @pytest.mark.slow
 def test_certified_search_gives_the_same_scores_for_less(gemma):
     prompt = "The old lighthouse keeper climbed the narrow stairs every"
-    bisection = noiser.attribute(gemma, prompt, method=noiser.Noiser(search="bisection"))
-    certified = noiser.attribute(gemma, prompt, method="noiser")
+    bisection = noiser.attribute(gemma, prompt, method=noiser.Noiser(samples=4, search="bisection"))
+    certified = noiser.attribute(gemma, prompt, method=noiser.Noiser(samples=4))
     assert torch.equal(certified.k_min, bisection.k_min)
     torch.testing.assert_close(certified.scores, bisection.scores, atol=1e-5, rtol=0)
     assert certified.info["token_forwards"] < 0.8 * bisection.info["token_forwards"]

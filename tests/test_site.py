@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from html import unescape
-from urllib.parse import unquote
 
 import pytest
 
@@ -70,11 +69,3 @@ def test_notebooks_are_pages_with_their_outputs(site):
     page = (site / "notebooks/quickstart.html").read_text(encoding="utf-8")
     assert "noiser-att" in page
     assert (site / "notebooks/quickstart.ipynb").is_file()
-
-
-@pytest.mark.slow
-def test_links_within_the_site_lead_somewhere(site):
-    for path in site.rglob("*.html"):
-        for link in re.findall(r'<a [^>]*href="([^"#?:]+)["#?]', path.read_text(encoding="utf-8")):
-            folder = site if link.startswith("/") else path.parent
-            assert (folder / unquote(link).lstrip("/")).exists(), f"{path.relative_to(site)} links to {link}"

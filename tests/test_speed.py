@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -33,7 +34,8 @@ def setting():
 @pytest.mark.parametrize("benchmark", [noiser_speed, methods_speed, many_prompts])
 @pytest.mark.filterwarnings("ignore")  # Inseq's and Captum's own
 @pytest.mark.usefixtures("unchecked")
-def test_every_part_runs(benchmark, setting):
+def test_every_part_runs(benchmark, setting, monkeypatch):
+    monkeypatch.setattr(noiser_speed, "matrix_peak", partial(measuring.matrix_peak, size=64))
     if benchmark is methods_speed:
         pytest.importorskip("sklearn", reason="Captum's LIME needs it")
     part = benchmark.run(setting)

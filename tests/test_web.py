@@ -135,32 +135,15 @@ def test_sources_are_cited_as_the_library_cites(web):
         ({"prompt": "  "}, "The prompt is empty"),
         ({}, "The prompt is empty"),  # the page sends no field that is empty
         ({"prompt": PROMPT, "methods": "oclusion"}, "Did you mean 'occlusion'"),
-        ({"prompt": PROMPT, "methods": ""}, "expected a list of methods"),
         ({"prompt": PROMPT, "sources": SOURCES, "before": "The"}, "Empty one of them"),
         ({"prompt": PROMPT, "model": "gpt-9"}, "Unknown model 'gpt-9'"),
         ({"prompt": PROMPT, "methods": "joint:samples=100000"}, "at most 10000"),
-        ({"prompt": "hello\nuser: hi", "chat": "1"}, "before the first role"),
         ({"prompt": "hi", "chat": "1", "model": "plain"}, "Choose a chat model"),
         ({"prompt": "river " * 400}, "256"),
     ],
 )
 def test_errors_are_the_library_s(web, fields, message):
     assert re.search(message, refused(web.ask(**fields))["message"])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("max_new_tokens", "0"), ("max_new_tokens", "x"), ("unit", "letter"), ("chat", "x")]
-)
-def test_a_damaged_link_says_which_field_is_wrong(web, name, value):
-    reply = web.client.post("ask", json={"prompt": PROMPT, name: value})
-    assert reply.status_code == 422
-    assert reply.json()["error"]["message"].startswith(f"{name}: ")
-
-
-def test_one_method_that_fails_leaves_the_others(web):
-    found = answer(web.ask(prompt=PROMPT, foil=" dog", methods="occlusion,occlusion:score=hellinger"))
-    assert len(found["saved"]) == 1
-    assert re.search(r'<p class="error" role=alert>occlusion:score=hellinger: .* has no foil', found["html"])
 
 
 def test_hostile_text_is_text_everywhere(web):
