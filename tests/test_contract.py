@@ -123,7 +123,7 @@ def test_a_result_names_what_makes_its_method_again(name, tmp_path):
 @each_method
 def test_repeats_with_the_seed_and_differs_where_random_numbers_are_drawn(name):
     lm = tiny("gemma3")
-    first, again, other = (run(lm, name, max_new_tokens=2, seed=seed) for seed in (5, 5, 6))
+    first, again, other = (run(lm, name, seed=seed) for seed in (5, 5, 6))
     assert torch.equal(first.scores.nan_to_num(0), again.scores.nan_to_num(0))
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()

@@ -57,13 +57,13 @@ def some_changes(query, targets=3):
     dim, length = query.embedding_dim, len(query.token_ids)
     vectors, masks = torch.randn(2, 3, dim, generator=rng), torch.rand(2, length - 1, dim, generator=rng) < 0.5
     return [
-        *[noise((i,), vectors, 0.5) for i in range(1, length - targets)],
+        *[noise((i,), vectors, 0.5) for i in range(1, length - targets, 2)],
         noise((2, 4, 5), vectors, 0.3, (targets - 1,)),
         replace((1, 2), torch.zeros(dim), (0, targets - 1)),
         delete((1, 4, 5), (0, targets - 1)),
         delete((3, length - 1)),
         keep(range(1, length), lambda: masks, 2),
-        *[delete((i,)) for i in range(1, length)],
+        *[delete((i,)) for i in range(1, length, 2)],
         delete(range(1, length)),
     ]
 

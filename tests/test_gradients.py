@@ -144,15 +144,6 @@ def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
                 assert float(att.scores[g, u]) + att.info["delta"][g][u] == pytest.approx(drop, abs=1e-5)
 
 
-def test_gradients_are_found_where_the_caller_wants_none():
-    method = IntegratedGradients(n_steps=2)
-    with torch.no_grad():
-        found = noiser.attribute(tiny("gpt2"), PROMPT, method=method).scores
-        assert not torch.is_grad_enabled()
-    assert torch.equal(found, noiser.attribute(tiny("gpt2"), PROMPT, method=method).scores)
-    assert not found.requires_grad
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_half_precision_is_near(family, dtype):

@@ -70,17 +70,6 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
     assert number > 300
 
 
-@pytest.mark.parametrize("method", ["occlusion", "attn_lrp", "last_attention", "deeplift"])
-def test_an_interrupted_question_leaves_a_model_that_answers_as_before(method):
-    lm = careless()
-    expected = noiser.attribute(lm, PROMPT, method=method).scores
-    before = state_of(lm)
-    for number in random.Random(0).sample(range(900), 12):
-        interrupted(lambda: noiser.attribute(lm, PROMPT, method=method), number)
-        assert torch.equal(noiser.attribute(lm, PROMPT, method=method).scores, expected)
-        assert state_of(lm) == before, number
-
-
 def real_interrupts(lm, count, chance):
     """After how many of so many questions that real signals interrupt the next call leaves another model."""
     methods = itertools.cycle(["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"])

@@ -10,7 +10,7 @@ from engine_for_tests import query_of
 from noiser.errors import ParameterError
 from noiser.methods import METHODS
 from noiser.objectives import divergence, entropy, name_of
-from test_contract import MAY_REFUSE, run
+from test_contract import run
 from tiny import tiny
 
 PROMPT, ANSWER = "The quick fox sings", " near the river. Trains run late"
@@ -225,11 +225,11 @@ def test_every_method_scores_spans_each_as_if_it_were_alone(name):
     assert torch.equal(both.scores.isfinite(), spans_of(lm, unit="word").causal_mask)
     units = len(first.units)
     torch.testing.assert_close(both.scores[0, :units], first.scores[0], rtol=2e-3, atol=2e-5)
-    token = run(lm, name, target=5)
-    alone = run(lm, name, target=5, target_unit="all")
-    assert torch.equal(alone.scores, token.scores)
-    if (name, "mamba") not in MAY_REFUSE:
-        assert run(tiny("mamba"), name, target=ANSWER, target_unit="sentence").scores[0, 0].isfinite()
+
+
+def test_a_span_of_one_token_is_the_token():
+    token, span = (run(tiny("gemma3"), "occlusion", target=5, target_unit=unit) for unit in ("token", "all"))
+    assert torch.equal(span.scores, token.scores)
 
 
 READS_NO_PREDICTION = {"last_attention", "attention_rollout"}

@@ -159,13 +159,6 @@ def test_mend(raw, region, expected):
     assert mend(raw, region) == expected
 
 
-def test_specials_are_frozen_and_divide_the_text():
-    encoding = encode(tokenizer_of("byte_level"), "a </s> b")
-    assert [t for t, frozen in zip(encoding.tokens, encoding.frozen, strict=True) if frozen] == ["<s>", "</s>"]
-    assert encoding.regions == ((0, 2), (6, 8))
-    assert encoding.offsets[0] == (0, 0)
-
-
 def test_the_unknown_token_is_frozen_only_where_it_is_typed_and_has_another_role():
     tokenizer = TOKENIZERS["word_level"]()
     encoding = encode(tokenizer, "zebra plays <unk>")

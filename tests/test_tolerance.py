@@ -166,4 +166,4 @@ def test_a_table_has_what_the_tensors_have():
 )
 def test_errors_say_what_was_expected(unit_index, ks, message):
     with pytest.raises(ParameterError, match=message):
-        tolerance(tiny("llama"), attribution(), unit_index, ks)
+        tolerance(tiny("llama"), attribution(method="position"), unit_index, ks)

@@ -1,9 +1,8 @@
-import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from noiser.errors import PromptError, UnitError, UnknownNameError
+from noiser.errors import PromptError, UnitError
 from noiser.text import Encoding, encode, extend, make_target_spans, make_units
 from noiser.types import Source
 from test_text import FEW, TEXTS, tokenizer_of
@@ -122,13 +121,6 @@ def test_a_continuation_is_apart_from_the_prompt():
 def test_bad_spans(spans, message):
     with pytest.raises(UnitError, match=message):
         make_units(by_hand("Le", "Bron", " James"), spans)
-
-
-def test_spans_may_be_of_numpys_integers_and_unknown_names_suggest_the_nearest():
-    encoding = by_hand("Le", "Bron", " James")
-    assert make_units(encoding, [tuple(np.array([6, 12]))]) == make_units(encoding, [(6, 12)])
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'sentence'.*\(start, end\)"):
-        make_units(encoding, "Sentence")
 
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))

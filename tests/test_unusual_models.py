@@ -8,7 +8,7 @@ import noiser
 from engine_for_tests import query_of
 from methods_for_tests import predict
 from noiser.errors import ModelError, UnsupportedModelError
-from tiny import GEMMA, SIZES, tiny_model, tiny_tokenizer
+from tiny import GEMMA, SIZES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick brown fox sings near the river"
 METHODS = ["last_attention", "deeplift"]
@@ -133,7 +133,7 @@ def never_runs(graph, inputs):
 
 @pytest.mark.parametrize("how", ["layers", "whole", "wrapped", "forward"])
 def test_a_compiled_model_scores_as_it_is_written(how):
-    plain, model = noiser.wrap(tiny_model("llama"), tiny_tokenizer()), tiny_model("llama")
+    plain, model = tiny("llama"), tiny_model("llama")
     parts = model.model.layers if how == "layers" else [model]
     if how == "wrapped":
         model = torch.compile(model, backend=never_runs)
@@ -144,7 +144,7 @@ def test_a_compiled_model_scores_as_it_is_written(how):
             part.compile(backend=never_runs)
     before = [dict(vars(module)) for module in model.modules()]
     lm = noiser.wrap(model, tiny_tokenizer())
-    for method in ("noiser", "input_x_gradient", "last_attention", "attn_lrp"):
+    for method in ("occlusion", "input_x_gradient", "last_attention", "attn_lrp"):
         found, expected = (noiser.attribute(each, "The quick fox sings", method=method) for each in (lm, plain))
         torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4, msg=method)
     assert [dict(vars(module)) for module in model.modules()] == before
