@@ -18,7 +18,7 @@ from metrics_for_tests import (
     valid_units,
     with_scores,
 )
-from noiser.metrics import METRICS, Case, keep_rates, lds, mass_matched, measured, normalised_aopc, soft
+from noiser.metrics import METRICS, Case, Metric, keep_rates, lds, mass_matched, measured, normalised_aopc, soft
 from noiser.metrics.case import reference_scores
 from noiser.metrics.erasure import SHARES
 from noiser.metrics.stability import ranks
@@ -318,6 +318,7 @@ def test_metrics_say_which_settings_they_read():
 
     lm, att = attributed()
     query = case_of(lm, att).query
+    assert [*Metric(measure=len).other_summaries(["any"])] == ["any"]
     for name in METRICS.names():
         metric = METRICS.get(name).factory()
         assert (metric.measure is None) != (metric.measure_all is None)

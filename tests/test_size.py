@@ -13,13 +13,13 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_125,
+    "": 1_123,
     "attribution": 1_850,
     "bench": 1_593,
     "cli": 927,
     "data": 902,
     "engine": 1_884,
-    "evaluation": 654,
+    "evaluation": 656,
     "explain": 1_937,
     "integrations": 715,
     "judges": 753,

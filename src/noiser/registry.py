@@ -1,8 +1,7 @@
 """One registry for everything that has a name: methods, metrics, judges and data sets.
 
 A name is versioned: `"noiser"` is the newest version, `"noiser@1"` always the first, so that an old configuration
-keeps its meaning. Other packages add entries through an entry-point group. A family is a prefix for all names of
-another library, such as `"captum:Lime"`.
+keeps its meaning. A family is a prefix for all names of another library, such as `"captum:Lime"`.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ def renamed(text: str) -> str:
 
 
 class Family(NamedTuple):
-    """All names of another library, after a prefix and a colon.
-
-    `place` is "module:function", imported when a name is looked up: it maps the name after the colon to a factory.
-    """
+    """All names of another library, after a prefix and a colon; `place`, "module:function", maps one to a factory."""
 
     prefix: str
     place: str
@@ -92,6 +88,8 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Entry[T]:
         """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
         self._load_plugins()
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UnknownNameError(self.kind, name, self._newest, "Register what is your own, and pass its name.")
         name = name if unversioned(name) in self._newest else renamed(name)
         prefix, colon, bare = name.partition(":")
         if colon and (family := self.families.get(prefix)):

@@ -61,8 +61,10 @@ class Skipped(NamedTuple):
     error: str
 
 
-def read_examples(examples: object) -> list[Item]:
+def read_examples(examples: Any) -> list[Item]:
     """Items out of one example or several; see `noiser.evaluate`. Raises ParameterError for something else, or none."""
+    if hasattr(examples, "iterrows"):  # a table of pandas, whose empty cells say nothing
+        examples = examples.astype(object).where(examples.notna(), None).to_dict("records")
     single = "prompt" in examples if isinstance(examples, Mapping) else hasattr(examples, "prompt")
     if single or isinstance(examples, str | Attribution) or _is_chat(examples):
         return [item_of(0, examples)]

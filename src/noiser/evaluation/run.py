@@ -13,7 +13,7 @@ from noiser.evaluation.examples import Item, Skipped, read_examples
 from noiser.evaluation.measuring import Measurement, in_profile, measure_block, question_of
 from noiser.evaluation.result import Evaluation
 from noiser.methods import Method, describe, make_method
-from noiser.metrics import METRICS, SETTINGS, Settings, check_read
+from noiser.metrics import METRICS, SETTINGS, Metric, Settings, check_read
 from noiser.model import LanguageModel
 from noiser.model.language_model import check_model
 from noiser.types import AutoUnit, Progress, SpanUnit, TargetUnit, Unit
@@ -64,7 +64,7 @@ def evaluate(
     """
     check_model(lm)
     items = read_examples(examples)
-    names = [metrics] if isinstance(metrics, str) else metrics
+    names = [metrics] if isinstance(metrics, str | Metric) else metrics  # whose error says what to do
     entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
     if not entries:
         raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
@@ -101,7 +101,7 @@ def evaluate(
     for measurement in measurements:
         for name, columns in measurement.numbers.items():
             if not isinstance(columns, Exception):
-                summaries |= entries[name].other_summaries(columns)
+                summaries |= entries[name].other_summaries(c for c, v in columns.items() if not isinstance(v, str))
     first = next((m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None)
     asked: dict[str, Any] = {"unit": unit, "max_new_tokens": question.max_new_tokens, "target_unit": target_unit}
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere

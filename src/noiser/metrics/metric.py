@@ -98,8 +98,7 @@ class Metric:
         summaries: the numbers over prompts, by name.
         primary: the number that is compared first: its p-values are corrected for the other metrics' primary numbers
             alone, and its differences from references say whether scores can be believed; "" for none.
-        others: scales of the means of columns that no summary names, by the beginnings of their names; columns with
-            another beginning are not summed up.
+        others: scales of the means of other columns, by the beginnings of their names; with no summaries either, all.
         needs_judge: whether cases must have a judge.
         reads: which of `SETTINGS` matter to it, so that one that does not is refused; None: any may.
     """
@@ -115,10 +114,11 @@ class Metric:
     def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
         """The means of columns that no summary names."""
         named = {column for summary in self.summaries.values() for column in summary.columns}
+        every = {"": Scale(-math.inf, math.inf, None, None, "mean over prompts")}
         return {
             column: Summary(mean, (column,), scale)
             for column in columns
-            for beginning, scale in self.others.items()
+            for beginning, scale in (self.others or ({} if self.summaries else every)).items()
             if column not in named and column.startswith(beginning)
         }
 
