@@ -412,7 +412,7 @@ def test_status_and_pack(tmp_path, whole):
     run = CliRunner().invoke
     shown = run(app, ["bench", "status", str(whole)])
     assert "tiny: complete, 114 rows" in shown.output
-    assert "12 × ParameterError" in shown.output
+    assert "12 × ParameterError: " in shown.output
     for folder in ("one", "two"):
         packed = run(app, ["bench", "pack", str(whole), "-o", str(tmp_path / folder)])
         assert packed.exit_code == 0, packed.output

@@ -88,9 +88,8 @@ def draw_all(plan: Plan, data_dir: str | PathLike[str] | None) -> dict[str, Draw
 def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> Drawn:
     """All examples of an entry, in the order of the draw."""
     if entry.prompts is not None:
-        names = [f"{entry.label}-{i}" for i in range(len(entry.prompts))]
-        prompts = zip(names, entry.prompts, strict=True)
-        return Drawn({name: Item(index=0, id=name, prompt=prompt) for name, prompt in prompts}, ())
+        items = [Item(index=0, id=f"{entry.label}-{i}", prompt=prompt) for i, prompt in enumerate(entry.prompts)]
+        return Drawn({item.id: item for item in items}, ())
     assert entry.name is not None
     dataset = load(entry.name, data_dir)
     _check_names(entry, dataset)
