@@ -20,8 +20,8 @@ PROMPT = "The quick fox sings"
 
 def careless():
     """A model in training mode, in part, with settings that nobody expects."""
-    model = tiny_model("llama")
-    model.model.layers[1].eval()
+    model = tiny_model("llama", num_hidden_layers=1)
+    model.model.layers[0].eval()
     model.model.norm.weight.requires_grad_(False)
     model.config.return_dict, model.config.output_hidden_states = False, True
     return noiser.wrap(model, tiny_tokenizer())
