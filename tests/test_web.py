@@ -422,7 +422,7 @@ def test_no_question_of_visitors_at_the_same_moment_is_a_failure(web, caplog):
 
 
 def test_a_password_is_asked_for_before_anything_is_read():
-    with served(auth="me:secret") as web:
+    with served(auth="me:sécret") as web:
         for path in ("", "page.js", "docs", "openapi.json", "v1/models"):
             reply = web.client.get(path)
             assert reply.status_code == 401
@@ -430,7 +430,8 @@ def test_a_password_is_asked_for_before_anything_is_read():
         with socket.create_connection(("127.0.0.1", web.port), 10) as half:
             half.sendall(b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n{")
             assert b"401" in half.recv(100)
-        assert web.client.get("v1/models", auth=("me", "secret")).status_code == 200
+        assert web.client.get("v1/models", auth=("me", "sécret")).status_code == 200
+        assert web.client.get("v1/models", headers={"authorization": "Bearer me:sécret".encode()}).status_code == 200
 
 
 def test_wrong_passwords_are_slowed_whatever_they_say_they_come_from():

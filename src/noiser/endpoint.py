@@ -45,7 +45,7 @@ def choose(
     match = _ADDRESS.fullmatch(address)
     if not match:
         raise ParameterError(
-            "base_url is malformed, or has a user name, a password or a query, which would be stored with answers; "
+            "The address is malformed, or has a user name, a password or a query, which would be stored with answers; "
             "expected an address such as https://HOST/v1, and a key in a variable that api_key_env names."
         )
     if api_key_env and api_key_env.upper().startswith("OPENAI_") and address != environment:

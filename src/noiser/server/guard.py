@@ -77,7 +77,7 @@ class Guard:
             return None
         now, given = time.monotonic(), headers.get("authorization", "")
         recent = [moment for moment in self._wrong.pop(peer, ()) if now - moment < PAUSE]
-        right = [secrets.compare_digest(given.encode(), login.encode()) for login in self._logins]
+        right = [secrets.compare_digest(given.encode("latin-1"), login.encode()) for login in self._logins]
         if len(recent) < WRONG_PASSWORDS and any(right):
             return None
         if given and len(recent) < WRONG_PASSWORDS:

@@ -90,8 +90,9 @@ async function ask(path, question, into) { // what is answered, if it is
         return value;
       }
       const share = value.share === null ? "" : `${Math.round(100 * value.share)} %, `, left = value.seconds * (1 / value.share - 1) / 60;
-      const advice = value.seconds > 3 && value.share && left > 2 ? `; about ${Math.round(left)} minutes left. Quicker: larger units, or the method occlusion` : "";
-      say(value.label, value.share, `${share}${Math.round(value.seconds)} s${advice}`);
+      const advice = value.seconds > 3 && value.share && left > 2 ? `; about ${Math.round(left)} minutes left` : "";
+      const quicker = advice && path === "ask" && !question.sources ? ". Quicker: larger units, or the method occlusion" : "";
+      say(value.label, value.share, `${share}${Math.round(value.seconds)} s${advice}${quicker}`);
     }
     refuse(into, "The server ended before it answered. Ask again.");
   } catch (error) {
@@ -117,8 +118,7 @@ async function answer() {
   $("probes").hidden = Boolean(question.sources || question.before);
   for (const map of document.querySelectorAll("#answer .map")) {
     map.querySelectorAll(".u").forEach((unit, index) => {
-      unit.role = "button";
-      unit.ariaLabel = `${unit.textContent}: how much noise it tolerates`;
+      Object.assign(unit, { role: "button", ariaLabel: `${unit.textContent}: how much noise it tolerates` });
       unit.tabIndex = index ? -1 : 0; // one stop of the Tab key; arrows go on
     });
   }
