@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import socket
@@ -482,6 +483,7 @@ def test_the_command_passes_on_what_it_was_given(monkeypatch):
     monkeypatch.setattr("noiser.server.serve", lambda named, load, **options: given.update(options, named=named))
     result = CliRunner().invoke(app, ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example"])
     assert result.exit_code == 0, result.output
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
     assert {name: value for name, value in given.items() if value is not None} == {
         "named": ["a", "b"], "host": "127.0.0.1", "port": 0, "allowed_hosts": ["noiser.example"],
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,7 @@ def serve(
     loading: o.Loading = o.LOADING,
 ) -> None:
     """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts, metrics."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is there: beside others, spinning costs seconds
     try:
         from noiser.server import serve
     except ModuleNotFoundError as error:
@@ -43,9 +45,7 @@ def serve(
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:  # other options are meant for the models that were named
-        others = o.Loading(dtype=loading.dtype, device=loading.device)
-        return (loading if name in names else others).load(name)
+        return (loading if name in names else o.Loading(dtype=loading.dtype, device=loading.device)).load(name)
 
-    others: dict[str, Any] = {"allowed_hosts": allowed_host or (), "proxy": proxy}
-    others |= {"upstream": upstream, "api_key_env": upstream_key_env}
-    serve(names, load, host=host, port=port, auth=auth, **others)
+    others: dict[str, Any] = {"allowed_hosts": allowed_host or (), "proxy": proxy, "api_key_env": upstream_key_env}
+    serve(names, load, host=host, port=port, auth=auth, upstream=upstream, **others)
