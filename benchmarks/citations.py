@@ -38,7 +38,7 @@ from measuring import table as markdown
 from noiser.data.planted import PEOPLE, ROOMS, THINGS, draw
 from noiser.engine import Game, prepare, remover, run_one
 from noiser.model import LanguageModel
-from noiser.question import Question
+from noiser.types import Question
 
 TAILS = ("", " before breakfast", " during the long winter", " next to the window", " under a grey cloth")
 QUESTION = "Where do these people keep their things?"

@@ -33,7 +33,7 @@ from measuring import (
 from noiser.engine import Query, prepare, run_one
 from noiser.methods import Scores
 from noiser.model import LanguageModel
-from noiser.question import Question
+from noiser.types import Question
 
 NOTE = (
     "Times faster: than the reference in float32. Lower bound: the token-forwards of one scoring pass. Share of peak: "

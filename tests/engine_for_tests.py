@@ -3,7 +3,7 @@
 import torch
 
 from noiser.engine import Ask, ask, prepare, run_one
-from noiser.question import Question
+from noiser.types import Question
 
 
 def query_of(lm, prompt, **question):

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import noiser.registry
 from noiser.errors import UnknownNameError
 from noiser.registry import Family, Registry
 
@@ -28,7 +27,7 @@ PLUGIN = ROOT / "examples/plugin"
 def registry(monkeypatch):
     """A registry of things, and a function that installs entry points."""
     points: list[EntryPoint] = []
-    monkeypatch.setattr(noiser.registry, "entry_points", lambda group: [p for p in points if p.group == group])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [p for p in points if p.group == group])
     made = Registry("thing", "noiser.things")
     made.register("own", dict, summary="a dict")
     return made, lambda name, value: points.append(EntryPoint(name, value, "noiser.things"))

@@ -13,14 +13,14 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_123,
+    "": 975,
     "attribution": 1_850,
     "bench": 1_593,
-    "cli": 927,
+    "cli": 926,
     "data": 902,
-    "engine": 1_884,
-    "evaluation": 656,
-    "explain": 1_937,
+    "engine": 1_883,
+    "evaluation": 654,
+    "explain": 1_931,
     "integrations": 715,
     "judges": 753,
     "methods": 2_024,
@@ -30,8 +30,8 @@ LIMITS = {
     "server": 1_329,
     "text": 999,
 }
-ALL, FILES = 21_714, 170
-AROUND = {"tests": 17_511, "benchmarks": 2_032}
+ALL, FILES = 21_556, 167
+AROUND = {"tests": 17_460, "benchmarks": 2_032}
 ASSETS = 253  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -18,7 +18,7 @@ import noiser
 import noiser_speed
 from measuring import Setting
 from noiser.engine import prepare, run_one
-from noiser.question import Question
+from noiser.types import Question
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 

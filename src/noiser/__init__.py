@@ -13,9 +13,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from noiser.errors import NoiserError as NoiserError
+from noiser.registry import __version__ as __version__
 from noiser.types import Span as Span
 from noiser.types import Target as Target
-from noiser.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution

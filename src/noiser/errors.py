@@ -1,8 +1,6 @@
-"""Every error that Noiser raises on purpose.
+"""Every error that Noiser raises on purpose, each derived from `NoiserError` and from the builtin that it specialises.
 
-Each class derives from `NoiserError` and from the builtin that it specialises, so that both
-`except noiser.NoiserError` and `except ValueError` work. A message says what was wrong, what was
-got, what was expected, and what to do.
+A message says what was wrong, what was got, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -16,27 +14,19 @@ class NoiserError(Exception):
 
 
 class PromptError(NoiserError, ValueError):
-    """A prompt that cannot be attributed: empty, only special tokens, too long, malformed chat.
-    Pass a text or a list of messages. Base models have no chat template, so give them text.
-    """
+    """A prompt that is empty, too long or malformed. Pass a text; or messages, to a model with a chat template."""
 
 
 class TargetError(NoiserError, ValueError):
-    """A target or foil that names no token, or the same token twice.
-    Name a continuation of the prompt, and a foil that differs from it.
-    """
+    """A target or foil that names no token, or the same one twice. Name two different continuations."""
 
 
 class UnitError(NoiserError, ValueError):
-    """Spans that overlap, are empty, leave the prompt or hold no whole token.
-    Pass spans as (start, end) characters of the prompt, or one of the named units.
-    """
+    """Spans that overlap, are empty, leave the prompt or hold no whole token. Pass (start, end) pairs of characters."""
 
 
 class ParameterError(NoiserError, ValueError):
-    """A hyper-parameter outside its domain.
-    The message has the value and the domain.
-    """
+    """A hyper-parameter outside its domain. The message has the value and the domain."""
 
 
 class UnknownNameError(NoiserError, LookupError):
@@ -50,45 +40,31 @@ class UnknownNameError(NoiserError, LookupError):
 
 
 class ModelError(NoiserError, RuntimeError):
-    """A model that could not be loaded or run.
-    The message has the cause; the traceback has the error of the library that loads or runs it.
-    """
+    """A model that could not be loaded or run. The message has the cause, the traceback the library's own error."""
 
 
 class UnsupportedModelError(NoiserError, TypeError):
-    """A model of a kind that cannot be attributed, such as an encoder-decoder.
-    Choose a decoder-only model, or a method that the model can answer: `docs/models.md` has a table.
-    """
+    """A model of a kind that cannot be attributed. Take a decoder-only model or another method: `docs/models.md`."""
 
 
 class ModelNotFoundError(NoiserError, LookupError):
-    """A model name that is neither built in, nor a file or folder, nor reachable on the hub.
-    Check the spelling. `noiser models` lists the built-in models; others need a path or the hub.
-    """
+    """A model name that is neither built in, nor a path, nor on the hub. `noiser models` lists the built-in ones."""
 
 
 class NumericalError(NoiserError, ArithmeticError):
-    """Logits or scores that are not finite, most often half precision overflowing.
-    Load the model with `dtype="bfloat16"` or `"float32"`.
-    """
+    """Logits or scores that are not finite, as in half precision. Load the model with `dtype="float32"`."""
 
 
 class CacheError(NoiserError, OSError):
-    """A folder of converted models, or a file of a judge's answers, that cannot be written or read.
-    Free some space, or set `NOISER_CACHE` to another folder.
-    """
+    """A cache that cannot be written or read. Free some space, or set `NOISER_CACHE` to another folder."""
 
 
 class DataError(NoiserError, OSError):
-    """A data set's file that cannot be fetched, found, written or read, or that is not the one expected.
-    Fetch it with `noiser data fetch NAME`, or name its folder with `--data-dir`.
-    """
+    """A data file that cannot be fetched, found, written or read. Run `noiser data fetch`, or give `--data-dir`."""
 
 
 class StoredFileError(NoiserError, ValueError):
-    """A saved file of another schema, or damaged.
-    Make the file again, or read it with a newer version of Noiser.
-    """
+    """A saved file of another schema, or damaged. Make it again, or read it with a newer version of Noiser."""
 
 
 class DependencyError(NoiserError, ImportError):
@@ -104,18 +80,12 @@ def install_line(extra: str) -> str:
 
 
 class PlanError(NoiserError, ValueError):
-    """A benchmark's plan that cannot be read, or that changes the meaning of what is stored.
-    Correct the entry that the message names; `docs/bench.md` has every key. What is stored needs a new label or folder.
-    """
+    """A benchmark's plan that cannot be read, or that changes what is stored. `docs/bench.md` has every key."""
 
 
 class RunError(NoiserError, OSError):
-    """A benchmark that cannot go on: its folder cannot be written, or its workers keep dying.
-    Free memory or space, then repeat the command: finished jobs are kept.
-    """
+    """A benchmark that cannot go on. Free memory or space, then repeat the command: finished jobs are kept."""
 
 
 class JudgeError(NoiserError, RuntimeError):
-    """A judge that cannot work at all: no key, no such model, an endpoint that keeps failing.
-    Check the model's name, the address and the key.
-    """
+    """A judge that cannot work at all. Check the model's name, the address and the key."""

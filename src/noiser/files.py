@@ -1,4 +1,4 @@
-"""Atomic writes, strict JSON, and the cache folder with its locks."""
+"""What is written to files: JSON, CSV and HTML pages, whole or not at all; and the cache folder with its locks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,32 @@ def csv_text(*frames: Any) -> str:
     return pd.concat(frames).to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
 
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""The Content-Security-Policy: nothing is loaded or run but the style sheet."""
+
+
+def html_page(title: str, style: str, body: str) -> str:
+    """A complete HTML page, which needs no other file: a title in plain text, a style sheet, and HTML."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def html_table(head: Iterable[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+    """A table that scrolls where it is too wide: column headings, then rows that begin with theirs; all HTML."""
+    columns = "".join(f"<th scope=col>{cell}</th>" if cell else "<td></td>" for cell in head)
+    body = "".join(
+        f"<tr><th scope=row dir=auto>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        for name, *cells in rows
+    )
+    caption = f"<caption>{caption}</caption>" if caption else ""
+    table = f"<table>{caption}<thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=wide tabindex=0>{table}</div>"
+
+
 def write_text(path: str | PathLike[str], text: str) -> None:
     """As `write_bytes`, in UTF-8; half of a surrogate pair becomes its JSON escape."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
@@ -94,9 +121,6 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
         draft.replace(destination)
     finally:
         draft.unlink(missing_ok=True)
-
-
-# ---- the cache folder, for converted models, fetched files and answers of judges ------------------------------------
 
 
 def cache_root() -> Path:

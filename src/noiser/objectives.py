@@ -12,7 +12,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.question import Objective as Objective
+from noiser.types import Objective as Objective
 
 __all__ = ["Objective", "divergence", "entropy", "name_of"]
 

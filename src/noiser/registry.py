@@ -1,4 +1,4 @@
-"""One registry for everything that has a name: methods, metrics, judges and data sets.
+"""One registry for everything that has a name: methods, metrics, judges and data sets; and versions of packages.
 
 A name is versioned: `"noiser"` is the newest version, `"noiser@1"` always the first, so that an old configuration
 keeps its meaning. A family is a prefix for all names of another library, such as `"captum:Lime"`.
@@ -10,12 +10,21 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import cache, cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 from noiser.errors import UnknownNameError
 
+__version__ = "0.1.0"
 T = TypeVar("T")
+
+
+@cache
+def version_of(package: str) -> str:
+    """The version of an installed package; read from its files once, since that takes milliseconds."""
+    from importlib.metadata import version
+
+    return version(package)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +36,7 @@ class Entry(Generic[T]):
     factory: Callable[..., T]
     summary: str
 
-    @property
+    @cached_property
     def versioned_name(self) -> str:
         """Name and version, such as "noiser@1"."""
         return f"{self.name}@{self.version}"
@@ -63,18 +72,15 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, group: str) -> None:
         self.kind, self.group = kind, group
-        self._entries: dict[str, Entry[T]] = {}
-        self._newest: dict[str, int] = {}
+        self._own: dict[str, Entry[T]] = {}
         self.families: dict[str, Family] = {}
-        self._plugins_loaded = False
 
     def register(self, name: str, factory: Callable[..., T], *, summary: str, version: int = 1) -> None:
         """Adds an entry. Raises ValueError when another factory has that name and version."""
         entry = Entry(name=name, version=version, factory=factory, summary=summary)
-        taken = self._entries.setdefault(entry.versioned_name, entry)
+        taken = self._own.setdefault(entry.versioned_name, entry)
         if taken.factory is not factory:
             raise ValueError(f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, {factory}")
-        self._newest[name] = max(version, self._newest.get(name, 0))
 
     def register_family(self, prefix: str, place: str, *, summary: str) -> None:
         """Adds a prefix; see `Family`."""
@@ -82,34 +88,33 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """All names, without versions, in the order they were registered."""
-        self._load_plugins()
-        return list(self._newest)
+        return list(dict.fromkeys(entry.name for entry in self._entries.values()))
 
     def get(self, name: str) -> Entry[T]:
         """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
-        self._load_plugins()
+        names = self.names()
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UnknownNameError(self.kind, name, self._newest, "Register what is your own, and pass its name.")
-        name = name if unversioned(name) in self._newest else renamed(name)
+            raise UnknownNameError(self.kind, name, names, "Register what is your own, and pass its name.")
+        name = name if unversioned(name) in names else renamed(name)
         prefix, colon, bare = name.partition(":")
         if colon and (family := self.families.get(prefix)):
             bare, (module, _, function) = bare.removesuffix("@1"), family.place.partition(":")
             factory = getattr(importlib.import_module(module), function)(bare)
             return Entry(name=f"{prefix}:{bare}", version=1, factory=factory, summary=family.summary)
-        versioned = name if "@" in name else f"{name}@{self._newest.get(name, 0)}"
-        if versioned not in self._entries:
-            raise UnknownNameError(self.kind, name, [*self._newest, *(f"{prefix}:NAME" for prefix in self.families)])
-        return self._entries[versioned]
+        fitting = [entry for entry in self._entries.values() if name in (entry.name, entry.versioned_name)]
+        if not fitting:
+            raise UnknownNameError(self.kind, name, [*names, *(f"{prefix}:NAME" for prefix in self.families)])
+        return max(fitting, key=lambda entry: entry.version)
 
     def entry_of(self, factory: object) -> Entry[T] | None:
         """The newest entry made by `factory`, or None."""
-        self._load_plugins()
         return next((e for e in reversed(self._entries.values()) if e.factory is factory), None)
 
-    def _load_plugins(self) -> None:
-        if self._plugins_loaded:
-            return
-        self._plugins_loaded = True
+    @cached_property
+    def _entries(self) -> dict[str, Entry[T]]:
+        """From versioned names to entries, those of plugins included."""
+        from importlib.metadata import entry_points
+
         for point in entry_points(group=self.group):
             try:
                 factory = point.load()
@@ -121,3 +126,4 @@ class Registry(Generic[T]):
                     f"{type(error).__name__}: {error}",
                     stacklevel=2,
                 )
+        return self._own

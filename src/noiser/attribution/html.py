@@ -28,8 +28,8 @@ from noiser.attribution.display import (
 from noiser.attribution.heatmap import Cell, HeatMap, Table, has_signal, heat_map, shared_legend, table
 from noiser.attribution.pairs import pair_arcs
 from noiser.attribution.through import links
+from noiser.files import html_page, html_table
 from noiser.numbers import number_format
-from noiser.pages import html_page, html_table
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution

@@ -25,7 +25,7 @@ from noiser.bench.store import ATTRIBUTION, Key, Store, locked
 from noiser.bench.work import Done, Job, Questions, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
 from noiser.evaluation.examples import Item
-from noiser.version import __version__, version_of
+from noiser.registry import __version__, version_of
 
 ExecutorName = Literal["local", "ray"]
 

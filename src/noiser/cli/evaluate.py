@@ -13,8 +13,7 @@ from noiser.checks import check_choice
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import ParameterError
-from noiser.files import json_or_text
-from noiser.pages import html_page
+from noiser.files import html_page, json_or_text
 
 if TYPE_CHECKING:
     from noiser.evaluation import Evaluation

@@ -98,7 +98,7 @@ class PromptOptions:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `noiser.attribute`."""
-        from noiser.question import Question
+        from noiser.types import Question
 
         arguments: dict[str, Any] = asdict(self) | {"prompt": parse_prompt(self.prompt, chat=self.chat)}
         del arguments["chat"]

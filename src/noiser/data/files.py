@@ -12,7 +12,7 @@ from typing import Any
 from noiser.data.dataset import UpstreamFile
 from noiser.errors import DataError
 from noiser.files import parse_json, sha256_of, write_bytes
-from noiser.version import __version__
+from noiser.registry import __version__
 
 TIMEOUT = 30.0
 """Seconds to wait for a connection, and for each piece of a reply."""

@@ -15,7 +15,6 @@ from noiser.engine.scores import SCORES, Read, ScoreName, score_of
 from noiser.errors import NoiserError, PromptError, TargetError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
-from noiser.question import Objective, Question
 from noiser.text import (
     Encoding,
     as_prompt,
@@ -27,7 +26,7 @@ from noiser.text import (
     make_units,
     token_texts,
 )
-from noiser.types import WHOLE_ANSWER, ModelIdentity, Prompt, Source, Span, Target
+from noiser.types import WHOLE_ANSWER, ModelIdentity, Objective, Prompt, Question, Source, Span, Target
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.errors import ParameterError
-from noiser.question import Objective
+from noiser.types import Objective
 
 Logits = Float[Tensor, "*samples tokens vocab"]
 LogProbabilities = Float[Tensor, "tokens vocab"]

@@ -20,8 +20,7 @@ from noiser.metrics import Case, Metric, Settings, measured
 from noiser.metrics.judged import JudgeStoppedError
 from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
-from noiser.question import Question
-from noiser.types import AutoUnit, Profile, Prompt, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
+from noiser.types import AutoUnit, Profile, Prompt, Question, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
 
 T = TypeVar("T")
 

@@ -18,11 +18,10 @@ from noiser.attribution.store import to_jsonable
 from noiser.checks import check_choice
 from noiser.errors import ParameterError
 from noiser.evaluation.examples import Skipped
-from noiser.files import csv_text, json_text, write_text
+from noiser.files import csv_text, html_table, json_text, write_text
 from noiser.metrics import Estimate, Summary, estimate
 from noiser.metrics.answers import answers, gaps_of, unfit_judge
 from noiser.metrics.bootstrap import corrected, difference
-from noiser.pages import html_table
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from noiser.explain.progress import shown
 from noiser.explain.refine import SplitRule, refine
 from noiser.methods import Method, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
-from noiser.objectives import name_of
-from noiser.question import Objective, Question
+from noiser.objectives import Objective, name_of
+from noiser.registry import __version__, version_of
 from noiser.text import Encoding
-from noiser.types import AutoUnit, Progress, Prompt, Prompts, Sources, SpecialTokens, TargetUnit, Unit
-from noiser.version import __version__, version_of
+from noiser.types import AutoUnit, Progress, Prompt, Prompts, Question, Sources, SpecialTokens, TargetUnit, Unit
 
 T = TypeVar("T")
 

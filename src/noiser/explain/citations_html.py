@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from noiser.attribution.display import label, visible
 from noiser.attribution.html import css, page_of_card
 from noiser.explain.sentences import Sentence, title_length
-from noiser.pages import html_table
+from noiser.files import html_table
 from noiser.types import Source
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from noiser.explain.progress import shown
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel
-from noiser.question import Question
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
-from noiser.types import Accuracy, CitedUnit, Progress, Prompt, Prompts, Sources, TargetUnit
+from noiser.types import Accuracy, CitedUnit, Progress, Prompt, Prompts, Question, Sources, TargetUnit
 
 METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows

@@ -21,8 +21,7 @@ from noiser.explain.progress import shown
 from noiser.files import written
 from noiser.methods import Joint, Method, Scores, describe, make_method
 from noiser.model.language_model import LanguageModel, check_model
-from noiser.question import Question
-from noiser.types import Progress, Prompt
+from noiser.types import Progress, Prompt, Question
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -123,7 +122,7 @@ def diff_models(
         prompt: a text or chat messages.
         method: one that removes units; None: `Joint(score="logprob")`.
         seed: of the method's random numbers.
-        question: further fields of `noiser.question.Question`; words are units unless `unit` is given.
+        question: further fields of `noiser.types.Question`; words are units unless `unit` is given.
 
     Raises:
         ParameterError: the models cut the prompt into other units, or the method removes none.

@@ -21,14 +21,12 @@ from noiser.engine import Query, Steps, prepare, run_one
 from noiser.errors import PromptError
 from noiser.explain.attribute import run_many
 from noiser.explain.games import PlayedGame
-from noiser.files import written
+from noiser.files import html_page, html_table, written
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format
-from noiser.pages import html_page, html_table
-from noiser.question import Question
 from noiser.text import as_prompt, check_messages
-from noiser.types import Message, Pair, Progress, Prompt
+from noiser.types import Message, Pair, Progress, Prompt, Question
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -19,8 +19,7 @@ from noiser.errors import ParameterError, StoredFileError
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
 from noiser.model.language_model import LanguageModel
-from noiser.question import Question
-from noiser.types import Prompt, RemovalName, Span
+from noiser.types import Prompt, Question, RemovalName, Span
 
 
 class Game:
@@ -35,7 +34,7 @@ class Game:
         score: the value of a target: "logit", its log odds, or another of `noiser.engine.SCORES`.
         removal: how units are removed; see `noiser.engine.remover`.
         seed: of the noise, if they are removed by noise.
-        question: further fields of `noiser.question.Question`, such as `unit`, `target` and `sources`.
+        question: further fields of `noiser.types.Question`, such as `unit`, `target` and `sources`.
 
     Attributes:
         units: the players.

@@ -20,7 +20,7 @@ from noiser.integrations.engine import TargetFunction
 from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
 from noiser.methods.protocol import Scores, movable_positions, sum_over_units
 from noiser.model.language_model import LanguageModel
-from noiser.version import version_of
+from noiser.registry import version_of
 
 __all__ = ["CaptumMethod", "factory"]
 

@@ -24,7 +24,7 @@ from noiser.integrations.common import LibraryMethod, check_keywords, imported, 
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import set_attention, twin
-from noiser.version import version_of
+from noiser.registry import version_of
 
 __all__ = ["InseqMethod", "factory"]
 

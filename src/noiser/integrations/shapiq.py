@@ -23,7 +23,7 @@ from noiser.integrations.engine import target_game
 from noiser.methods.coalitions import table
 from noiser.methods.protocol import Scores
 from noiser.model.language_model import LanguageModel
-from noiser.version import version_of
+from noiser.registry import version_of
 
 __all__ = ["ShapiqMethod", "factory"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from noiser.pages import html_page
+from noiser.files import html_page
 from noiser.report.figures import Picture, svg
 from noiser.report.formats import READING, one_line
 from noiser.report.tables import Table

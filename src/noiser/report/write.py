@@ -10,6 +10,7 @@ from typing import Any, Literal
 from noiser.bench import Store
 from noiser.bench.store import write_files
 from noiser.files import csv_text
+from noiser.registry import __version__
 from noiser.report.cells import cells
 from noiser.report.figures import pictures, png, svg
 from noiser.report.formats import latex, markdown
@@ -17,7 +18,6 @@ from noiser.report.page import page
 from noiser.report.results import Frame
 from noiser.report.tables import Table, tables
 from noiser.types import Progress
-from noiser.version import __version__
 
 Format = Literal["md", "latex", "csv"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from noiser.errors import ParameterError
-from noiser.pages import html_table
+from noiser.files import html_table
 from noiser.server.jobs import Job, Models
 from noiser.types import Accuracy, AutoUnit, CitedUnit, RemovalName, SpanUnit, TargetUnitName, UnitName
 

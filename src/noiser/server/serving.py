@@ -14,13 +14,13 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from noiser.errors import NoiserError
+from noiser.registry import __version__
 from noiser.server.completions import Completion, streamed
 from noiser.server.guard import Guard, error_body, refusal
 from noiser.server.jobs import Job, Models, ServerError
 from noiser.server.page import FACT, Ask, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Diff, Evaluate, reference_html
 from noiser.server.writing import Upstream
-from noiser.version import __version__
 
 EXAMPLE = Ask(prompt=FACT)
 """The question whose answer the page opens with."""
