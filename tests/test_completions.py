@@ -183,7 +183,7 @@ def test_an_error_of_either_thread_ends_both():
     [
         ({"documents": [DOCUMENTS[0]] * 2}, "two documents have the same id"),
         ({"documents": [{"id": "a", "text": " "}]}, "Source 1 is empty"),
-        ({"documents": [{"id": "a", "text": "x" * 300_000}]}, "more than 262,144 bytes"),
+        ({"documents": [{"id": "a", "text": "x" * 2**21}]}, "more than 2,097,152 bytes"),
         ({"documents": [{"id": "a", "text": "fox " * 4000}]}, "tokens"),
         ({"tools": []}, "tools: Extra inputs are not permitted"),
         ({"n": 2}, "n: Input should be 1"),

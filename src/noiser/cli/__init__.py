@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from noiser import __version__
-from noiser.cli.attribute import attribute, compare
-from noiser.cli.bench import bench, report
-from noiser.cli.cite import cite
+from noiser.cli import options as o
+from noiser.cli.attribute import attribute, cite, compare, diff
 from noiser.cli.data import data, methods, metrics, models
-from noiser.cli.diff import diff
-from noiser.cli.evaluate import evaluate
-from noiser.cli.options import Command, command
-from noiser.cli.serve import serve
+from noiser.cli.evaluate import bench, evaluate, report
+from noiser.errors import DependencyError
+
+if TYPE_CHECKING:
+    from noiser.model import LanguageModel
 
 __all__ = ["app"]
 
@@ -42,7 +43,43 @@ def main(
     """Which parts of the input made a language model say that?"""
 
 
+def serve(
+    model: Annotated[list[str] | None, typer.Option("--model", "-m", help="Repeatable; first is chosen.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; any that others can reach needs --auth.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 7860,
+    auth: Annotated[
+        str | None, typer.Option(metavar="USER:PASSWORD", envvar="NOISER_AUTH", help="Asked of every visitor.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another name that visitors reach the server by; repeatable."),
+    ] = None,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A server, up to /v1, that writes what the model explains.")
+    ] = None,
+    key_env: Annotated[
+        str | None, typer.Option("--upstream-key-env", metavar="NAME", help="The variable with its key.")
+    ] = None,
+    loading: o.Loading = o.LOADING,
+) -> None:
+    """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts, metrics."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is there: beside others, spinning costs seconds
+    try:
+        from noiser.server import serve
+    except ModuleNotFoundError as error:
+        raise DependencyError(f"The page needs {error.name}.", "app") from error
+    names = model or ["gemma-3-270m"]
+
+    def load(name: str) -> LanguageModel:  # other options are meant for the models that were named
+        return (loading if name in names else o.Loading(dtype=loading.dtype, device=loading.device)).load(name)
+
+    hosts = allowed_host or ()
+    serve(names, load, host=host, port=port, auth=auth, allowed_hosts=hosts, upstream=upstream, api_key_env=key_env)
+
+
 for function in (attribute, compare, cite, diff, evaluate, report, methods, metrics, models, serve):
-    app.command(cls=Command)(command(function))
+    app.command(cls=o.Command)(o.command(function))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

@@ -1,13 +1,15 @@
-"""`noiser attribute` and `noiser compare`."""
+"""The questions about one prompt: `noiser attribute`, `compare`, `cite` and `diff`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
+from noiser.types import Accuracy, CitedUnit
 
 
 def attribute(
@@ -35,7 +37,7 @@ def attribute(
     with progress_bar(f"Attributing by {method}") as progress:
         att = run(lm, method=made, check=check, seed=seed, progress=progress, **question)
     plain = output.output is not None
-    output.write({"text": lambda: to_text([att], plain=plain), "json": lambda: dumps(att), "html": att.to_html})
+    output.write(lambda: to_text([att], plain=plain), lambda: dumps(att), att.to_html)
 
 
 def compare(
@@ -51,7 +53,6 @@ def compare(
     """Shows the attributions of several methods side by side; exit status 1 where one cannot answer."""
     from noiser.attribution.terminal import to_text
     from noiser.explain import compare as run
-    from noiser.files import json_text
     from noiser.methods import make_method
 
     names, question = o.parse_names("--methods", methods), prompt.arguments()
@@ -62,13 +63,66 @@ def compare(
         found = run(lm, methods=names, seed=seed, progress=progress, **question)
     plain = output.output is not None
     output.write(
-        {
-            "text": lambda: to_text(found.attributions, plain=plain),
-            "json": lambda: json_text([att.to_dict() for att in found]),
-            "html": found.to_html,
-        }
+        lambda: to_text(found.attributions, plain=plain), lambda: [att.to_dict() for att in found], found.to_html
     )
     for failure in found.failures:
         say(f"noiser: error: {failure}", err=True)
     if found.failures:
+        raise typer.Exit(1)
+
+
+def cite(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")],
+    source: Annotated[list[Path], typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable.")],
+    model: o.Model = "gemma-3-270m",
+    method: Annotated[str | None, typer.Option(help="Hides one source at a time unless given.")] = None,
+    set_: o.MethodSettings = None,
+    answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")] = 128,
+    unit: Annotated[CitedUnit, typer.Option(help="auto: sources, then sentences of those that matter.")] = "auto",
+    accuracy: Annotated[Accuracy, typer.Option(help="fast: in one pass, with a check.")] = "accurate",
+    check: o.Check = 0,
+    seed: o.Seed = 0,
+    loading: o.Loading = o.LOADING,
+    output: o.Output = o.OUTPUT,
+) -> None:
+    """Answers QUESTION from the sources and says which of them each sentence was written from."""
+    from noiser.explain import cite as run
+    from noiser.methods import make_method
+
+    prompt, sources = str(o.parse_prompt(question)), [(path.name, o.text_of(path)) for path in source]
+    if (parameters := o.parse_parameters(set_)) and method is None:
+        parameters = {"score": "logprob", "baseline": "hidden"} | parameters
+    chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
+    options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
+    options |= {"accuracy": accuracy, "check": check}
+    lm = loading.load(model)
+    with progress_bar("Citing") as progress:
+        found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)
+    output.write(lambda: str(found), found.to_dict, found.to_html)
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A file with the first version of the prompt.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="A file with the edited version.")],
+    model: o.Model = "gemma-3-270m",
+    target: Annotated[str | None, typer.Option(help="The answer to explain; the one to AFTER unless given.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")] = 16,
+    chat: o.Chat = False,
+    fail_above: Annotated[
+        float | None, typer.Option(help="Exit status 1 if an edit moves the log-probability by more nats than this.")
+    ] = None,
+    seed: o.Seed = 0,
+    loading: o.Loading = o.LOADING,
+    output: o.Output = o.OUTPUT,
+) -> None:
+    """Shows which edit of a prompt changed the answer, and by how much."""
+    from noiser.explain import diff as run
+
+    one, other = (o.to_prompt(o.text_of(path), chat) for path in (before, after))
+    lm = loading.load(model)
+    with progress_bar("Comparing") as progress:
+        found = run(lm, one, other, target=target, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
+    output.write(lambda: str(found), found.to_dict, found.to_html)
+    if fail_above is not None and max(abs(edit.score) for edit in found.edits) > fail_above:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`noiser evaluate`."""
+"""The measurements: `noiser evaluate`, `noiser bench` and `noiser report`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import typer
 from noiser import types
 from noiser.checks import check_choice
 from noiser.cli import options as o
-from noiser.cli.terminal import progress_bar, say
-from noiser.errors import ParameterError
+from noiser.cli.terminal import progress_bar, say, write
+from noiser.errors import ParameterError, RunError
 from noiser.files import html_page, json_or_text
 
 if TYPE_CHECKING:
     from noiser.evaluation import Evaluation
+
+bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics.")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", file_okay=False, help="The benchmark's folder.")]
+NewFolder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", file_okay=False, help="Files go here.")]
 
 _STYLE = (
     ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
@@ -29,8 +34,6 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="A data set in place of prompts; see: noiser data list.")] = None,
     data_dir: o.DataFolder = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most prompts to take.")] = None,
-    category: Annotated[str | None, typer.Option(help="Of --data only this category, such as capital-world.")] = None,
-    sample_seed: Annotated[int | None, typer.Option(help="Of --data a random sample of --limit prompts.")] = None,
     model: o.Model = "gemma-3-270m",
     method: o.MethodName = "joint",
     set_: o.MethodSettings = None,
@@ -51,8 +54,9 @@ def evaluate(
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Attributes every PROMPT, or those of a data set, and measures whether the attributions can be believed."""
-    if bool(data) == bool(prompts) or (prompts and (category or sample_seed is not None)):
-        raise ParameterError("Expected either PROMPTs or --data, and --category or --sample-seed only with --data.")
+    if bool(data) == bool(prompts):
+        raise ParameterError("Expected either PROMPTs or --data.")
+    from noiser.data import load
     from noiser.evaluation import evaluate as run
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
@@ -64,7 +68,9 @@ def evaluate(
     first, *others = o.parse_names("--method and --against", f"{method},{against}")
     methods = {first: make_method(first, **o.parse_parameters(set_))} | {name: make_method(name) for name in others}
     names, judge_settings = o.parse_names("--metrics", metrics), o.parse_parameters(judge_set, "--judge-set")
-    examples = _load(data, data_dir, limit, category, sample_seed) if data else _read(prompts or [], chat)[:limit]
+    examples = load(data, data_dir, limit) if data else _read(prompts or [], chat)[:limit]
+    for note in getattr(examples, "notes", ()):
+        say(f"{data}: {note}", err=True)
     early = judge and kind_of(judge) != "local"  # whatever it lacks is said before the model is loaded
     asked = make_judge(judge, **judge_settings) if judge and early else None
     lm = loading.load(model)
@@ -83,7 +89,6 @@ def _show(results: dict[str, Evaluation], output: o.Output) -> None:
     """Writes one evaluation, or several with their differences from the first."""
     from noiser.attribution.store import to_jsonable
     from noiser.evaluation import differences
-    from noiser.files import json_text
 
     (name, first), *others = results.items()
     tables, text, record = [each.to_html() for each in results.values()], str(first), first.to_dict()
@@ -94,23 +99,99 @@ def _show(results: dict[str, Evaluation], output: o.Output) -> None:
         text = "\n\n".join([*map(str, results.values()), title, gaps.to_string(index=False)])
         evaluations = {name: each.to_dict() for name, each in results.items()}
         record = to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")})
-    page = html_page("Evaluation", _STYLE, "".join(tables))
-    output.write({"text": lambda: text, "json": lambda: json_text(record), "html": lambda: page})
-
-
-def _load(name: str, data_dir: Path | None, limit: int | None, category: str | None, seed: int | None) -> list[Any]:
-    """Examples of a data set; its notes go to stderr."""
-    from noiser.data import load
-
-    dataset = load(name, data_dir, limit, seed, category=category)
-    for note in dataset.notes:
-        say(f"{name}: {note}", err=True)
-    return list(dataset.examples)
+    output.write(lambda: text, lambda: record, lambda: html_page("Evaluation", _STYLE, "".join(tables)))
 
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:
     """The prompts; `-` stands for the lines of stdin that are not blank, texts or JSON objects with `prompt`."""
-    lines = o.text_of("-").split("\n") if "-" in prompts else []
-    typed = [o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()]
-    read = [(json_or_text(line), o.to_prompt(line, chat)) for line in lines if line.strip()]
-    return [*typed, *(value if isinstance(value, dict) and "prompt" in value else text for value, text in read)]
+    read: list[Any] = [o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()]
+    for line in filter(str.strip, o.text_of("-").split("\n") if "-" in prompts else ()):
+        value = json_or_text(line) if line.lstrip().startswith("{") else None
+        read.append(value if isinstance(value, dict) and "prompt" in value else o.to_prompt(line, chat))
+    return read
+
+
+def run(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan; see docs/bench.md.")],
+    output: NewFolder,
+    executor: Annotated[
+        Literal["local", "ray"], typer.Option(help="Processes of this machine, or actors of a Ray cluster.")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="How many; 0: this process alone. Unless given, one, or all of the cluster's.")
+    ] = None,
+    data_dir: o.DataFolder = None,
+    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that are errors.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the plan, and count its rows.")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run models' own code, where the plan says so.")
+    ] = False,
+) -> None:
+    """Makes the rows of a plan that are not stored yet.
+
+    Every job is stored as soon as it is finished: stopped in whatever way and started again, no job is done twice.
+    """
+    from noiser.bench.run import keys_sent, most_rows, run_bench
+
+    if dry_run:
+        say(f"At most {most_rows(plan, data_dir):,} rows.")
+        return
+    for line in keys_sent(plan):
+        say(line, err=True)
+    options: dict[str, Any] = {"executor": executor, "workers": workers, "data_dir": data_dir}
+    options |= {"retry_errors": retry_errors, "trust_remote_code": trust_remote_code}
+    with progress_bar("rows", patience=0, advise=False) as progress:
+        outcome = run_bench(plan, output, **options, progress=progress)
+    say(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
+    if outcome.lost:
+        raise RunError(
+            f"{len(outcome.lost)} jobs were given up: {'; '.join(outcome.lost)}. Everything else is stored; the same "
+            "command tries them again."
+        )
+
+
+def status(folder: Folder) -> None:
+    """Shows how far a benchmark is."""
+    from noiser.bench.status import status as status_of
+
+    say(status_of(folder))
+
+
+def pack(folder: Folder, output: NewFolder) -> None:
+    """Copies a benchmark's plan and rows without its texts, small enough for git; reports are made of it as well."""
+    from noiser.bench import Store
+
+    for path in Store(folder).pack(output):
+        say(path)
+
+
+def report(
+    folder: Folder,
+    format_: Annotated[
+        Literal["md", "latex", "csv", "all"], typer.Option("--format", help="Form of the tables; all writes each.")
+    ] = "md",
+    figures: Annotated[bool, typer.Option("--figures", help="Also figures, as SVG and PNG.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Also one page with everything.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", file_okay=False, help="Write files here.")
+    ] = None,
+) -> None:
+    """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""
+    from noiser.bench import Store
+    from noiser.bench.store import inside
+    from noiser.report import FORMATS, render, write_report
+
+    store, place, text, paths = Store(folder), output or inside(folder, "report"), "", list[Path]()
+    with progress_bar("Reporting", advise=False) as progress:
+        if output is None and format_ != "all" and not figures and not html:
+            text = render(store, format_, progress=progress)
+        else:
+            forms = FORMATS if format_ == "all" else (format_,)
+            paths = write_report(store, place, forms, figures=figures, html=html, progress=progress)
+    write(text, None, format_)
+    for path in paths:
+        say(path)
+
+
+for name, function in (("run", run), ("status", status), ("pack", pack)):
+    bench.command(name, cls=o.Command)(o.command(function))

@@ -9,7 +9,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
-from noiser.files import json_messages, json_or_text
+from noiser.files import json_messages, json_or_text, json_text
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -126,10 +126,12 @@ class Output:
         if not path.absolute().parent.is_dir():
             raise ParameterError(f"--output: the folder {path.parent} does not exist. Make it first.")
 
-    def write(self, forms: Mapping[str, Callable[[], str]]) -> None:
+    def write(self, text: Callable[[], str], json: Callable[[], Any], html: Callable[[], str]) -> None:
         """Writes the result in its form, with one newline at the end."""
         form = self.format_ or _ENDINGS[self.output.suffix.lower() if self.output else ""]
-        write(forms[form]().rstrip("\n") + "\n", self.output, form)
+        result = {"text": text, "json": json, "html": html}[form]()
+        result = result if isinstance(result, str) else json_text(result)
+        write(result.rstrip("\n") + "\n", self.output, form)
         if self.output:
             say(f"Wrote {self.output}", err=True)
 

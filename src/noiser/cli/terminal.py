@@ -41,14 +41,11 @@ def write(text: str, output: Path | None, form: str) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, patience: float = 1.0, *, advise: bool = True) -> Generator[Update | None]:
+def progress_bar(label: str, patience: float = 1.0, *, advise: bool = True) -> Generator[Update]:
     """Yields the `Update` of a bar, which appears on a terminal after `patience` seconds.
 
-    With `advise`, work that will take long is announced, also in a pipe; without, there is None in a pipe.
+    With `advise`, work that will take long is announced, also in a pipe.
     """
-    if not sys.stderr.isatty() and not advise:
-        yield None
-        return
     from noiser.explain.progress import bar
 
     with bar(printable(label), patience, advise=advise, drawn=sys.stderr.isatty()) as update:

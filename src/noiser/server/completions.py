@@ -21,9 +21,8 @@ from noiser.explain import Citation, Citations, cite
 from noiser.explain.sentences import SourcePair
 from noiser.model import LanguageModel
 from noiser.model.writing import write
-from noiser.server.guard import error_body
-from noiser.server.jobs import Job, Models
-from noiser.server.questions import Message
+from noiser.server.jobs import Job, Models, error_body
+from noiser.server.questions import Document, Message
 from noiser.server.writing import Answer, Upstream
 from noiser.text import encode_target, place_sources
 from noiser.types import Accuracy, Prompt
@@ -34,16 +33,8 @@ Event = dict[str, Any]
 _LONGEST = 512
 """The most tokens of an answer where the request does not say; fewer where the model cannot read so many."""
 
-_PASSED_ON = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "user"}
-"""Fields that a server upstream gets as they are."""
-
-
-class Document(BaseModel, extra="forbid"):
-    """A document to answer from."""
-
-    id: str = Field(max_length=200)
-    text: str
-    title: str = ""
+_OURS = {"model", "messages", "documents", "accuracy", "stream", "stream_options"}
+"""Fields that a server upstream does not get as they are."""
 
 
 class Completion(BaseModel, extra="forbid"):
@@ -71,14 +62,17 @@ class Completion(BaseModel, extra="forbid"):
             raise ValueError("two documents have the same id")
         return documents
 
-    def run(self, models: Models, upstream: Upstream | None, tell: Callable[[Event], None], job: Job[Any]) -> None:
+    def run(self, models: Models, upstream: Upstream | None, tell: Callable[[Event], object], job: Job) -> None:
         """Writes the answer and cites its sentences as they end; `tell` hears of every chunk."""
         sources = [(document.title, document.text) for document in self.documents]
+        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion.chunk"}
+        head |= {"created": int(time.time()), "model": self.model or next(iter(models.names))}
+
+        def say(delta: Event, finish: str | None = None, **more: Any) -> None:
+            tell({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more})
+
         with models.use(self.model, job) as lm:
             job.step("Writing")
-            head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion.chunk"}
-            head |= {"created": int(time.time()), "model": self.model or next(iter(models.names))}
-            say = partial(_say, tell, head)
             only = self.messages[0] if len(self.messages) == 1 and not lm.chats else {}
             text = only.get("content") if only.get("role") == "user" else None
             asked: Prompt = text if isinstance(text, str) else self.messages  # a model without chats reads a text
@@ -86,29 +80,27 @@ class Completion(BaseModel, extra="forbid"):
             read = lm.encode(prompt)
             if upstream:
                 answer = Answer()  # the other server's chunks are passed on as they are
-                given = {name: getattr(self, name) for name in self.model_fields_set & _PASSED_ON}
-                writing = partial(upstream.write, {**given, "messages": prompt}, answer, tell, job)
+                given = self.model_dump(exclude_unset=True, exclude=_OURS)
+                writing = partial(upstream.write, prompt, given, answer, tell, job)
             else:
                 stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
                 answer = Answer(lambda piece: say({"content": piece}), stops if lm.chats else [*stops, "\n"])
                 writing = partial(self._write, lm, read.token_ids, answer, say)
-            options: dict[str, Any] = {"unit": "source", "contrast": False, "accuracy": self.accuracy}
-            options["progress"] = job.progress
+            options: Any = {"unit": "source", "contrast": False, "accuracy": self.accuracy, "progress": job.progress}
             citations = list[Event]()
             with answer.written_by(writing), _known(lm, read.token_ids if upstream and sources else ()):
                 for spans in answer.sentences() if sources else ():
                     end = spans[-1][1]
                     said = answer.ids_until(end) or encode_target(lm.tokenizer, read, answer.text[:end])
                     found = cite(lm, asked, sources, answer=said, target_unit=spans, **options)
-                    new = [self._shown(found, row, span) for row, span in enumerate(spans)]
-                    citations += new
-                    for citation in new:
-                        say({}, citations=[citation])
+                    for row, span in enumerate(spans):
+                        citations.append(self._shown(found, row, span))
+                        say({}, citations=citations[-1:])
             written = answer.ids or (answer.text and encode_target(lm.tokenizer, read, answer.text))
             used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(written)}
             say({}, citations=citations, usage={**used, "total_tokens": sum(used.values())})
 
-    def answer(self, models: Models, upstream: Upstream | None, job: Job[Event]) -> Event:
+    def answer(self, models: Models, upstream: Upstream | None, job: Job) -> Event:
         """The whole answer in OpenAI's form; the last chunk has all citations."""
         chunks = list[Event]()
         self.run(models, upstream, chunks.append, job)
@@ -136,9 +128,7 @@ class Completion(BaseModel, extra="forbid"):
 
         ids = [document.id for document in self.documents]
         sources = [{"id": ids[one.number - 1], **numbers(one)} for one in sentence.citations]
-        pairs = [
-            {"ids": [ids[n - 1] for n in pair.numbers], "kind": pair.kind, **numbers(pair)} for pair in sentence.pairs
-        ]
+        pairs = [{"ids": [ids[n - 1] for n in one.numbers], "kind": one.kind, **numbers(one)} for one in sentence.pairs]
         place = {"start": span[0], "end": span[1], "text": sentence.text}
         check = check and {name: check[name][row] for name in ("lds", "low", "high")}
         about = {"from_memory": sentence.from_memory, "method": found.attribution.method, "check": check}
@@ -158,33 +148,22 @@ def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
         lm.known.clear()
 
 
-def _say(tell: Callable[[Event], None], head: Event, delta: Event, finish: str | None = None, **more: Any) -> None:
-    tell({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more})
-
-
 async def streamed(asked: Completion, models: Models, upstream: Upstream | None) -> AsyncIterator[str]:
     """The answer's chunks as OpenAI's server sends them. A reader that goes away stops the work."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
-
-    def tell(event: Event | None) -> None:
-        loop.call_soon_threadsafe(events.put_nowait, event)
-
-    job = Job[None](lambda job: asked.run(models, upstream, tell, job))
+    tell = partial(loop.call_soon_threadsafe, events.put_nowait)
+    job, event = Job(lambda job: asked.run(models, upstream, tell, job)), Event()
     job.future.add_done_callback(lambda _: tell(None))
     try:
-        while (event := await _next(events)) is not None:
+        while event is not None:
             yield f"data: {json.dumps(event, allow_nan=False)}\n\n" if event else ": waiting\n\n"
+            try:
+                event = await asyncio.wait_for(events.get(), 1)
+            except TimeoutError:  # the next line notices a reader who has gone away
+                event = Event()
         job.future.result()
         yield "data: [DONE]\n\n"
     except NoiserError as error:
-        yield f"data: {json.dumps(error_body(type(error).__name__, str(error)))}\n\n"
+        yield f"data: {json.dumps(error_body(error))}\n\n"
     finally:
         job.stop()
-
-
-async def _next(events: asyncio.Queue[Event | None]) -> Event | None:
-    """The next event; an empty one after a second without any, so that a reader who has gone away is noticed."""
-    try:
-        return await asyncio.wait_for(events.get(), 1)
-    except TimeoutError:
-        return {}

@@ -1,4 +1,4 @@
-"""Work in threads: watched, stopped, and only one at a time with a model."""
+"""Work in threads: watched, stopped, and only one at a time with a model; and errors as replies have them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch.nn import ModuleList
 
-from noiser.errors import NoiserError, ParameterError, UnknownNameError
+from noiser.errors import NoiserError, UnknownNameError
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
 
-T = TypeVar("T")
 logger = logging.getLogger("noiser.server")
 
 
@@ -32,7 +31,12 @@ class ServerError(NoiserError):
     """A failure that is no refusal, such as a defect; the server's log has its traceback."""
 
 
-class Job(Generic[T]):
+def error_body(error: NoiserError) -> dict[str, Any]:
+    """An error as JSON has it, in a reply or in a stream."""
+    return {"error": {"type": type(error).__name__, "message": str(error)}}
+
+
+class Job:
     """`work(job)` in a thread of its own; its `progress` raises `Stopped` after `stop`.
 
     Attributes:
@@ -40,21 +44,19 @@ class Job(Generic[T]):
         label: the present step.
     """
 
-    def __init__(self, work: Callable[[Job[T]], T]) -> None:
+    def __init__(self, work: Callable[[Job], Any]) -> None:
         self.label, self._share, self._began = "Starting", None, time.monotonic()
-        self._stop, self.future = threading.Event(), Future[T]()
+        self._stop, self.future = threading.Event(), Future[Any]()
         self.stop = self._stop.set
         threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
 
-    def _run(self, work: Callable[[Job[T]], T]) -> None:
+    def _run(self, work: Callable[[Job], Any]) -> None:
         try:
             self.future.set_result(work(self))
         except Stopped:
             self.future.set_exception(NoiserError("The question was stopped."))
         except NoiserError as error:
             self.future.set_exception(error)
-        except RecursionError:
-            self.future.set_exception(ParameterError("The question is nested too deeply."))
         except BaseException as error:
             logger.exception("A question could not be answered")
             text = f"{type(error).__name__}: {error}. The server's log has the details; the server goes on."
@@ -100,7 +102,6 @@ class Models:
         self._named, self._load = named, load
         self._loaded: dict[str, LanguageModel] = {}
         self._turn = threading.RLock()
-        self._running: Job[Any] | None = None
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -113,7 +114,7 @@ class Models:
         return {end if ends.count(end) == 1 else name: name for name, end in zip(names, ends, strict=True)}
 
     @contextmanager
-    def use(self, name: str, job: Job[Any]) -> Generator[LanguageModel]:
+    def use(self, name: str, job: Job) -> Generator[LanguageModel]:
         """The model (the default for ""), for this job alone; every pass, and every layer in it, checks for a stop.
 
         Raises:
@@ -123,16 +124,11 @@ class Models:
         if chosen not in self.names:
             raise UnknownNameError("model", chosen, self.names, "The server offers these alone.")
         while not self._turn.acquire(timeout=0.1):
-            job.step(f"Waiting ({self._running.label if self._running else ''})")
+            job.step("Waiting for another question")
         try:
-            self._running = job
             if chosen not in self._loaded:
                 job.step(f"Loading {chosen}")
-                try:
-                    self._loaded[chosen] = self._load(self.names[chosen])
-                except NoiserError as error:  # whoever started the server has to know it
-                    logger.error("The model %s cannot be loaded: %s", chosen, error)
-                    raise
+                self._loaded[chosen] = self._loading(chosen)
             lm = self._loaded[chosen]
             layers = [layer for each in lm.model.modules() if isinstance(each, ModuleList) for layer in each]
             hooks = [each.register_forward_pre_hook(job.check) for each in (lm.model, *layers)]
@@ -143,3 +139,13 @@ class Models:
                     hook.remove()
         finally:
             self._turn.release()
+
+    def _loading(self, name: str) -> LanguageModel:
+        try:
+            lm = self._load(self.names[name])
+        except NoiserError as error:  # whoever started the server has to know it
+            logger.error("The model %s cannot be loaded: %s", name, error)
+            raise
+        if name != self.names[name]:  # files that visitors save do not tell where the model lies
+            lm.identity = lm.identity._replace(name=name)
+        return lm

@@ -1,8 +1,7 @@
-"""The server at an address, with limits on its connections."""
+"""The server at an address."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import ipaddress
 import socket
@@ -10,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from noiser.errors import ParameterError
 from noiser.server.jobs import Models
@@ -22,48 +20,16 @@ if TYPE_CHECKING:
 
     from noiser.model import LanguageModel
 
-MOST_CONNECTIONS = 200
-"""Connections at a time, fewer than a process may have open files."""
 
-IDLE_SECONDS = 10.0
-"""The time in which a connection has to send a whole request."""
-
-
-class Connection(H11Protocol):
-    """A connection that is ended while its request does not arrive; a new one takes an idle one's place."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is under way."""
-        return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begins to watch the connection."""
-        super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            others = (each for each in self.connections if each is not self and each.idle)  # pyright: ignore
-            next(others, self).transport.abort()
-        self.loop.call_later(IDLE_SECONDS, self._watch, None)
-
-    def _watch(self, last: object) -> None:
-        """Ends the connection if no request has begun since the last look."""
-        if self.idle and self.cycle is last:
-            self.transport.abort()
-        if not self.transport.is_closing():
-            self.loop.call_later(IDLE_SECONDS, self._watch, self.cycle if self.idle else "busy")
-
-
-def configured(app: FastAPI, proxy: str | None = None) -> uvicorn.Config:
-    """How uvicorn serves the application; `X-Forwarded-*` is believed from the named proxy alone."""
+def configured(app: FastAPI) -> uvicorn.Config:
+    """How uvicorn serves the application."""
     return uvicorn.Config(
         app,
-        http=Connection,
+        http="h11",
         ws="none",
         log_level="critical",
         server_header=False,
-        proxy_headers=proxy is not None,
-        forwarded_allow_ips=proxy or "",
-        backlog=MOST_CONNECTIONS,
+        proxy_headers=False,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=2**16,  # a link holds the prompt
@@ -78,7 +44,6 @@ def serve(
     port: int = 7860,
     auth: str | None = None,
     allowed_hosts: Collection[str] = (),
-    proxy: str | None = None,
     upstream: str | None = None,
     api_key_env: str | None = None,
 ) -> None:
@@ -92,7 +57,6 @@ def serve(
         port: the port; 0 for any that is free.
         auth: "user:password"; needed where others can reach the address.
         allowed_hosts: further names that visitors reach the server by, such as that of a proxy in front of it.
-        proxy: the address of a proxy that says in `X-Forwarded-For` who asks.
         upstream: the address, up to and including "/v1", of a server that writes the answers of /v1/chat/completions.
         api_key_env: the environment variable that holds its key.
 
@@ -112,7 +76,7 @@ def serve(
     app = application(Models(named, load), auth=auth, hosts=hosts, upstream=writer)
     place = f"[{host}]" if ":" in host else host
     print(f"Noiser is at http://{place}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True)
-    uvicorn.Server(configured(app, proxy)).run(sockets=[listening])
+    uvicorn.Server(configured(app)).run(sockets=[listening])
 
 
 def check_address(host: str, auth: str | None) -> None:

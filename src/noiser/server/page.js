@@ -6,7 +6,7 @@ let running, shown, place = location.search; // the request under way, {question
 
 function fields() {
   const data = new FormData(form);
-  data.set("methods", [...new Set(data.getAll("methods").filter(Boolean))].join(","));
+  data.set("methods", data.getAll("methods").filter(Boolean).join(","));
   return [...data].filter(([, value]) => value !== "");
 }
 
@@ -15,19 +15,18 @@ const link = () => "?" + new URLSearchParams(fields().filter(([name, value]) => 
 function restore(asked) {
   for (const [name, value] of asked) {
     const controls = [...form.querySelectorAll(`[name="${CSS.escape(name)}"]`)];
-    if (!controls.length) continue;
     const values = name === "methods" ? value.split(",") : [value];
-    while (controls.length < values.length) { // more methods than fields
+    while (controls.length && controls.length < values.length) { // more methods than fields
       const label = controls.at(-1).parentNode.cloneNode(true);
       controls.at(-1).parentNode.after(label);
       controls.push(label.lastElementChild);
     }
-    values.forEach((each, index) => {
-      if (controls[index].options) offer(controls[index], each);
-      if (controls[index].type === "checkbox") controls[index].checked = each === "1";
-      else controls[index].value = each;
+    controls.forEach((control, index) => {
+      if (control.options) offer(control, values[index] ?? "");
+      if (control.type === "checkbox") control.checked = value === "1";
+      else control.value = values[index] ?? "";
     });
-    if (value !== (START[name] ?? "")) controls[0].closest("details")?.setAttribute("open", "");
+    if (value !== (START[name] ?? "")) controls[0]?.closest("details")?.setAttribute("open", "");
   }
 }
 
@@ -51,8 +50,9 @@ function say(text, share, numbers = "") {
   $("numbers").textContent = numbers;
 }
 
-function refuse(into, message) {
-  into.replaceChildren(Object.assign(document.createElement("p"), { className: "error", role: "alert", textContent: message }));
+function refuse(into, message) { // an answer that is there stays
+  into.querySelector(".error")?.remove();
+  into.prepend(Object.assign(document.createElement("p"), { className: "error", role: "alert", textContent: message }));
   say("");
 }
 
@@ -96,8 +96,8 @@ async function ask(path, question, into) { // what is answered, if it is
     }
     refuse(into, "The server ended before it answered. Ask again.");
   } catch (error) {
-    if (mine === running && error.name === "AbortError") say("Stopped."); // or another question has taken its place
-    else if (mine === running) refuse(into, `The server does not answer (${error.message}). Is it still running?`);
+    const text = `The server does not answer (${error.message}). Is it still running?`;
+    if (mine === running) error.name === "AbortError" ? say("Stopped.") : refuse(into, text); // else another question runs
   } finally {
     release?.();
     into.classList.remove("busy");
@@ -108,7 +108,7 @@ async function ask(path, question, into) { // what is answered, if it is
 async function answer() {
   const question = Object.fromEntries(fields());
   const found = await ask("ask", question, $("answer"));
-  if (!found) return void ($("after").hidden ||= Boolean(document.querySelector("#answer > .error"))); // else the last one stays
+  if (!found) return; // the last one stays
   for (const id of ["chart", "measured"]) $(id).replaceChildren();
   shown = { question, saved: found.saved };
   Object.assign($("link"), { href: link(), hidden: link().length > 60000 }); // servers refuse longer addresses

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable
 from html import escape
+from inspect import formatannotation
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -36,7 +38,7 @@ class Question(BaseModel, extra="forbid"):
     model: str = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
 
-    def run(self, models: Models, job: Job[Any]) -> dict[str, Any]:
+    def run(self, models: Models, job: Job) -> dict[str, Any]:
         """The answer of the library's function of the class's name, as `save` writes it."""
         import noiser
 
@@ -114,6 +116,14 @@ class Evaluate(Scored):
     removal: RemovalName = Field("zero", description="How metrics remove whole units.")
 
 
+class Document(BaseModel, extra="forbid"):
+    """A document of a chat completion."""
+
+    id: str = Field(max_length=200)
+    text: str
+    title: str = ""
+
+
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <link rel="stylesheet" href="page.css"></head>
@@ -123,32 +133,22 @@ With <code>Accept: text/event-stream</code>, events <code>progress</code>, then 
 <code>error</code>. The same for programs: <a href="openapi.json">openapi.json</a>.</p>"""
 
 
-def reference_html(schema: Mapping[str, Any]) -> str:
-    """A section for each route of an OpenAPI schema, with the fields of its body; then what these consist of."""
-    parts, bodies = [_HEAD], dict(schema["components"]["schemas"])
-    for path, methods in schema["paths"].items():
-        for method, route in methods.items():
-            parts.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(route['summary'])}</p>")
-            if "requestBody" in route:
-                name = route["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                parts.append(_fields(bodies.pop(name)))
-    parts += [f"<h2><code>{name}</code></h2>{_fields(body)}" for name, body in bodies.items()]
+def reference_html(routes: Iterable[Any]) -> str:
+    """A section for each route of the schema, with the fields of its body; then the records in these fields."""
+    parts = [_HEAD]
+    for route in routes:
+        if getattr(route, "summary", None):
+            parts.append(f"<h2><code>{min(route.methods)} {escape(route.path)}</code></h2><p>{route.summary}</p>")
+            if route.body_field:
+                parts.append(_fields(route.body_field.field_info.annotation))
+    parts += [f"<h2><code>{record.__name__}</code></h2>{_fields(record)}" for record in (Document, Example)]
     return f"{''.join(parts)}</main></body></html>"
 
 
-def _fields(body: Mapping[str, Any]) -> str:
+def _fields(record: type[BaseModel]) -> str:
     rows: list[list[str]] = []
-    for field, about in body["properties"].items():
-        default = "needed" if field in body["required"] else json.dumps(about.get("default"))
-        cells = [f"<code>{escape(field)}</code>", escape(_type(about)), escape(default)]
-        rows.append([*cells, escape(about.get("description", ""))])
+    for name, field in record.model_fields.items():
+        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(field.annotation))
+        default = "needed" if field.is_required() else json.dumps(field.default)
+        rows.append([f"<code>{name}</code>", *map(escape, (kind, default, field.description or ""))])
     return html_table(["field", "type", "default", ""], rows)
-
-
-def _type(part: Mapping[str, Any]) -> str:
-    if options := part.get("anyOf"):
-        return " | ".join(map(_type, options))
-    if values := part.get("enum") or ([part["const"]] if "const" in part else []):
-        return " | ".join(map(json.dumps, values))
-    inner = f" of {_type(part['items'])}" if part.get("items") else ""
-    return f"{part.get('type') or part.get('$ref', 'any').rpartition('/')[2]}{inner}"

@@ -1,29 +1,44 @@
-"""Routes of the server and their answers."""
+"""The server's routes, their answers, and whom it answers: its own page and programs, with the password if any."""
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from functools import partial
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, StreamingResponse
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noiser.errors import NoiserError
 from noiser.registry import __version__
 from noiser.server.completions import Completion, streamed
-from noiser.server.guard import Guard, error_body, refusal
-from noiser.server.jobs import Job, Models, ServerError
+from noiser.server.jobs import Job, Models, ServerError, error_body
 from noiser.server.page import FACT, Ask, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Diff, Evaluate, reference_html
 from noiser.server.writing import Upstream
 
 EXAMPLE = Ask(prompt=FACT)
 """The question whose answer the page opens with."""
+
+LARGEST_BODY = 2**21
+"""Bytes of a question."""
+
+HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "same-origin",  # a link holds the prompt
+    "x-content-type-options": "nosniff",
+}
 
 
 def application(
@@ -36,13 +51,15 @@ def application(
     for kind, handler in {NoiserError: _refuse, HTTPException: _no_address, RequestValidationError: _wrong}.items():
         app.add_exception_handler(kind, handler)
     example = _Example(models)
-    for name in ("page.html", "page.js", "page.css"):
-        app.add_api_route(f"/{name.replace('page.html', '')}", partial(_asset, name), include_in_schema=False)
-    for path, question in {"/ask": Ask, "/tolerate": Tolerate, "/measure": Measure}.items():
-        app.add_api_route(path, _route(question, models, example), methods=["POST"], include_in_schema=False)
+    for name, kind in {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}.items():
+        asset: Any = Response(files("noiser.server").joinpath(name).read_bytes(), media_type=kind)
+        app.add_route(f"/{name.replace('page.html', '')}", asset)
+    for question in (Ask, Tolerate, Measure):
+        path = f"/{question.__name__.lower()}"
+        app.post(path, include_in_schema=False)(_route(question, models, example))
     for question in (Attribute, Cite, Diff, Evaluate):
         summary, path = (question.__doc__ or "").partition("\n")[0], f"/v1/{question.__name__.lower()}"
-        app.add_api_route(path, _route(question, models, example), methods=["POST"], summary=summary)
+        app.post(path, summary=summary)(_route(question, models, example))
 
     @app.post("/v1/chat/completions", summary=(Completion.__doc__ or "").partition("\n")[0])
     async def complete(asked: Completion, request: Request) -> Response:
@@ -60,33 +77,26 @@ def application(
     def list_methods() -> dict[str, Any]:
         from noiser.methods import METHODS
 
-        entries = map(METHODS.get, METHODS.names())
-        return {"data": [{"id": entry.name, "summary": entry.summary} for entry in entries]}
+        return {"data": [{"id": name, "summary": METHODS.get(name).summary} for name in METHODS.names()]}
 
     @app.get("/docs", include_in_schema=False)
     def reference() -> Response:
-        return HTMLResponse(reference_html(app.openapi()))
+        return HTMLResponse(reference_html(app.routes))
 
     return app
-
-
-async def _asset(name: str) -> Response:
-    kind = {"html": "text/html", "js": "text/javascript", "css": "text/css"}[name.rpartition(".")[2]]
-    return Response(files("noiser.server").joinpath(name).read_text(encoding="utf-8"), media_type=kind)
 
 
 class _Example:
     """The answer that the page opens with: computed once, at the start, and again if a question came between."""
 
     def __init__(self, models: Models) -> None:
-        self._models, self._answer = models, list[dict[str, Any]]()
+        self._models, self._answer = models, None
         self.ahead = Job(self.run)  # loads the model, so that no question waits for that
 
-    def run(self, job: Job[Any]) -> dict[str, Any]:
+    def run(self, job: Job) -> Any:
         with self._models.use("", job):  # one of two that come together waits here for the other's answer
-            if not self._answer:
-                self._answer.append(EXAMPLE.run(self._models, job))
-        return self._answer[0]
+            self._answer = self._answer or EXAMPLE.run(self._models, job)
+        return self._answer
 
 
 def _route(kind: type[Any], models: Models, example: _Example) -> Callable[..., Awaitable[Response]]:
@@ -94,16 +104,15 @@ def _route(kind: type[Any], models: Models, example: _Example) -> Callable[..., 
 
     async def answer(question: Any, request: Request) -> Response:
         if question == EXAMPLE:
-            job = Job[Any](example.run)
+            job = Job(example.run)
         else:
             example.ahead.stop()
-            job = Job[Any](lambda job: question.run(models, job))
+            job = Job(lambda job: question.run(models, job))
         if "text/event-stream" in request.headers.get("accept", ""):
             return _streamed(_events(job))
         return await _whole(request, job)
 
-    answer.__annotations__["question"] = kind
-    answer.__annotations__["request"] = Request
+    answer.__annotations__ |= {"question": kind, "request": Request}
     return answer
 
 
@@ -111,7 +120,7 @@ def _streamed(events: AsyncIterator[str]) -> Response:
     return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def _whole(request: Request, job: Job[Any]) -> Response:
+async def _whole(request: Request, job: Job) -> Response:
     """The answer as JSON; a caller that goes away stops the work."""
     try:
         while not await job.ended():
@@ -122,24 +131,33 @@ async def _whole(request: Request, job: Job[Any]) -> Response:
         job.stop()
 
 
-async def _events(job: Job[Any]) -> AsyncIterator[str]:
+async def _events(job: Job) -> AsyncIterator[str]:
     """Server-sent events: progress, then answer or error. A reader that goes away stops the work."""
+
+    def event(name: str, value: Any) -> str:
+        return f"event: {name}\ndata: {json.dumps(value, allow_nan=False)}\n\n"
+
     try:
         while not await job.ended():
-            yield _event("progress", job.state)
-        yield _event("answer", job.future.result())
+            yield event("progress", job.state)
+        yield event("answer", job.future.result())
     except NoiserError as error:
-        yield _event("error", error_body(type(error).__name__, str(error)))
+        yield event("error", error_body(error))
     finally:
         job.stop()
 
 
-def _event(name: str, value: Any) -> str:
-    return f"event: {name}\ndata: {json.dumps(value, allow_nan=False)}\n\n"
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-async def _refuse(_request: Request, error: Exception) -> Response:
-    return refusal(500 if isinstance(error, ServerError) else 400, type(error).__name__, str(error))
+def _refusal(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
+    """An error as every reply has it; in ASCII, in which half of a surrogate pair can be written."""
+    text = json.dumps({"error": {"type": kind, "message": message}})
+    return Response(text, status, headers, media_type="application/json")
+
+
+async def _refuse(_request: Request, error: Any) -> Response:
+    return _refusal(500 if isinstance(error, ServerError) else 400, type(error).__name__, str(error))
 
 
 async def _wrong(_request: Request, error: Any) -> Response:
@@ -147,8 +165,67 @@ async def _wrong(_request: Request, error: Any) -> Response:
     field = ".".join(str(part) for part in first["loc"][1:] if "[" not in str(part)) or "the body"
     remedy = "Send it with content-type: application/json." if isinstance(first["input"], bytes) else "See /docs."
     got = ascii(first["input"])[:80] if isinstance(first["input"], str | int | float) else type(first["input"]).__name__
-    return refusal(422, "ParameterError", f"{field[:80]}: {first['msg']}, got {got}. {remedy}")
+    return _refusal(422, "ParameterError", f"{field[:80]}: {first['msg']}, got {got}. {remedy}")
 
 
 async def _no_address(_request: Request, error: Any) -> Response:
-    return refusal(error.status_code, "HTTPError", f"{error.detail}. The page is at /, the API at /docs.")
+    return _refusal(error.status_code, "HTTPError", f"{error.detail}. The page is at /, the API at /docs.")
+
+
+class Guard:
+    """An ASGI application around the server's: nothing is read before the login, and nothing beyond a limit.
+
+    Args:
+        app: the server's.
+        auth: "user:password", asked of every request, by a browser or as the key of a program; None for none.
+        hosts: names that the server answers to; "*" for all.
+    """
+
+    def __init__(self, app: ASGIApp, auth: str | None, hosts: Collection[str]) -> None:
+        self._app, self._hosts = app, {host.lower() for host in hosts}
+        basic = base64.b64encode((auth or "").encode()).decode()
+        self._logins = [f"Basic {basic}".encode(), f"Bearer {auth}".encode()] if auth else []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request or passes it on with its whole body; every reply has the headers."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        content = self._refused(headers, scope["method"]) or await _body(receive, headers)
+        unread: list[Message] = [{"type": "http.request", "body": content}]
+
+        async def read() -> Message:
+            return unread.pop() if unread else await receive()
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        return await (content if isinstance(content, Response) else self._app)(scope, read, answer)
+
+    def _refused(self, headers: Headers, method: str) -> Response | None:
+        given = headers.get("authorization", "").encode("latin-1")
+        if self._logins and not any(secrets.compare_digest(given, login) for login in self._logins):
+            challenge = {"www-authenticate": 'Basic realm="Noiser", charset="UTF-8"'}
+            return _refusal(401, "Unauthorized", "A user and a password are needed.", challenge)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._hosts & {re.sub(r":\d*$", "", host).strip("[]").lower(), "*"}:
+            text = "The server does not answer to this name. Allow it with --allowed-host."
+            return _refusal(400, "Forbidden", text)
+        own = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+        if method in ("GET", "HEAD") or (own and (not origin or urlsplit(origin).netloc == host)):
+            return None
+        text = "The request comes from another site's page. A proxy must pass on the Host that the browser sent."
+        return _refusal(403, "Forbidden", text)
+
+
+async def _body(receive: Receive, headers: Headers) -> bytes | Response:
+    """The body of a request, or the refusal of one that is too large, by what it says or by what comes."""
+    content, length, more = b"", int(headers.get("content-length", "0")), True
+    while more and max(length, len(content)) <= LARGEST_BODY:
+        message = await receive()
+        content, more = content + message.get("body", b""), message.get("more_body", False)
+    if max(length, len(content)) <= LARGEST_BODY:
+        return content
+    return _refusal(413, "TooLarge", f"The request has more than {LARGEST_BODY:,} bytes. Shorten the prompt.")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import openai
 
     from noiser.endpoint import Endpoint
+    from noiser.server.jobs import Job
 
 _GONE_ON = re.compile(r"\s*\S+\s")
 """A sentence has ended where a whole word follows it."""
@@ -141,19 +142,15 @@ class Upstream(NamedTuple):
         except (openai.OpenAIError, IndexError) as error:
             raise unanswered(endpoint, error) from error
 
-    def write(self, body: dict[str, Any], answer: Answer, tell: Callable[[dict[str, Any]], None], job: Any) -> None:
+    def write(self, messages: Any, settings: Any, answer: Answer, tell: Callable[[Any], object], job: Job) -> None:
         """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
         import openai
 
         from noiser.model.server import unanswered
 
-        finish = "stop"
+        finish, asked = "stop", dict[str, Any](model=self.model, messages=messages, extra_body=settings)
         try:
-            messages = body.pop("messages")
-            made = self.client.chat.completions.create(
-                model=self.model, messages=messages, stream=True, extra_body=body
-            )
-            with made as stream:
+            with self.client.chat.completions.create(stream=True, **asked) as stream:
                 for chunk in stream:
                     job.check()
                     for choice in chunk.choices:
