@@ -38,7 +38,7 @@ PACKING = [family for family in FAMILIES if family not in ("falcon", "mamba")]
 @pytest.fixture
 def block(monkeypatch):
     """Few tokens attend together, so that sequences are cut; elsewhere all of a prompt do."""
-    monkeypatch.setitem(packing.BLOCK, "cpu", 3)
+    monkeypatch.setattr(packing, "BLOCK_ON_CPU", 3)
 
 
 def another(lm, batch_tokens):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import noiser
-from noiser.model import runtime
+from noiser.model import attention, runtime
 from soak import times
 from test_contract import state_of
 from tiny import tiny_model, tiny_tokenizer
@@ -28,14 +28,14 @@ def careless():
 
 
 def interrupted(call, number):
-    """Whether a call was interrupted, at that line of `runtime.py`."""
+    """Whether a call was interrupted, at that line of `runtime.py` or `attention.py`."""
     lines = itertools.count()
 
     def trace(frame, event, _):
-        if frame.f_code.co_filename != runtime.__file__:
+        if frame.f_code.co_filename not in (runtime.__file__, attention.__file__):
             return None
         # Python looks for signals neither where a block begins nor between the end of a `with` block and its release.
-        held = linecache.getline(runtime.__file__, frame.f_lineno).lstrip().startswith(("with ", "try:"))
+        held = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "try:"))
         if event == "line" and not held and next(lines) == number:
             sys.settrace(None)
             raise KeyboardInterrupt
@@ -58,7 +58,7 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
 
     def call():
         with lm.running(gradients=True), lm.running():
-            runtime.set_attention(lm.model, "eager")
+            attention.set_attention(lm.model, "eager")
 
     for number in itertools.count():
         if not interrupted(call, number):

@@ -16,7 +16,7 @@ from noiser import wrap
 from noiser.engine import restore, run_one
 from noiser.errors import ParameterError
 from noiser.model.abilities import logits_agree
-from noiser.model.memory import is_out_of_memory
+from noiser.model.runtime import is_out_of_memory
 from tiny import CHAT_TEMPLATE, FAMILIES, chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"

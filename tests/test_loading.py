@@ -19,14 +19,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import noiser
-from noiser.errors import (
-    CacheError,
-    DependencyError,
-    ModelError,
-    ModelNotFoundError,
-    ParameterError,
-    UnsupportedModelError,
-)
+from noiser.errors import CacheError, DependencyError, ModelError, ModelNotFoundError, ParameterError
+from noiser.errors import UnsupportedModelError as Unsupported
 from noiser.files import sha256_of
 from noiser.model.gguf import BUILT_IN, BuiltIn
 from tiny import tiny_model, tiny_tokenizer
@@ -69,18 +63,23 @@ def gguf_file(tmp_path, whole_gguf) -> Path:
 
 def write_gguf(path: Path, model, tokenizer) -> Path:
     config = model.config
+    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
+    tokens += [f"<unused{i}>" for i in range(config.vocab_size - len(tokens))]
+    values = {
+        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
+        "rope_dimension_count": config.head_dim, "vocab_size": config.vocab_size,
+        "tokenizer_model": "gpt2", "token_list": tokens,
+        "token_types": [3 if token in tokenizer.all_special_tokens else 1 for token in tokens],
+        "token_merges": [" ".join(pair) for pair in bpe["merges"]],
+        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
-    _add_tokenizer(writer, tokenizer, config.vocab_size)
+    for name, value in values.items():
+        getattr(writer, f"add_{name}")(value)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
@@ -93,18 +92,6 @@ def write_gguf(path: Path, model, tokenizer) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _add_tokenizer(writer, tokenizer, vocab_size: int) -> None:
-    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
-    tokens += [f"<unused{i}>" for i in range(vocab_size - len(tokens))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in tokenizer.all_special_tokens else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
-    writer.add_bos_token_id(tokenizer.bos_token_id)
-    writer.add_eos_token_id(tokenizer.eos_token_id)
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -120,9 +107,6 @@ def logits(model, prompt_ids) -> torch.Tensor:
 def left_in(cache: Path) -> list[str]:
     """What a conversion left in the cache, locks aside."""
     return sorted(path.name for path in (cache / "models").glob("*") if path.suffix != ".lock")
-
-
-# ---- folders ---------------------------------------------------------------------------------------------------------
 
 
 def test_folder_gives_its_model_and_tokenizer(folder, capfd):
@@ -156,7 +140,7 @@ def test_dtype(folder, options, dtype):
 
 def test_other_kinds_of_model_are_refused(tmp_path):
     transformers.T5Config().save_pretrained(tmp_path / "other")
-    with pytest.raises(UnsupportedModelError, match=r"not a causal language model .*T5Config.*decoder-only"):
+    with pytest.raises(Unsupported, match=r"not a causal language model .*T5Config.*decoder-only"):
         noiser.load_model(tmp_path / "other")
 
 
@@ -203,9 +187,6 @@ def test_code_of_the_checkpoint_is_not_run(folder):
         noiser.load_model(folder)
 
 
-# ---- identity --------------------------------------------------------------------------------------------------------
-
-
 def _rewrite(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -235,9 +216,6 @@ def test_the_identity_of_a_folder_covers_all_that_is_loaded(folder, change):
     assert noiser.load_model(folder).identity == first
     change(folder)
     assert noiser.load_model(folder).identity.revision != first.revision
-
-
-# ---- adapters --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -275,9 +253,6 @@ def test_without_peft_an_adapter_is_refused(adapter, folder, monkeypatch):
         shutil.copytree(folder, adapter, dirs_exist_ok=True)
 
 
-# ---- names -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["gemma-3-270", "./folder", "weights.gguf", "", "~nobody-of-it/x", "a\0b", "é" * 999])
 def test_unknown_name(name):
     with pytest.raises(ModelNotFoundError, match=r"Cannot find the model") as caught:
@@ -295,7 +270,7 @@ def test_unknown_name(name):
         ({"device": "toaster"}, "device is 'toaster', which this machine does not have"),
         ({"device": "cuda:99"}, "device is 'cuda:99', which this machine does not have"),
         ({"device": "cpu", "device_map": "auto"}, "exclude each other"),
-        ({"tensor_parallel_size": 2}, "'tensor_parallel_size' is an argument for models named vllm:"),
+        ({"tensor_parallel_size": 2}, "'tensor_parallel_size' is for models named vllm:"),
     ],
 )
 def test_impossible_options(folder, unchecked, options, says):
@@ -314,9 +289,6 @@ def test_hub_id_from_the_local_hub_cache(folder, tmp_path):
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert ran.stdout == f"org/tiny {commit} float32 LlamaForCausalLM\n", ran.stderr
-
-
-# ---- GGUF files ------------------------------------------------------------------------------------------------------
 
 
 def test_a_gguf_file_is_the_same_model_and_is_converted_once(gguf_file, folder, llama, cache, capfd, monkeypatch):
@@ -343,10 +315,9 @@ def test_a_gguf_file_is_the_same_model_and_is_converted_once(gguf_file, folder, 
         (lambda data: b"", ModelError),
         (lambda data: data[: len(data) // 2], ModelError),
         (lambda data: b"PK\x03\x04" + data[4:], ModelError),
-        (lambda data: data[:16] + (2**24).to_bytes(8, "little") + data[24:], ModelError),
-        (lambda data: data.replace(b"llama", b"lemon"), UnsupportedModelError),
+        (lambda data: data.replace(b"llama", b"lemon"), Unsupported),
     ],
-    ids=["empty", "cut short", "another format", "sixteen million keys", "another architecture"],
+    ids=["empty", "cut short", "another format", "another architecture"],
 )
 def test_a_gguf_file_that_cannot_be_converted(gguf_file, cache, harm, kind):
     gguf_file.write_bytes(harm(gguf_file.read_bytes()))
@@ -410,9 +381,6 @@ def test_one_process_converts_and_a_killed_one_leaves_nothing(gguf_file, cache):
     assert out == f"converting\n{gguf_file}\n", err
     assert start(0).communicate(timeout=300)[0] == f"{gguf_file}\n"
     assert len(left_in(cache)) == 1
-
-
-# ---- built-in models -------------------------------------------------------------------------------------------------
 
 
 def test_a_built_in_model_has_one_revision():

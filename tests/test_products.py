@@ -4,11 +4,11 @@ from torch import nn
 
 import noiser
 from engine_for_tests import query_of
-from noiser.model import products
-from noiser.model.products import forward_of
+from noiser.model import runtime
+from noiser.model.runtime import forward_of
 from tiny import tiny_model, tiny_tokenizer
 
-onednn = pytest.mark.skipif(not products._available(), reason="this PyTorch has no MKL, or no oneDNN")
+onednn = pytest.mark.skipif(not runtime._available(), reason="this PyTorch has no MKL, or no oneDNN")
 
 
 class Doubling(nn.Linear):
@@ -96,7 +96,7 @@ def test_a_models_distributions_stay_and_layers_that_others_changed_are_left_alo
         return noiser.attribute(lm, "The quick fox sings", method="occlusion").scores
 
     expected = scores()
-    monkeypatch.setattr(products, "SMALLEST", 0)
+    monkeypatch.setattr(runtime, "SMALLEST", 0)
     with lm.running():
         assert [name for name, module in lm.model.named_modules() if "forward" in vars(module)] == names
         assert changed.forward is own
@@ -119,7 +119,7 @@ def test_tokens_that_compete_have_logits_of_float32(dtype, bias, kind):
         rounded, found = linear(x), forward_of(linear, is_head=True)(x)
     assert found.dtype == torch.float32
     assert found.shape == rounded.shape
-    best = rounded.topk(products.COMPETING).indices
+    best = rounded.topk(runtime.COMPETING).indices
     torch.testing.assert_close(found.gather(-1, best).double(), exact.gather(-1, best), atol=1e-5, rtol=1e-5)
     others = torch.ones_like(rounded, dtype=torch.bool).scatter_(-1, best, False)
     assert torch.equal(found[others], rounded.float()[others])

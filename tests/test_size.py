@@ -13,25 +13,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 975,
+    "": 958,
     "attribution": 1_850,
     "bench": 1_593,
     "cli": 843,
     "data": 902,
-    "engine": 1_883,
+    "engine": 1_879,
     "evaluation": 654,
     "explain": 1_931,
-    "integrations": 715,
+    "integrations": 716,
     "judges": 753,
     "methods": 2_024,
     "metrics": 1_802,
-    "model": 2_133,
+    "model": 1_921,
     "report": 1_087,
     "server": 1_206,
-    "text": 999,
+    "text": 880,
 }
-ALL, FILES = 21_350, 161
-AROUND = {"tests": 17_391, "benchmarks": 2_032}
+ALL, FILES = 20_999, 157
+AROUND = {"tests": 17_343, "benchmarks": 2_032}
 ASSETS = 253  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

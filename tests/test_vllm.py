@@ -130,7 +130,7 @@ def test_the_workers_keep_the_rows_of_requests(monkeypatch):
     sys.modules["vllm.distributed"].get_tensor_model_parallel_rank = lambda: rank
     worker = importlib.import_module("noiser.model.vllm_worker")
     monkeypatch.delitem(sys.modules, "noiser.model.vllm_worker")
-    assert worker.KEY == noiser.model.vllm.ROW
+    assert worker.KEY == noiser.model.served.ROW
     made, rank = worker.KeepLogits().new_req_logits_processor, 0
     assert made(SimpleNamespace(extra_args=None)) is None
     second, first = (made(SimpleNamespace(extra_args={worker.KEY: number})) for number in (12, 10))
@@ -151,7 +151,7 @@ def test_the_workers_keep_the_rows_of_requests(monkeypatch):
 def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
     vllm_for_tests.install(monkeypatch)
     lm = noiser.load_model(f"vllm:{folder}", device="cpu")
-    from noiser.model.vllm import measure_embedding_scale
+    from noiser.model.served import measure_embedding_scale
 
     with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
         measure_embedding_scale(engine_of(lm), lm.model.embedding.weight.flip(0), None)

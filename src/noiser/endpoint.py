@@ -27,11 +27,7 @@ class Endpoint:
 def choose(
     base_url: str | None, api_key: str | None, api_key_env: str | None, user: str, error: Callable[[str], NoiserError]
 ) -> Endpoint:
-    """The endpoint of these settings; the environment's key is sent to the environment's address only.
-
-    `base_url` None is `OPENAI_BASE_URL`, or OpenAI's own; `error` makes the error of a missing key, with the name
-    `user`.
-    """
+    """The endpoint of these settings; `error` makes the error of a missing key, with the name `user`."""
     environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
     address = (base_url or environment).rstrip("/")
     match = _ADDRESS.fullmatch(address)
@@ -62,10 +58,7 @@ def _is_local(address: str) -> bool:
 
 
 def client(endpoint: Endpoint, *, timeout: float = 60.0, max_retries: int = 5) -> openai.OpenAI:
-    """The official client; it repeats requests after 408, 409, 429, 5xx, time-outs and lost connections.
-
-    It waits as long as `Retry-After` says, else half a second to eight, and uses no proxy to reach this machine.
-    """
+    """The official client; it repeats requests as `Retry-After` says, and uses no proxy to reach this machine."""
     return openai.OpenAI(
         base_url=endpoint.address,
         api_key=endpoint.key or "none",

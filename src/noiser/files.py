@@ -18,10 +18,7 @@ from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises ValueError if it is not UTF-8 or JSON (RFC 8259: no NaN), has a number beyond float64, or nests too deeply.
-    """
+    """The value of a JSON text. Raises ValueError for other text, NaN, numbers beyond float64 and deep nests."""
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(text.removeprefix("\ufeff"), parse_constant=_finite, parse_float=_finite)
@@ -102,10 +99,7 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 
 
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
-    """Writes a whole file or nothing: a temporary file in the same folder replaces `path` at the end.
-
-    A device or a pipe, such as /dev/null, is written in place. After an OSError `path` is as it was.
-    """
+    """Writes a whole file or nothing, by way of a draft in the same folder; a device or a pipe in place."""
     destination = Path(path).resolve()
     if Path(path).exists() and not destination.is_file():
         Path(path).write_bytes(content)

@@ -43,11 +43,7 @@ class Entry(Generic[T]):
 
 
 def unversioned(name: str) -> str:
-    """A name without its version.
-
-    >>> unversioned("noiser@1"), unversioned("noiser")
-    ('noiser', 'noiser')
-    """
+    """A name without its version, such as "noiser" of "noiser@1"."""
     return name.partition("@")[0]
 
 

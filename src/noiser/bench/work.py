@@ -20,7 +20,7 @@ from noiser.evaluation.measuring import Measurement, measure_block, question_of,
 from noiser.judges import Judge, kind_of, make_judge
 from noiser.metrics import METRICS, SETTINGS, Metric, Settings
 from noiser.model import LanguageModel, load_model
-from noiser.model.memory import free_memory
+from noiser.model.runtime import free_memory
 from noiser.types import Profile
 
 _WORDS = ("correct", "wrong", "unscored", "Infinity", "-Infinity")

@@ -18,8 +18,7 @@ from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.memory import free_memory, is_out_of_memory
-from noiser.model.runtime import add_hook
+from noiser.model.runtime import add_hook, free_memory, is_out_of_memory
 
 COPIES = 4
 """Activations are kept for the backward pass: a token takes about this many times the memory of a plain forward. On a

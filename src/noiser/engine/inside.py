@@ -17,9 +17,8 @@ from noiser.engine.query import Query, Request
 from noiser.engine.rules import Rules, ruled
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
-from noiser.model.attention import attention_maps
+from noiser.model.attention import attention_maps, eager_of, set_attention
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import eager_of, set_attention
 from noiser.types import Baseline
 
 

@@ -371,8 +371,7 @@ def _readings(
     if not wanted:
         raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
     spaces = [""] if literal or wanted[0].isspace() or encoding.text[-1:].isspace() else ["", " "]
-    length = lm.context_length
-    readings = [encode_target(lm.tokenizer, encoding, space + wanted, context_length=length) for space in spaces]
+    readings = [encode_target(lm.tokenizer, encoding, space + wanted) for space in spaces]
     for reading in readings:
         _check_vocabulary(lm, f"The {role}", reading, TargetError)
     return readings

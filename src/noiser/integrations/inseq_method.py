@@ -22,8 +22,9 @@ from noiser.engine import Call, Query, Steps
 from noiser.errors import ParameterError
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.protocol import Scores, sum_over_units
+from noiser.model.attention import set_attention
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import set_attention, twin
+from noiser.model.runtime import twin
 from noiser.registry import version_of
 
 __all__ = ["InseqMethod", "factory"]

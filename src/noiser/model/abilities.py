@@ -15,20 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from noiser.errors import ModelError, UnsupportedModelError
-from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branch, Context, packed_logits
+from noiser.model.runtime import is_out_of_memory
 
 _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "accelerate", "einops", "jaxtyping")
 
 
 @dataclass(kw_only=True)
 class Abilities:
-    """How a model can be run.
-
-    Attributes:
-        embedding_scale: the factor that the embedding module puts on the rows of its table, sqrt(d) for Gemma.
-        packs: whether sequences of different lengths run end to end in one pass.
-        continues: whether the model itself goes on after keys and values that packed passes have cached.
+    """The factor that the embedding module puts on the rows of its table, sqrt(d) for Gemma; whether sequences of
+    different lengths run end to end in one pass; and whether the model goes on after keys and values of such passes.
     """
 
     embedding_scale: float
@@ -37,14 +33,11 @@ class Abilities:
 
 
 def find_abilities(lm: Any) -> Abilities:
-    """How a model can be run; to be called while it runs without gradients.
-
-    A model whose numbers depend on what else is in a batch gets passes of one sequence, with a warning.
-
-    Raises:
-        UnsupportedModelError: the model reads the tokens that follow, as BERT does, or more than their embeddings.
-    """
-    ids = _probe(lm).to(lm.device)
+    """How a model can be run, found while it runs; in passes of one sequence where batches change its numbers."""
+    size, pads = lm.vocabulary_size, {setting(lm.model.config, "pad_token_id"), lm.tokenizer.pad_token_id}
+    spaced = torch.linspace(1, size - 1, 8, dtype=torch.float64).long().tolist()
+    unpadded = (next((i for i in (*range(first, size), 0) if i not in pads), first) for first in spaced)
+    ids = torch.tensor([*unpadded], device=lm.device)  # some models count positions from padding
     both = torch.stack([ids, torch.cat([ids[:4], ids[:4]])])  # with another second half
     try:
         logits = lm.model(input_ids=both, use_cache=False).logits[:, -8:]  # learned prompts have rows in front
@@ -67,6 +60,12 @@ def find_abilities(lm: Any) -> Abilities:
         beside = torch.stack([run(row, row, row)[i] for i, row in enumerate(rows)])
         return agree(together, alone) and agree(together, beside, closely=True)
 
+    def go_on() -> Tensor:
+        """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
+        context = Context(rows[0], 1.0)
+        packed_logits(lm, [Branch(context, 0, rows[:1, :5], [4], record=True)])
+        return lm.output(rows[:1, 5:], positions=range(3), **context.continued(5, 1)).logits[0]
+
     batches = works(stay_apart)
     if batches and not agree(logits[1, :4], logits[0, :4]):  # where rows mix, the later half may be the other row's
         raise UnsupportedModelError(
@@ -79,7 +78,7 @@ def find_abilities(lm: Any) -> Abilities:
             "their own in every layer do. Take another model."
         )
     packs = batches and works(lambda: _packs(lm, rows[0], logits[0]))
-    continues = packs and works(lambda: agree(_continued(lm, rows[0]), logits[0, 5:]))
+    continues = packs and works(lambda: agree(go_on(), logits[0, 5:]))
     if not batches:
         lm.batch_tokens = 1
         warnings.warn(
@@ -88,13 +87,6 @@ def find_abilities(lm: Any) -> Abilities:
             stacklevel=4,
         )
     return Abilities(embedding_scale=scale, packs=packs, continues=continues)
-
-
-def _probe(lm: Any) -> Tensor:
-    """Eight token ids, evenly spaced and without padding, from which some models count positions."""
-    size, pads = lm.vocabulary_size, {setting(lm.model.config, "pad_token_id"), lm.tokenizer.pad_token_id}
-    ids = torch.linspace(1, size - 1, 8, dtype=torch.float64).long().tolist()
-    return torch.tensor([next((i for i in (*range(first, size), 0) if i not in pads), first) for first in ids])
 
 
 def _works(model: Any, trial: Callable[[], bool]) -> bool:
@@ -136,13 +128,6 @@ def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor,
     return windows == declared and logits_agree(found, right, lm.dtype)
 
 
-def _continued(lm: Any, inputs: Float[Tensor, "length dim"]) -> Float[Tensor, "after vocab"]:
-    """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
-    context = Context(inputs, 1.0)
-    packed_logits(lm, [Branch(context, 0, inputs[None, :5], [4], record=True)])
-    return lm.output(inputs[None, 5:], positions=range(len(inputs) - 5), **context.continued(5, 1)).logits[0]
-
-
 def setting(config: Any, name: str, kind: Any = int) -> Any:
     """A setting of a text model's configuration; None where it has none of that kind, or one for each layer."""
     value: Any = None
@@ -174,9 +159,8 @@ def logits_agree(
 ) -> bool:
     """Whether two ways of running a model give the same logits, apart from rounding.
 
-    In float32 none may differ by more than a thousandth of their standard deviation. In half precision, or where
-    float32 products may be less precise, single ones differ by more than a tenth, and all of them by 0.03 in the mean;
-    a token one position off gives 0.3. Passes of the same shape agree `closely`, to 0.01.
+    In float32 none may differ by more than a thousandth of their standard deviation. In half precision, or with less
+    precise products, all differ by 0.03 in the mean; a token one position off gives 0.3. `closely`: 0.01.
     """
     difference, deviation = logits.float() - expected.float(), float(expected.float().std())
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":

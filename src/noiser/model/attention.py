@@ -1,20 +1,51 @@
-"""A model's attention: its weights, whatever implementation it was loaded with, and shares of its gradient."""
+"""A model's attention: another function in its place, its weights, and shares of its gradient."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from noiser.errors import UnsupportedModelError
-from noiser.model.runtime import held, put, running, set_attention, unhook
+from noiser.model.runtime import configs, held, put, running, unhook
 
 _CAPTURING = "_output_capturing_hooks_installed"  # transformers' mark on a model whose hooks collect weights
+
+
+def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
+    """Replaces the attention while a model runs, by name or by a function (own, module, q, k, v, mask, **options)."""
+    undo = held(model).undo
+    if not isinstance(attention, str):
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        functions: Any = AttentionInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
+        masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
+        own = "eager" if model.config._attn_implementation == "eager" else "sdpa"
+        replaced = _eager if own == "eager" else functions[own]
+        put(functions, name := f"noiser-{id(model)}", partial(attention, replaced), undo)
+        if masked:  # transformers makes no mask for a name that is not there
+            put(masks, name, masks[own], undo)
+        if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
+            undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        attention = name
+    for config in configs(model):  # the public setter checks, and may fetch, the kernels of what is put back
+        put(vars(config), "_attn_implementation_internal", attention, undo)
+
+
+def eager_of(module: nn.Module) -> Callable[..., Any]:
+    """The eager attention function of a module's architecture."""
+    return sys.modules[type(module).__module__].eager_attention_forward
+
+
+def _eager(module: nn.Module, *args: Any, **options: Any) -> Any:
+    return eager_of(module)(module, *args, **options)
 
 
 def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
@@ -65,11 +96,7 @@ def divide_gradient(x: Tensor, by: float) -> Tensor:
 
 @contextlib.contextmanager
 def shared_attention(model: Any, queries_keys: float, values: float) -> Generator[None]:
-    """Within it, the gradients that attention returns for queries, keys and values are divided by these numbers.
-
-    Raises:
-        UnsupportedModelError: at the end, if no attention ran through transformers' AttentionInterface.
-    """
+    """Within it, gradients that attention returns for queries, keys and values are divided by these numbers."""
     ran = False
 
     def share(own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import struct
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,20 +19,10 @@ from noiser.files import cache_root, only_process
 PARTIAL = ".partial-"
 """How the names of folders begin in which something is converted; only the holder of the lock has one."""
 
-MOST_KEYS, MOST_TENSORS = 10_000, 100_000
-"""The most that a GGUF file may declare; real ones have some 50 keys and a few thousand tensors."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn:
-    """A built-in model: the parts of its GGUF file come in Python packages, none of which is imported.
-
-    Attributes:
-        packages: distributions, each with one part, in order; "name" or "name==version".
-        file: pattern of the part in each.
-        sha256: of the joined file, where known beforehand.
-        install: the command that installs the packages.
-    """
+    """A built-in model: each of its packages has one part of a GGUF file, and none is imported."""
 
     name: str
     summary: str
@@ -84,17 +73,7 @@ BUILT_IN = {
 
 
 def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tuple[Path, str]:
-    """The folder of a GGUF file's model, and the file's sha256; converts it unless that was done.
-
-    Args:
-        name: for the folder's name.
-        files: the file, or its parts in order.
-        sha256: of the file, where known beforehand; it is checked when the file is converted.
-
-    Raises:
-        ModelError: the file is damaged, or lacks weights.
-        CacheError: the cache folder cannot be written.
-    """
+    """The folder of a GGUF file's model, and the file's sha256; converts it, or its parts, if need be."""
     from safetensors import SafetensorError
 
     digest = sha256 or _sha256_of(files)
@@ -137,18 +116,11 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with files[0].open("rb") as file:
-        kind, tensors, keys = struct.unpack("<4s4xQQ", file.read(24).ljust(24, b"\0"))
-    if kind != b"GGUF" or tensors > MOST_TENSORS or keys > MOST_KEYS:
-        raise ModelError(
-            f"{files[0]} is not a GGUF file, or declares {keys} keys and {tensors} tensors. Fetch it again."
-        )
     with tempfile.TemporaryDirectory(dir=folder.parent) as source:  # transformers would read neighbours of the file
         if len(files) == 1:
             Path(source, "model.gguf").symlink_to(files[0].resolve())
         else:
-            with Path(source, "model.gguf").open("wb") as whole:
-                whole.writelines(part.read_bytes() for part in files)
+            Path(source, "model.gguf").write_bytes(b"".join(part.read_bytes() for part in files))
         of_file = {"pretrained_model_name_or_path": source, "gguf_file": "model.gguf"}
         tokenizer: Any = AutoTokenizer.from_pretrained(**of_file)
         model = complete(AutoModelForCausalLM.from_pretrained(**of_file, dtype=torch.float32, output_loading_info=True))

@@ -16,8 +16,7 @@ from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, find_abilities, raise_failure, setting
 from noiser.model.packing import Branch, Context, KeysValues, packed_logits, whole_logits
-from noiser.model.products import PLAIN
-from noiser.model.runtime import running
+from noiser.model.runtime import PLAIN, running
 from noiser.text import Encoding, encode
 from noiser.types import Baseline, ModelIdentity, Prompt
 
@@ -40,8 +39,8 @@ class LanguageModel:
     Args:
         model: a decoder-only Hugging Face model with a language-modelling head, on any device, in any precision.
         tokenizer: its tokenizer.
-        batch_tokens: the most tokens that one forward pass may hold; None for 1,024 on a CPU, which keeps activations
-            in its caches, and 8,192 elsewhere. Lower it when memory is short; results do not depend on it.
+        batch_tokens: the most tokens of one forward pass; None for 1,024 on a CPU, which keeps activations in its
+            caches, and 8,192 elsewhere. Lower it when memory is short; results do not depend on it.
         chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
 
     Attributes:
@@ -86,10 +85,9 @@ class LanguageModel:
             dtype=_dtype_name(model),
             architecture=kind,
         )
-        on_cpu = self.device.type == "cpu"
-        default = 1024 if on_cpu else 8192
-        self.batch_tokens = check_count("batch_tokens", default if batch_tokens is None else batch_tokens)
-        self.logit_rows = max(1, (192 if on_cpu else 1024) * 2**18 // self.vocabulary_size)  # float32, of one pass
+        tokens, rows = (1024, 192) if self.device.type == "cpu" else (8192, 1024)
+        self.batch_tokens = check_count("batch_tokens", tokens if batch_tokens is None else batch_tokens)
+        self.logit_rows = max(1, rows * 2**18 // self.vocabulary_size)  # float32, of one pass
         self.chat_template_kwargs: Mapping[str, Any] = dict(chat_template_kwargs or {})
         self.known: dict[tuple[int, ...], KeysValues] = {}  # of sequences, for those that begin with them
 
@@ -127,18 +125,14 @@ class LanguageModel:
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
 
     def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
-        """The greedy continuation of the model's own `generate()`, at most `count` tokens.
-
-        None where no setting of the model, such as a repetition penalty, makes it another one than the most probable
-        tokens.
-        """
+        """The model's own greedy `generate()`; None where no setting makes it other than the most probable tokens."""
         settings = getattr(self.model, "generation_config", None)
         if not self.looks_inside or all(getattr(settings, name, None) in (None, 0, 1, []) for name in _SETTINGS):
             return None
         ids = torch.tensor([token_ids], device=self.device)
-        options: dict[str, Any] = {"max_new_tokens": count, "do_sample": False, "num_beams": 1}
+        options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1}
         with running(self.model):
-            found: Any = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            found: Any = self.model.generate(ids, max_new_tokens=count, **options)
         return found[0, len(token_ids) :].tolist()
 
     @cached_property
@@ -157,7 +151,7 @@ class LanguageModel:
         return any("logits_to_keep" in inspect.signature(forward).parameters for forward in forwards)
 
     def running(self, *, gradients: bool = False) -> AbstractContextManager[None]:
-        """Holds the model's lock while it runs, and undoes every change afterwards; see `runtime.running`."""
+        """`runtime.running` of the model."""
         return running(self.model, gradients=gradients)
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
@@ -175,12 +169,7 @@ class LanguageModel:
         return context
 
     def baseline_row(self, name: Baseline) -> Float[Tensor, " dim"]:
-        """The row of the embedding table that replaces a removed unit's rows, float32.
-
-        Raises:
-            ParameterError: the tokenizer has no such token, or the table no such row.
-            UnknownNameError: an unknown name.
-        """
+        """The row of the embedding table that replaces a removed unit's rows, float32."""
         check_choice("baseline", name, get_args(Baseline))
         if name == "zero":
             return torch.zeros(self.embedding_dim, device=self.device, dtype=torch.float32)
@@ -201,13 +190,7 @@ class LanguageModel:
         return packed_logits(self, branches) if self.abilities.packs else whole_logits(self, branches)
 
     def output(self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], **options: Any) -> Any:
-        """The model's output for whole sequences, in its own precision; to be called while it runs.
-
-        Args:
-            embeddings: [batch, length, dim], in the space of `embed`, any float type.
-            positions: indices into `length` at which there are logits [batch, positions, vocab].
-            options: further arguments of the model.
-        """
+        """The output for embeddings in the space of `embed`, with logits at `positions`; to be called while it runs."""
         rows = embeddings.to(self.model.dtype, copy=True)  # scaled in place by some models, such as CTRL
         if self._keeps_rows:
             options["logits_to_keep"] = list(positions)  # numbers, on whatever device the last layer is

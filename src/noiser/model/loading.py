@@ -13,33 +13,23 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from noiser.errors import (
-    DependencyError,
-    ModelError,
-    ModelNotFoundError,
-    NoiserError,
-    ParameterError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from noiser import errors
+from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnsupportedModelError
 from noiser.files import sha256_of
 from noiser.model.gguf import BUILT_IN, complete, converted
 from noiser.model.language_model import LanguageModel
-from noiser.model.memory import is_out_of_memory
-from noiser.model.runtime import own_defaults
+from noiser.model.runtime import is_out_of_memory, own_defaults
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
 
 _DTYPES: dict[Any, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
-_SAMPLES = 64
-"""Numbers of each weight tensor that a folder's fingerprint is made of."""
+_SAMPLES = 64  # numbers of each weight tensor that a folder's fingerprint is made of
 
 _FILES = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.py", "*.jinja", "*_templates/*.jinja")
 """Files of a folder that decide what its model computes: configuration, tokenizer, code, and chat templates."""
 
-_one_at_a_time = threading.Lock()
-"""While it builds a model, transformers changes settings of the whole process."""
+_one_at_a_time = threading.Lock()  # while it builds a model, transformers changes settings of the whole process
 
 
 class Options(NamedTuple):
@@ -115,7 +105,7 @@ def load_model(
     name = os.fspath(name_or_path)
     kind, _, rest = name.partition(":")
     if kind == "vllm":
-        from noiser.model.vllm import load_vllm
+        from noiser.model.served import load_vllm
 
         lm = load_vllm(rest, options, engine_args)
     elif kind in ("http", "https"):
@@ -123,13 +113,11 @@ def load_model(
 
         parameters = [*inspect.signature(load_server).parameters][2:]
         if unknown := sorted({*engine_args} - {*parameters}):
-            raise UnknownNameError("argument of a model behind a server", unknown[0], parameters)
+            raise errors.UnknownNameError("argument of a model behind a server", unknown[0], parameters)
         lm = load_server(name, options, **engine_args)
     elif engine_args:
-        raise ParameterError(
-            f"{next(iter(engine_args))!r} is an argument for models named vllm:... or http://..., and this one is "
-            f"{name!r}. Leave it out."
-        )
+        first = next(iter(engine_args))
+        raise ParameterError(f"{first!r} is for models named vllm:... or http://..., not {name!r}. Leave it out.")
     else:
         lm = _load(name, options)
     lm.chat_template_kwargs = dict(chat_template_kwargs or {})
@@ -140,13 +128,10 @@ def _device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        chosen = torch.device(device)
-        torch.empty(1, device=chosen)
+        return torch.empty(1, device=device).device
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
-        raise ParameterError(
-            f"device is {device!r}, which this machine does not have; expected one such as 'cpu' or 'cuda'."
-        ) from error
-    return chosen
+        text = f"device is {device!r}, which this machine does not have; expected one such as 'cpu' or 'cuda'."
+        raise ParameterError(text) from error
 
 
 def find(name: str, revision: str | None = None) -> Place:
@@ -177,16 +162,9 @@ def _load(name: str, options: Options) -> LanguageModel:
     common = {**options.source, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
     with _one_at_a_time, own_defaults(), explained(name):
-        model = complete(
-            AutoModelForCausalLM.from_pretrained(
-                place.source,
-                dtype=options.dtype,
-                device_map=options.device_map,
-                attn_implementation=options.attn_implementation,
-                output_loading_info=True,
-                **common,
-            )
-        )
+        how = {"dtype": options.dtype, "device_map": options.device_map, **common}
+        how |= {"attn_implementation": options.attn_implementation, "output_loading_info": True}
+        model = complete(AutoModelForCausalLM.from_pretrained(place.source, **how))
         if options.device is not None:
             model.to(options.device)
         try:
@@ -213,10 +191,7 @@ def revision_of(place: Place, model: Any, revision: str | None) -> str | None:
 
 
 def fingerprint(folder: Path, model: Any) -> str:
-    """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of sampled weights.
-
-    Samples are of every tensor in the `state_dict` of the torch module `model`, with its name, shape and type.
-    """
+    """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of samples of every weight."""
     files, weights = hashlib.sha256(), hashlib.sha256()
     for path in sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()}):
         files.update(f"{path.relative_to(folder).as_posix()!r} {sha256_of(path)}".encode())
@@ -232,10 +207,7 @@ def fingerprint(folder: Path, model: Any) -> str:
 
 @contextmanager
 def explained(name: str) -> Generator[None]:
-    """Turns whatever transformers, the hub, safetensors or torch raise into an error that says what to do.
-
-    Within it transformers shows no bars for weights, which take seconds; the hub's downloads keep theirs.
-    """
+    """Turns what libraries raise into errors that say what to do; the hub shows bars, transformers none for weights."""
     from transformers.utils import logging
 
     bars: Any = logging
@@ -261,13 +233,11 @@ def _explain(name: str, error: Exception) -> NoiserError:
             f"{model} comes with code of its own. If you trust it, pass trust_remote_code=True (--trust-remote-code)."
         )
     if "Unrecognized configuration class" in said or "not supported" in said:
-        return UnsupportedModelError(
-            f"{model} is not a causal language model that transformers can load: {said[:150]}. Take a decoder-only "
-            "model."
-        )
+        text = f"{model} is not a causal language model that transformers can load: {said[:150]}."
+        return UnsupportedModelError(f"{text} Take a decoder-only model.")
     if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
         return ModelError(f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again.")
-    return ModelNotFoundError(
+    return errors.ModelNotFoundError(
         f"Cannot find the model {name!r}: {said}. Expected a built-in name ({', '.join(BUILT_IN)}), a local folder, a "
         ".gguf file, or the id of a model on the Hugging Face hub."
     )

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.model.runtime import eager_of, running, set_attention
+from noiser.model.attention import eager_of, set_attention
+from noiser.model.runtime import running
 
-BLOCK = {"cpu": 128}
-"""Tokens that attend together, on a CPU; elsewhere `BLOCK_ELSEWHERE`. A longer sequence is cut into such blocks."""
-BLOCK_ELSEWHERE = 1024
+BLOCK, BLOCK_ON_CPU = 1024, 128
+"""Tokens that attend together. A longer sequence is cut into such blocks."""
 
 KeysValues = dict[int, tuple[Tensor, Tensor]]
 """For each layer keys and values, [1, heads, tokens, dim]."""
@@ -101,6 +101,12 @@ class Branch:
     tokens: Sequence[tuple[int, ...]] = ()
 
 
+def by_branch(branches: Sequence[Branch], logits: Tensor) -> list[Float[Tensor, "copies wanted vocab"]]:
+    """Rows of logits, copy by copy of branch after branch, as a tensor for each branch."""
+    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
+    return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
+
+
 class _Block(NamedTuple):
     """Tokens `first` to `last` of a pass, which attend to `cached` clean tokens and to the pass from `begin` on."""
 
@@ -117,26 +123,22 @@ class _Pass:
     def __init__(self, branches: Sequence[Branch], most: int) -> None:
         self.windows: dict[int, int | None] = {}
         self.masks: dict[tuple[_Block, int | None], tuple[int, Tensor]] = {}
-        self.blocks: list[_Block] = []
-        self.rows: list[int] = []
+        self.blocks, self.rows = list[_Block](), list[int]()
         self.sequences = [branch for branch in branches for _ in branch.inputs]
         lengths = torch.tensor([branch.inputs.shape[1] for branch in self.sequences])
         ends = lengths.cumsum(0)
-        self.ends: list[int] = ends.tolist()
+        self.spans = [*zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
         self.number = torch.arange(len(lengths)).repeat_interleave(lengths)
         self.start = torch.tensor([branch.start for branch in self.sequences])[self.number]
-        self.position = torch.arange(self.ends[-1]) - (ends - lengths)[self.number] + self.start
-        for branch, end in zip(self.sequences, self.ends, strict=True):
-            first = end - branch.inputs.shape[1]
+        self.position = torch.arange(len(self.number)) - (ends - lengths)[self.number] + self.start
+        for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
             self.rows += [first + row - branch.start for row in branch.wanted]
             last = self.blocks[-1] if self.blocks else None
             if last and last.context is branch.context and last.begin == last.first and end - last.first <= most:
                 self.blocks[-1] = last._replace(cached=max(last.cached, branch.start), last=end)
             else:  # a longer sequence in several blocks
-                self.blocks += [
-                    _Block(branch.context, branch.start, first, cut, min(cut + most, end))
-                    for cut in range(first, end, most)
-                ]
+                cuts = range(first, end, most)
+                self.blocks += [_Block(branch.context, branch.start, first, at, min(at + most, end)) for at in cuts]
 
     def mask(self, block: _Block, window: int | None, like: Tensor) -> tuple[int, Tensor]:
         """The first cached token that a query sees, and the mask [1, 1, queries, keys]: 0 where one sees a key."""
@@ -173,9 +175,9 @@ class _Pass:
         own = eager_of(module) if options.get("softcap") else own
         layer = int(module.layer_idx)  # pyright: ignore
         self.windows[layer] = sliding_window
-        for branch, end in zip(self.sequences, self.ends, strict=True):
+        for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
             if branch.record:
-                new = (x[..., end - branch.inputs.shape[1] : end, :].clone() for x in (key, value))
+                new = (x[..., first:end, :].clone() for x in (key, value))
                 branch.context.cache[layer] = branch.context.after(0, branch.start, layer, *new)
         out: list[Tensor] = []
         for block in self.blocks:
@@ -187,15 +189,9 @@ class _Pass:
 
 
 def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | None] | None = None) -> list[Tensor]:
-    """Logits [copies, wanted, vocab] of every branch, from one forward pass; out of memory, nothing has changed.
-
-    Args:
-        lm: a `LanguageModel`.
-        branches: those of one prompt should be neighbours, those with a near start as well.
-        windows: gets the window that each layer names.
-    """
+    """Logits [copies, wanted, vocab] of every branch, from one pass; `windows` gets each layer's window."""
     inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
-    run = _Pass(branches, BLOCK.get(inputs.device.type, BLOCK_ELSEWHERE))
+    run = _Pass(branches, BLOCK_ON_CPU if inputs.device.type == "cpu" else BLOCK)
     with running(lm.model):
         set_attention(lm.model, run.attend, masked=False)
         logits = lm.output(inputs, positions=run.rows, position_ids=run.position[None].to(inputs.device)).logits[0]
@@ -204,8 +200,7 @@ def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | 
                 branch.context.done = branch.start + branch.inputs.shape[1]
     if windows is not None:
         windows |= run.windows
-    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
-    return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
+    return by_branch(branches, logits)
 
 
 def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:

@@ -1,24 +1,38 @@
-"""The state of a model while it runs: its lock, and one list of changes to undo."""
+"""A model while it runs: its lock, one list of changes to undo, its products, and memory that runs out.
+
+PyTorch hands float32 products to MKL on x86, and only half precision to oneDNN, which is faster on AMD's processors: a
+tenth for a thousand rows, and twice as fast for a few rows (`design/performance.md`). A head in bfloat16 rounds logits
+around 20 to multiples of an eighth: tokens that the model distinguishes would tie.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import os
-import sys
 import threading
 from collections.abc import Callable, Generator
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import chain
-from typing import Any
+from types import MethodType
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from noiser.model.products import PLAIN, forward_of
+SMALLEST, COMPETING = 2**16, 32
+"""Numbers in weights that are worth the longer call; tokens of a row whose logits are worth a second product."""
+
+PLAIN = (nn.Parameter, Tensor)
+"""Types of ordinary weights; a library that has a class for its weights multiplies by them itself."""
+
+_SAID = (
+    *("out of memory", "not enough memory", "allocate memory", "alloc_failed"),  # PyTorch, the system, cuBLAS
+    *("bad_alloc", "could not create a primitive", "could not create a memory", "unable to allocate"),  # oneDNN, NumPy
+)
 
 Undo = list[Callable[[], object]]
 """Functions that put things back, the newest last. Each may be called twice."""
@@ -33,12 +47,10 @@ class Held:
 
 
 _PLAIN_OUTPUT = {"return_dict": True, "output_hidden_states": False, "_output_attentions": False}
-_REPACKS = "support_avx512bf16_for_cpu"
-"""A mark of bitsandbytes' 4-bit layers: a pass without gradients would repack their weights, which then have none."""
-_SETTLED = {"training": False, "_compiled_call_impl": None, _REPACKS: False}
-_NAME = "noiser"
+_SETTLED = {"training": False, "_compiled_call_impl": None, "support_avx512bf16_for_cpu": False}
+"""The last marks 4-bit layers of bitsandbytes: a pass without gradients would repack weights, which then have none."""
+
 _ABSENT: Any = object()
-_replaced: ContextVar[Any] = ContextVar("replaced")
 _held: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
 
 
@@ -48,12 +60,11 @@ def held(model: nn.Module) -> Held:
 
 
 def _after_fork() -> None:
-    """In a child process nobody holds a lock; what another thread was at is left to be put back."""
     for state in _held.values():
         state.lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # in a child nobody holds a lock; what another thread was at is left to be put back
     os.register_at_fork(after_in_child=_after_fork)
 
 
@@ -73,9 +84,9 @@ def own_defaults() -> Generator[None]:
 def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     """Holds a model's lock while it runs, and undoes every change afterwards.
 
-    The model is in evaluation mode, compiled parts run eagerly, and layers run as `products.forward_of` says. With
-    `gradients` they are computed, but not those of parameters. Each change is on the undo list before it is made and
-    leaves the list after it is put back: an interrupt at any moment leaves at most a list that the next call finishes.
+    The model is in evaluation mode, compiled parts run eagerly, and layers run as `forward_of` says. With `gradients`
+    they are computed, but not those of parameters. Each change is on the undo list before it is made and leaves it
+    after it is put back: an interrupt at any moment leaves at most a list that the next call finishes.
     """
     state = held(model)
     lock, undo, within = state.lock, state.undo, state.lock._is_owned()
@@ -122,7 +133,7 @@ def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before:
 
 
 def unhook(hooks: dict[int, Any], kept: set[int]) -> None:
-    """Removes the hooks but some, by their numbers."""
+    """Removes hooks, but those of some numbers."""
     for key in hooks.keys() - kept:
         hooks.pop(key, None)
 
@@ -147,7 +158,7 @@ def _settle(model: Any, undo: Undo) -> None:
             forward = forward_of(module, is_head=module is head)
         if forward:
             put(state, "forward", forward, undo)
-    for config in map(vars, _configs(model)):
+    for config in map(vars, configs(model)):
         for name, value in _PLAIN_OUTPUT.items():
             if config.get(name, value) != value:
                 put(config, name, value, undo)
@@ -166,7 +177,7 @@ def _freeze(model: nn.Module, undo: Undo) -> None:
                     tensor.requires_grad_(False)
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def configs(model: nn.Module) -> list[Any]:
     """Every configuration that the model's modules read, sub-configurations included."""
     found: dict[int, Any] = {}
     waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
@@ -178,46 +189,74 @@ def _configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
-    """Sets the attention of a model and all its parts until what is `running` ends.
+def forward_of(layer: nn.Module, *, is_head: bool) -> Callable[..., Tensor] | None:
+    """The function that takes the place of a linear layer's `forward`, or None.
 
-    Args:
-        model: of transformers.
-        attention: the name of an implementation; or a function of (own, module, query, key, value, mask, **options),
-            where `own` is the attention that it replaces.
-        masked: whether the function gets a mask, or None.
+    In float32 it is oneDNN's product, which differs by rounding; `torch.backends.mkldnn.enabled = False` prevents it. A
+    head in half precision returns float32: the largest logits of each row are summed in it, others stay rounded.
     """
-    undo = held(model).undo
-    if not isinstance(attention, str):
-        from transformers import AttentionInterface, AttentionMaskInterface
-
-        AttentionInterface.register(_NAME, _attend)
-        AttentionMaskInterface.register(_NAME, _mask)
-        own = model.config._attn_implementation
-        undo.append(partial(_replaced.set, _replaced.get(None)))
-        _replaced.set((attention, own if own in ("eager", "sdpa") else "sdpa", masked))
-        if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
-            undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
-            torch.backends.cuda.enable_cudnn_sdp(False)
-        attention = _NAME
-    for config in _configs(model):  # the public setter checks, and may fetch, the kernels of what is put back
-        put(vars(config), "_attn_implementation_internal", attention, undo)
+    if type(layer) is not nn.Linear or type(layer.weight) not in PLAIN:
+        return None
+    weight = layer.weight
+    if weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST:
+        dense = weight.is_contiguous() or weight.t().is_contiguous()
+        return MethodType(_forward, layer) if dense and _available() and torch.backends.mkldnn.enabled else None
+    half = is_head and weight.dtype in (torch.bfloat16, torch.float16)
+    return MethodType(_precise, layer) if half else None
 
 
-def _attend(module: Any, *args: Any, **options: Any) -> Any:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    attention, own, _ = _replaced.get()
-    return attention(ALL_ATTENTION_FUNCTIONS.get(own) or eager_of(module), module, *args, **options)
-
-
-def _mask(*args: Any, **options: Any) -> Any:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    _, own, masked = _replaced.get()
-    return ALL_MASK_ATTENTION_FUNCTIONS[own](*args, **options) if masked else None
+@cache
+def _available() -> bool:  # not so on ARM, where PyTorch has chosen better
+    onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return onednn and torch.backends.mkl.is_available()
 
 
-def eager_of(module: nn.Module) -> Callable[..., Any]:
-    """The eager attention function of a module's architecture."""
-    return sys.modules[type(module).__module__].eager_attention_forward
+def _forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it
+    if input.dtype is not torch.float32 or torch.is_autocast_enabled("cpu"):
+        return functional.linear(input, layer.weight, layer.bias)
+    product: Any = _Product.apply if input.requires_grad else _onednn
+    return product(input, layer.weight, layer.bias)
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _precise(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it
+    logits, bias = functional.linear(input, layer.weight, layer.bias), cast("Tensor | None", layer.bias)
+    if torch.is_grad_enabled():
+        return logits
+    rounded = logits.reshape(-1, logits.shape[-1])
+    best = rounded.topk(min(COMPETING, rounded.shape[-1])).indices
+    exact = torch.einsum("ri,rti->rt", input.reshape(-1, input.shape[-1]).float(), layer.weight[best].float())
+    if bias is not None:
+        exact += bias[best].float()
+    return rounded.float().scatter_(-1, best, exact).view(logits.shape)
+
+
+class _Product(torch.autograd.Function):
+    """A product by oneDNN, whose way back to the input is one too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (weight,) = ctx.saved_tensors
+        return _onednn(grads[0], weight.t(), None), None, None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on any device."""
+    text = str(error).lower()
+    said = isinstance(error, RuntimeError | OSError) and any(words in text for words in _SAID)
+    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def free_memory() -> None:
+    """Gives back what the accelerator's allocator keeps for later; a CPU's keeps nothing."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        torch.get_device_module().empty_cache()

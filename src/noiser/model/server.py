@@ -43,13 +43,7 @@ class Server:
     concurrency: int
 
     def predict(self, branches: Sequence[Branch]) -> list[Float[Tensor, "one rows vocab"]]:
-        """Log-probabilities, exact for the tokens that were asked for and for the most probable ones.
-
-        The rest of the probability is spread evenly over all other tokens.
-
-        Raises:
-            ModelError: a request failed for good; those that were waiting are not sent.
-        """
+        """Log-probabilities, exact for tokens that were asked for and the most probable ones, even for all others."""
         with ThreadPoolExecutor(self.concurrency) as pool:
             waiting = [pool.submit(self._rows, branch) for branch in branches]
             try:
@@ -88,10 +82,8 @@ class Server:
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(f"{where} does not send prompt_logprobs of token ids. Use: vllm serve MODEL.") from error
         if not fit:
-            raise ModelError(
-                f"{where} sends log-probabilities that are not a distribution's, as placeholders are. Use vLLM's "
-                "server, without a logits processor."
-            )
+            what = "log-probabilities that are not a distribution's, as placeholders are"
+            raise ModelError(f"{where} sends {what}. Use vLLM's server, without a logits processor.")
         return [{token: value for token, value in row.items() if token < self.vocabulary_size} for row in rows]
 
 
@@ -114,9 +106,8 @@ def spread(sent: Mapping[int, float], size: int) -> Float[Tensor, " size"]:
 
 def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
     """The error of a server that fails."""
-    return ModelError(
-        f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. See whether it runs."
-    )
+    said = problem(error, endpoint)
+    return ModelError(f"The server at {endpoint.address} gave no answer: {said}. See whether it runs.")
 
 
 def load_server(
@@ -125,7 +116,6 @@ def load_server(
     *,
     model: str | None = None,
     tokenizer: str | None = None,
-    api_key: str | None = None,
     api_key_env: str | None = None,
     logprobs: int = 5,
     concurrency: int = 32,
@@ -139,8 +129,7 @@ def load_server(
         options: of which a server takes the revision of the tokenizer, and whether remote code may run.
         model: its name there; None for the only one.
         tokenizer: name, folder or hub id of the model, whose tokenizer is read; None for the one that the server names.
-        api_key: a key. None: `OPENAI_API_KEY`, if `OPENAI_BASE_URL` is this address.
-        api_key_env: the environment variable that holds it.
+        api_key_env: the variable that holds the key. None: `OPENAI_API_KEY`, if `OPENAI_BASE_URL` is this address.
         logprobs: how many of the most probable tokens the server sends for each position; vLLM sends 20 at most unless
             started with `--max-logprobs`. The target's log-probability is exact with any number.
         concurrency: how many requests are under way.
@@ -155,7 +144,7 @@ def load_server(
     check_count("logprobs", logprobs)
     if options.trust_remote_code and tokenizer is None:
         raise ParameterError("With trust_remote_code the server would say whose code runs. Name the model: tokenizer=.")
-    endpoint = choose(address, api_key, api_key_env, user="A served model", error=ModelError)
+    endpoint = choose(address, None, api_key_env, user="A served model", error=ModelError)
     sender = client(endpoint, timeout=timeout, max_retries=max_retries)
     try:
         cards = [card.to_dict() for card in sender.models.list()]

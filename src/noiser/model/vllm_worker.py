@@ -40,10 +40,7 @@ class TakeLogits:
     """A method that every worker gets."""
 
     def take_logits(self) -> tuple[list[int], bytes]:
-        """Row numbers, and their logits as float32 one after another; nothing from workers that have none.
-
-        All workers of a tensor-parallel group have the same logits: the first one sends them.
-        """
+        """Row numbers and their logits as float32; nothing from workers that have none, or the same as the first."""
         from vllm.distributed import get_tensor_model_parallel_rank  # pyright: ignore
 
         rows = dict(sorted(_kept.items()))

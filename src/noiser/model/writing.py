@@ -28,17 +28,9 @@ def write(
 ) -> str:
     """The reason why an answer ended: "stop", or "length" where it has as many tokens as it may.
 
-    A copy of the network writes, with the same weights in the same memory and the same hooks: so it waits for no pass
-    that explains. Its keys and values of the prompt are known to the model from then on.
-
-    Args:
-        lm: a model in this process.
-        prompt_ids: of the prompt.
-        hear: called with each piece of text and its tokens; whether to go on.
-        max_new_tokens: the most tokens.
-        temperature: of sampling; 0 is greedy. None, as for `top_p`: the model's own setting.
-        top_p: the probability of the tokens that are sampled from.
-        seed: of sampling.
+    `hear` is called with each piece of text and its tokens, and says whether to go on. Settings that are None are the
+    model's own; temperature 0 is greedy. A copy of the network writes, with the same weights in the same memory and the
+    same hooks, so it waits for no pass that explains; its keys and values of the prompt are known to the model then.
     """
     from transformers import DynamicCache
     from transformers.generation.streamers import BaseStreamer

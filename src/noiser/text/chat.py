@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, PromptError, TargetError
-from noiser.text.tokens import untruncated
 
 _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -26,12 +25,12 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise PromptError(f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}")
         content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-                raise PromptError(f"Message {index} has a part of type {kind!r} in its content; {_EXPECTED}")
         if isinstance(content, list):
-            content = "\n".join(part["text"] for part in content)
+            kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content]
+            texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+            for kind in (kind for kind, text in zip(kinds, texts, strict=True) if not isinstance(text, str)):
+                raise PromptError(f"Message {index} has a part of type {kind!r} in its content; {_EXPECTED}")
+            content = "\n".join(map(str, texts))
         if not isinstance(content, str | None):
             raise PromptError(f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}")
         checked.append(dict(message) if content is None else {**message, "content": content})
@@ -46,34 +45,25 @@ def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def render_chat(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    kwargs: Mapping[str, Any],
-    *,
-    tokenize: bool = False,
-    closed: bool = False,
-) -> Any:
-    """The text or the token ids of a chat by the tokenizer's chat template, with `kwargs` as further arguments.
-
-    A last message by the assistant is left open, to be continued; after any other the assistant's turn begins. With
-    `closed` the chat ends with its last message.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(f"{type(tokenizer).__name__} has no chat template; pass a text, or set one for this chat.")
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], *, closed: bool = False
+) -> str:
+    """A chat by the tokenizer's template, up to where the assistant goes on; with `closed` up to its last message."""
+    template, kind = getattr(tokenizer, "chat_template", None), type(tokenizer).__name__
+    if not template:
+        raise PromptError(f"{kind} has no chat template; pass a text, or set one for this chat.")
     for index, role in enumerate(message["role"] for message in messages):
-        if role not in _ROLES and not re.search(rf"""(["']){re.escape(role)}\1""", str(tokenizer.chat_template)):
+        if role not in _ROLES and not re.search(rf"""(["']){re.escape(role)}\1""", str(template)):
             raise PromptError(f"Message {index} has the role {role!r}; expected one of {', '.join(_ROLES)}.")
     for name in kwargs:
-        if name in _SET_HERE or not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+        if name in _SET_HERE or not re.search(rf"\b{re.escape(name)}\b", str(template)):
             raise ParameterError(
                 f"chat_template_kwargs has {name!r}, which noiser sets itself, or which the chat template of this "
-                f"{type(tokenizer).__name__} does not read. Correct it or leave it out."
+                f"{kind} does not read. Correct it or leave it out."
             )
     begun = not closed and messages[-1]["role"] == "assistant"
-    options = {"tokenize": tokenize, "add_generation_prompt": not (begun or closed), "continue_final_message": begun}
+    options = {"tokenize": False, "add_generation_prompt": not (begun or closed), "continue_final_message": begun}
     try:
-        with untruncated(tokenizer):
-            return tokenizer.apply_chat_template(messages, return_dict=False, **options, **kwargs)
+        return tokenizer.apply_chat_template(messages, **options, **kwargs)
     except Exception as error:  # templates raise whatever their authors chose
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(f"The chat template refuses these messages, by {roles:.200}: {error}.") from error
@@ -82,14 +72,9 @@ def render_chat(
 def content_places(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], text: str, kwargs: Mapping[str, Any]
 ) -> list[tuple[int, int, int]]:
-    """(message, start, end) of each content in the rendered text, in order; one that the template omits has none.
-
-    The chat is rendered once more with marks for contents, so that a content such as "user" is looked for after the
-    template's own text, not in it. A content may stand there trimmed or without its thoughts.
-    """
-    marks = [{} if m.get("content") is None else {"content": f"NOISERMARK{i:06d}"} for i, m in enumerate(messages)]
+    """(message, start, end) of each content that the rendered text has, perhaps trimmed or without thoughts."""
+    marked = [m if m.get("content") is None else {**m, "content": f"NOISERMARK{i:06d}"} for i, m in enumerate(messages)]
     try:
-        marked = [{**message, **mark} for message, mark in zip(messages, marks, strict=True)]
         pieces = re.split(r"NOISERMARK(\d{6})", render_chat(tokenizer, marked, kwargs), flags=re.IGNORECASE)
     except PromptError:  # a template that looks into contents
         pieces = [""]
@@ -111,17 +96,7 @@ def content_places(
 def find_action(
     tokenizer: Any, prompt: Any, target: object, kwargs: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], str] | None:
-    """The messages before an assistant's message, and its text as the chat template writes it; None for other targets.
-
-    Args:
-        tokenizer: with the chat template.
-        prompt: chat messages.
-        target: "action" names the last message with tool calls, or else the assistant's last; "action:3" message 3.
-        kwargs: further arguments of the template.
-
-    Raises:
-        TargetError: there is no such message, or the template does not write it after the prompt of an answer.
-    """
+    """The messages before an assistant's message, named "action" or "action:3", and its text in the template."""
     named = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
     if named is None:
         return None
@@ -149,9 +124,9 @@ def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
     for index, message in enumerate(messages):
         thoughts = [str(message.get(name) or "") for name in _THOUGHTS]
         thoughts += re.findall(r"<think>(.*?)</think>", message.get("content") or "", re.DOTALL)
-        parts = {"thoughts": thoughts, "tool calls": _called(message)}
-        for kind in (kind for kind, texts in parts.items() if any(each.strip() not in text for each in texts)):
-            warnings.warn(f"The chat template drops the {kind} of message {index}: no unit has them.", stacklevel=2)
+        for kind, parts in (("thoughts", thoughts), ("tool calls", _called(message))):
+            if any(part.strip() not in text for part in parts):
+                warnings.warn(f"The chat template drops the {kind} of message {index}: no unit has them.", stacklevel=2)
 
 
 def _called(message: Mapping[str, Any]) -> list[str]:

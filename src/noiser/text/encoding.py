@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from noiser.checks import plain
-from noiser.errors import NoiserError, PromptError, TargetError, UnsupportedModelError
+from noiser.errors import PromptError, TargetError, UnsupportedModelError
 from noiser.text.chat import check_messages, content_places, render_chat, warn_of_dropped
 from noiser.text.segments import Offset, join_overlapping
 from noiser.text.tokens import Tokens, continuation, cover, tokenise
@@ -73,7 +72,7 @@ def encode(
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
-        UnsupportedModelError: a tokenizer without a Rust backend, or that reads a chat as other tokens than its text.
+        UnsupportedModelError: a tokenizer without a Rust backend.
     """
     if not getattr(tokenizer, "is_fast", False) or not hasattr(tokenizer, "backend_tokenizer"):
         raise UnsupportedModelError(
@@ -84,7 +83,8 @@ def encode(
     if not isinstance(text, str):
         messages = check_messages(text)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
-    _check_text(text, context_length, "prompt", PromptError)
+    if context_length is not None and len(text) > context_length * _CHARACTERS:
+        raise PromptError(f"The prompt has {len(text):,} characters; the model can read {context_length:,} tokens.")
     ids, offsets, added = tokenise(tokenizer, text, add_special_tokens=messages is None)
     first, last = 0, len(ids)
     while last and added[last - 1] and ids[last - 1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
@@ -92,14 +92,10 @@ def encode(
     if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
         first = 1  # it stands in the text, as in a chat that the caller has rendered
     tokens = Tokens(ids[first:last], offsets[first:last], added[first:last])
-    if messages and rendered is None and list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids:
-        raise UnsupportedModelError(
-            f"{type(tokenizer).__name__} gives other token ids by apply_chat_template(tokenize=True) than for the text "
-            "of the same chat. Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
+    if context_length is not None and len(tokens.ids) > context_length:
+        raise PromptError(
+            f"The prompt has {len(tokens.ids)} tokens; the model can read {context_length}. Shorten the prompt."
         )
-    count = len(tokens.ids)
-    if context_length is not None and count > context_length:
-        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
     contents = content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
     if messages and rendered is None:
         warn_of_dropped(messages, text)
@@ -149,20 +145,13 @@ def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tupl
     )
 
 
-def encode_target(
-    tokenizer: Any, encoding: Encoding, text: str, *, context_length: int | None = None
-) -> tuple[int, ...]:
-    """The token ids of a text as it follows the prompt, taken literally.
-
-    Prompt and text are tokenised together; where that changes the prompt's own tokens, the text is tokenised after
-    another character, or alone.
-    """
-    _check_text(text, context_length, "target", TargetError)
+def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
+    """The ids of a text as it follows the prompt, literally; where the prompt's own tokens would change, alone."""
     before = [i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end]
     readings: list[tuple[int, ...]] = []
     for anchor in (encoding.text, "\n", ".", "a", "") if text else ():
         kept = before if anchor == encoding.text else tokenise(tokenizer, anchor).ids
-        ids = tokenise(tokenizer, anchor + text).ids
+        ids = tokenise(tokenizer, anchor + text, error=TargetError).ids
         if ids[: len(kept)] == kept and len(ids) > len(kept):
             readings.append(tuple(ids[len(kept) :]))
             if continuation(tokenizer, encoding.token_ids, readings[-1])[0] == text:
@@ -179,19 +168,12 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
     text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)
     added = _encoding(tokenizer, text, Tokens([*token_ids], offsets, [False] * len(offsets)), [(0, 0, len(text))])
     shift = len(encoding.text)
-    return Encoding(
+    return replace(
+        encoding,
         text=encoding.text + text,
         token_ids=encoding.token_ids + added.token_ids,
         offsets=(*encoding.offsets, *((start + shift, end + shift) for start, end in added.offsets)),
         frozen=encoding.frozen + added.frozen,
         regions=(*encoding.regions, *((start + shift, end + shift) for start, end in added.regions)),
         tokens=encoding.tokens + added.tokens,
-        contents=encoding.contents,
     )
-
-
-def _check_text(text: str, context_length: int | None, name: str, error: type[NoiserError]) -> None:
-    if half := re.search("[\ud800-\udfff]", text):
-        raise error(f"The {name} has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode.")
-    if context_length is not None and len(text) > context_length * _CHARACTERS:
-        raise error(f"The {name} has {len(text):,} characters; the model can read {context_length:,} tokens.")

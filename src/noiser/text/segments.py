@@ -55,40 +55,17 @@ _FIELD = regex.compile(r'(?<string>"(?:[^"\\\n]|\\.)*")(?<colon>\s*:)?|\b\w+=(?=
 
 
 def word_spans(text: str) -> list[Offset]:
-    """The words of a text, as a partition.
-
-    A word is a run of letters, marks, digits and underscores, with single inner marks such as in "don't" and "8.1"; a
-    run of other symbols is a word too. In scripts written without spaces each character with its marks is a word.
-
-    >>> text = "Don't walk, play sport."
-    >>> [text[start:end] for start, end in word_spans(text)]
-    ["Don't", ' walk', ',', ' play', ' sport', '.']
-    """
+    """Words as a partition: letters, digits and inner marks; runs of symbols; characters of scripts without spaces."""
     return _partition(text, (match.start() for match in _WORD.finditer(text)))
 
 
 def sentence_spans(text: str) -> list[Offset]:
-    """The sentences of a text, as a partition.
-
-    A sentence ends at a newline, or at `.`, `!`, `?`, `…` and their like with closing quotes and brackets; not after
-    an abbreviation or an initial, and not before a lower-case letter.
-
-    >>> text = "Dr. Smith left at 8.1 p.m. (It rained.) Then he came back!"
-    >>> [text[start:end] for start, end in sentence_spans(text)]
-    ['Dr. Smith left at 8.1 p.m.', ' (It rained.)', ' Then he came back!']
-    """
+    """Sentences as a partition: to a newline or a mark, not after abbreviations or before a lower-case letter."""
     return _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
 
 
 def field_spans(text: str) -> list[Offset]:
-    """The fields of JSON or of a call's arguments in a text, as a partition.
-
-    A field begins at its name, with the brackets before it; the name of an object goes with the object's first field.
-
-    >>> text = '{"name": "open", "arguments": {"thing": "box", "room": "hall"}}'
-    >>> [text[start:end] for start, end in field_spans(text)]
-    ['{"name": "open",', ' "arguments": {"thing": "box",', ' "room": "hall"}}']
-    """
+    """Fields of JSON or of a call's arguments as a partition: each begins at its name, with the brackets before it."""
     starts, last = list[int](), -1
     for name in _FIELD.finditer(text):
         if name["string"] is None or name["colon"]:
@@ -147,10 +124,7 @@ def visible_part(text: str, start: int, end: int) -> Offset:
 
 
 def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list[int | None]:
-    """For each piece of a text, the index of the span that has most of its visible characters, or None.
-
-    Spans are in order and disjoint. An empty piece has no owner, and one of whitespace alone is taken as it is.
-    """
+    """For each piece of a text, which span, of disjoint ones in order, has most of its visible characters."""
     starts, ends, found = [start for start, _ in spans], [end for _, end in spans], list[int | None]()
     for piece in pieces:
         start, end = visible_part(text, *piece)
@@ -161,28 +135,17 @@ def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list
 
 
 def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[list[int]]:
-    """Groups of the indices of tokens, each for one span of a partition, or for several spans that share a token.
-
-    A token is in the span that has most of its visible characters. A gap between tokens ends a group.
-    """
+    """Groups of the indices of tokens, one per span or per several spans that share a token; a gap ends a group."""
     return join_overlapping(tokens, [-1 if owner is None else owner for owner in owners(text, tokens, spans)])
 
 
 def join_overlapping(offsets: Sequence[Offset], spans: Sequence[int] | None = None) -> list[list[int]]:
-    """Groups of the positions of tokens that share a character, or that are neighbours in one (ascending) span.
-
-    >>> join_overlapping([(0, 3), (3, 5), (4, 5), (5, 9)])
-    [[0], [1, 2], [3]]
-    """
-    groups: list[list[int]] = []
-    covered, last = 0, -1
+    """Groups of the positions of tokens that share a character, or that are neighbours in one (ascending) span."""
+    groups, covered, last = list[list[int]](), 0, -1
     for position, (start, end) in enumerate(offsets):
         span = position if spans is None else spans[position]
-        if groups and (start < covered or (start == covered and span <= last)):
-            groups[-1].append(position)
-            last = max(last, span)
-        else:
-            groups.append([position])
-            last = span
-        covered = max(covered, end)
+        joins = bool(groups) and (start < covered or (start == covered and span <= last))
+        groups += [] if joins else [[]]
+        groups[-1].append(position)
+        covered, last = max(covered, end), max(last, span) if joins else span
     return groups

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from noiser.errors import PromptError
+from noiser.errors import NoiserError, PromptError
 from noiser.text.segments import Offset, owners
 
 _CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
@@ -30,30 +29,27 @@ class Tokens(NamedTuple):
     added: list[bool]
 
 
-@contextmanager
-def untruncated(tokenizer: Any) -> Generator[None]:
-    """Keeps other threads away, and makes the tokenizer truncate and pad afterwards as it did before."""
+def tokenise(
+    tokenizer: Any, text: str, *, add_special_tokens: bool = False, error: type[NoiserError] = PromptError
+) -> Tokens:
+    """The tokens of a text, whole, while other threads wait; the tokenizer truncates and pads afterwards as before."""
+    if half := re.search("[\ud800-\udfff]", text):
+        raise error(f"The text has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode.")
+    options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
     backend = tokenizer.backend_tokenizer
     with _settings:
         truncation, padding = backend.truncation, backend.padding
         try:
-            yield
-        except BaseException as error:  # the tokenizer's own is no Exception
-            if type(error).__name__ != "PanicException":
+            out = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, **options)
+        except BaseException as panic:  # the tokenizer's own is no Exception
+            if type(panic).__name__ != "PanicException":
                 raise
-            raise PromptError(f"The tokenizer cannot split this text: {error}. Give another text or model.") from None
+            raise error(f"The tokenizer cannot split this text: {panic}. Give another text or model.") from None
         finally:
             if truncation is not None:
                 backend.enable_truncation(**truncation)
             if padding is not None:
                 backend.enable_padding(**padding)
-
-
-def tokenise(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> Tokens:
-    """The tokens of a text, whole."""
-    options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
-    with untruncated(tokenizer):
-        out = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, **options)
     return Tokens(list(out["input_ids"]), list(out["offset_mapping"]), list(map(bool, out["special_tokens_mask"])))
 
 
@@ -61,7 +57,7 @@ def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
     """The offsets of tokens, changed so that they cover a region without holes and never decrease.
 
     Characters of no token go to the token after them, at the end to the last one. A token without characters takes the
-    hole before it; without a hole it shares the characters of the token after it, as a lone prefix space does.
+    hole before it, or without one shares the characters of the token after it, as a lone prefix space does.
     """
     start = covered = region[0]
     mended: list[Offset | None] = []
@@ -82,11 +78,7 @@ def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
 def cover(
     text: str, offsets: Sequence[Offset], special: Sequence[bool], contents: Sequence[Offset]
 ) -> tuple[list[Offset], list[Offset], list[bool]]:
-    """The user's own parts of a text, the offsets of all tokens, and which tokens are frozen.
-
-    The parts are the contents, (start, end) in order, divided by the special tokens that have characters; one without
-    a token is left out. Their tokens cover them without holes.
-    """
+    """The contents of a text, cut at special tokens; the offsets of all tokens, and which of them are frozen."""
     found, frozen, own = list(offsets), [True] * len(offsets), list[Offset]()
     starts, ends = [start for start, _ in contents], [end for _, end in contents]
     first, run = 0, list[int]()
@@ -110,10 +102,7 @@ def cover(
 
 
 def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
-    """The text of tokens as it follows others, and the characters of each token, in linear time.
-
-    Tokens that make up a character together share it. Bytes that complete no character read U+FFFD.
-    """
+    """The text of tokens as it follows others, and the characters of each, in linear time; half a one reads U+FFFD."""
     read = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     ids, done, begin, known = [*before, *token_ids], len(before), -2 * _CONTEXT, ""
     text, first, offsets = "", "", list[Offset]()

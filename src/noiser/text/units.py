@@ -1,14 +1,20 @@
-"""Units, each with one score: tokens, words, sentences, sources or the caller's spans, as groups of tokens."""
+"""Units, each with one score, as groups of tokens; and sources: documents in a prompt, placed there and found again."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
+from typing import Any
 
-from noiser.errors import UnitError, UnknownNameError
+from noiser.errors import ParameterError, UnitError, UnknownNameError
+from noiser.text.chat import check_messages, is_said
 from noiser.text.encoding import Encoding
 from noiser.text.segments import SEGMENTATIONS, Offset, checked_spans, owners, snap, visible_part
-from noiser.types import AutoUnit, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
+from noiser.types import AutoUnit, Prompt, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
+
+TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
+"""How sources and question make a prompt. Sources stand below each other, each under its title, if it has one."""
 
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
@@ -32,11 +38,8 @@ def make_units(
     Tokens that share a character stay together. No named unit crosses from one region to another. "auto" cuts
     sentences, joined to runs where there are many. Of two spans that meet in one token the one with more of its visible
     characters gets it. With "turn", "auto", "source" and spans each token of the continuation, which begins after
-    `prompt_tokens`, is a unit. Parts of sources, where there are some, are the prompt's only units.
-
-    Raises:
-        UnitError: spans that overlap, are empty, leave the prompt, or hold no whole token; "source" without sources.
-        UnknownNameError: an unknown segmentation.
+    `prompt_tokens`, is a unit. Parts of sources, where there are some, are the prompt's only units. Raises UnitError
+    for spans without a whole token or outside of the prompt, and for "source" without sources.
     """
     text, count = encoding.text, len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
     spans = sorted((source.start, source.end) for source in sources)
@@ -71,24 +74,21 @@ def make_units(
 def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object) -> list[tuple[int, ...]]:
     """The positions of each target span's tokens, in order of the text; no span is empty.
 
-    A token from position `first` on is in the span that holds its visible characters, and may be in none. Special
-    tokens are targets by themselves where the unit has a name.
+    A token from position `first` on is in the span of its visible characters, if any; special ones are named units.
     """
     positions = range(first, len(encoding.token_ids))
-    if unit == "token":
-        return [(position,) for position in positions]
-    if unit == "all":
-        return [tuple(positions)]
+    if unit in ("token", "all"):
+        return [tuple(positions)] if unit == "all" else [(position,) for position in positions]
     if isinstance(unit, str):
         if unit not in SEGMENTATIONS:
             raise UnknownNameError("target_unit", unit, ["token", *SEGMENTATIONS, "all"], _SPANS)
         units = make_units(encoding, unit, special_tokens="perturbed")
         return [span.token_indices for span in units if span.token_indices[0] >= first]
     text, begin = encoding.text, encoding.offsets[first][0]
+    visible = [(position, *visible_part(text, *encoding.offsets[position])) for position in positions]
     found: list[tuple[int, ...]] = []
     for span in sorted(checked_spans(unit, len(text) - begin, name="target_unit", of="continuation")):
         start, end = span[0] + begin, span[1] + begin
-        visible = [(position, *visible_part(text, *encoding.offsets[position])) for position in positions]
         inside = [(position, a, b) for position, a, b in visible if max(a, start) < min(b, end)]
         cut = [f"{text[a:b]!r} at {(a - begin, b - begin)}" for _, a, b in inside if a < start or b > end]
         if cut or not inside:
@@ -133,7 +133,7 @@ def _joined(text: str, pieces: Sequence[Span]) -> Span:
     return Span(text[start:end], start, end, tuple(token for piece in pieces for token in piece.token_indices))
 
 
-def _of_spans(text: str, pieces: Sequence[Span], spans: Sequence[tuple[int, int]]) -> list[Span]:
+def _of_spans(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
     """Units of the caller's spans: each token is in the span that has most of its visible characters."""
     members = [list[int]() for _ in spans]
     for piece, index in zip(pieces, owners(text, [(piece.start, piece.end) for piece in pieces], spans), strict=True):
@@ -147,3 +147,97 @@ def _of_spans(text: str, pieces: Sequence[Span], spans: Sequence[tuple[int, int]
                 f"{', '.join(near) or 'none'}. Move its ends to the ends of tokens."
             )
     return [Span(text[a:b], a, b, tuple(inside)) for (a, b), inside in zip(spans, members, strict=True)]
+
+
+def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -> Prompt:
+    r"""A prompt with the sources in it, in which `noiser.attribute(..., sources=sources)` finds them.
+
+    Args:
+        question: a text; or chat messages, whose last one gets the sources.
+        sources: texts or (title, text) pairs.
+        template: has "{sources}" and "{question}" once each; else a ParameterError is raised.
+
+    >>> place_sources("Where is the lute?", ["The lute is in the attic.", ("Notes", "It rains.")])
+    'The lute is in the attic.\n\nNotes\nIt rains.\n\nQuestion: Where is the lute?\nAnswer:'
+    """
+    if not isinstance(template, str) or any(template.count(name) != 1 for name in ("{sources}", "{question}")):
+        raise ParameterError(f"template is {template!r}; expected a text with {{sources}} and {{question}} once each.")
+    asked = question if isinstance(question, str) else check_messages(question)
+    return _filled(asked, template, "\n\n".join(_forms(*pair)[0] for pair in _check_sources(sources)))
+
+
+def without_sources(
+    question: Prompt, template: str | None, encoding: Encoding, sources: Sequence[Source]
+) -> Prompt | None:
+    """A prompt without its sources, or None if nothing else is in it; with `template` None they are in the question."""
+    if template is not None:
+        return _filled(question, template.replace("{sources}", "").strip(), "")
+    messages = [{"content": question}] if isinstance(question, str) else check_messages(question)
+    for index, start, end in encoding.contents:
+        edges = sorted(edge for source in sources if start <= source.start < end for edge in (source.start, source.end))
+        kept = zip([start, *edges[1::2]], [*edges[::2], end], strict=True)
+        messages[index]["content"] = "".join(encoding.text[first:last] for first, last in kept)
+    if not is_said(messages):
+        return None
+    return messages[0]["content"] if isinstance(question, str) else messages
+
+
+def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int:
+    """Where to begin to look for the sources in a prompt of `place_sources`, so that no copy before them is taken."""
+    before = _filled(question, template.partition("{sources}")[0], "")
+    text = before if isinstance(before, str) else before[-1]["content"]
+    return encoding.contents[-1][1] + len(text.lstrip())
+
+
+def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
+    """Where each source stands in a prompt: after the one before it (the first: after `begin`), or else anywhere."""
+    found: list[Source] = []
+    for number, (title, text) in enumerate(_check_sources(sources), 1):
+        end = found[-1].end if found else begin
+        places = ((form, _find(encoding, form, at)) for form in _forms(title, text) for at in (end, 0))
+        form, start = next((place for place in places if place[1] >= 0), (text, -1))
+        if start < 0:
+            raise UnitError(
+                f"Source {number}, {text!r:.60}, is not in the prompt, word for word and within one message. "
+                "noiser.place_sources makes a prompt from sources."
+            )
+        found.append(Source(title, form, start, start + len(form)))
+    checked_spans([(each.start, each.end) for each in found], len(encoding.text), name="sources", of="prompt")
+    return tuple(found)
+
+
+def _filled(question: Prompt, template: str, sources: str) -> Prompt:
+    """The template with the question, or with the last message's, in which braces mean nothing."""
+    if not isinstance(question, str):
+        filled = _filled(str(question[-1].get("content") or ""), template, sources)
+        return [*question[:-1], {**question[-1], "content": filled}]
+    parts = {"{sources}": sources, "{question}": question}
+    return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
+
+
+def _check_sources(sources: object) -> list[tuple[str, str]]:
+    """(title, text) of each source, without the whitespace around them."""
+    if isinstance(sources, str) or not isinstance(sources, Sequence) or not sources:
+        raise UnitError(f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs.")
+    checked: list[tuple[str, str]] = []
+    for number, source in enumerate(sources, 1):
+        pair: Any = ("", source) if isinstance(source, str) else source
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise UnitError(f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text).")
+        if not pair[1].strip():
+            raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
+        checked.append((pair[0].strip(), pair[1].strip()))
+    return checked
+
+
+def _forms(title: str, text: str) -> list[str]:
+    """How a source may stand in a prompt: under its title, or alone."""
+    return [f"{title}\n{text}", text] if title else [text]
+
+
+def _find(encoding: Encoding, text: str, begin: int) -> int:
+    """The first place of a text at or after an offset, or -1; it may hold special tokens, which divide regions."""
+    for start in (match.start() + begin for match in re.finditer(re.escape(text), encoding.text[begin:])):
+        if all(any(a <= place < b for a, b in encoding.regions) for place in (start, start + len(text) - 1)):
+            return start
+    return -1
