@@ -105,14 +105,7 @@ def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """All inputs of one prompt, in the order of `subsets`.
-
-    Attributes:
-        units: their number.
-        gold: the units that decide, if that is known.
-        prob: the probability of the answer.
-        hellinger: the distance to the clean distribution.
-    """
+    """All inputs of one prompt, in the order of `subsets`: p(answer), and the distance to the clean distribution."""
 
     units: int
     gold: tuple[int, ...]

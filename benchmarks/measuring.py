@@ -199,24 +199,15 @@ def conditions(setting: Setting) -> str:
     )
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """The options that all parts have."""
-    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--model", default="gemma-3-270m", help="name, hub id or folder")
-    found.add_argument("--threads", type=int, default=2)
-    found.add_argument("--quick", action="store_true", help="only to see that everything runs")
-    return found
-
-
-def setting_of(arguments: argparse.Namespace) -> Setting:
-    """The setting that the options describe."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(arguments.threads)
-    load = cache(lambda dtype: noiser.load_model(arguments.model, dtype=dtype, device="cpu"))
-    return Setting(load=load, quick=arguments.quick)
-
-
 def main(run: Callable[[Setting], Part], description: str | None) -> None:
-    """Runs one part alone and prints it."""
-    setting = setting_of(parser(description).parse_args())
+    """Runs one part with the options of the command line, and prints it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gemma-3-270m", help="name, hub id or folder")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="only to see that everything runs")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(chosen.threads)
+    load = cache(lambda dtype: noiser.load_model(chosen.model, dtype=dtype, device="cpu"))
+    setting = Setting(load=load, quick=chosen.quick)
     print(run(setting), conditions(setting), sep="\n\n")

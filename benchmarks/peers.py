@@ -66,11 +66,6 @@ class Question(NamedTuple):
         """Their texts."""
         return [self.prompt[start:end] for start, end in self.spans]
 
-    @property
-    def rest(self) -> str:
-        """What comes after the last sentence."""
-        return self.prompt[self.spans[-1][1] :]
-
     def per_sentence(self, scores: Sequence[float], offsets: Sequence[Sequence[int]]) -> list[float]:
         """Sums over the tokens of each sentence, from scores and characters of the prompt's tokens."""
         pairs = list(zip(scores, offsets, strict=True))
@@ -142,7 +137,7 @@ def context_cite(loaded: Loaded) -> Scorer:
             loaded.model,
             loaded.tokenizer,
             sentences.context,
-            question.rest,
+            question.prompt[question.spans[-1][1] :],
             partitioner=sentences,
             prompt_template="{context}{query}",
             num_ablations=BUDGET,
@@ -272,19 +267,15 @@ class Worker:
 
     def __init__(self, peer: str, python: str, folder: str) -> None:
         command = [python, __file__, "-", "work", "--peer", peer, "--model", folder]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, question: Question, way: str) -> dict[str, Any]:
         """Scores, or an error, with the cost; what libraries print besides is passed over."""
-        print(json.dumps([question._asdict(), way]), file=self._process.stdin, flush=True)
-        for line in self._process.stdout:
+        print(json.dumps([question._asdict(), way]), file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
             if line.startswith("= "):
                 return json.loads(line[2:])
-        raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}; its error is above.")
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.communicate()
+        raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}; its error is above.")
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -350,7 +341,7 @@ def run(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
                 with chosen.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
     for worker in workers.values():
-        worker.close()
+        worker.process.communicate()  # ends it
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -50,20 +50,7 @@ def noiser(
     last_probe: bool = False,
     foil: int | None = None,
 ) -> tuple[list[float], list[float]]:
-    """Thresholds of every unit, and scores of every unit at the smallest threshold, for one target.
-
-    Args:
-        model: in evaluation mode.
-        ids: [length] everything the model reads.
-        units: token positions of each unit; only those before the target.
-        row: position whose logits predict the target.
-        target: token id.
-        noise: [samples, longest unit, dim].
-        scale: factor of the embedding module.
-        steps: halvings.
-        last_probe: as the authors' script.
-        foil: token id, or None.
-    """
+    """Thresholds of every unit, and scores at the smallest, for a target that the logits at `row` predict."""
     clean = model(input_ids=ids[None]).logits[0, row].float().softmax(-1)
     predicted = int(clean.argmax())
 

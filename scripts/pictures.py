@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -46,26 +46,6 @@ LUTES = "Mira has two lutes. Jonas has one drum. Mira buys one more lute. How ma
 STEPS = " Mira had two lutes. She bought one more. Two and one are three. So Mira has three lutes."
 OTHER_LIBRARIES = "captum:ShapleyValueSampling", "inseq:integrated_gradients"
 OTHERS = "attn_lrp", "last_attention", "position"
-
-# Pages in HTML with their widths: results of the first code of a page of the manual, or of code here.
-PAGES: dict[str, tuple[int, Callable[[], str]]] = {
-    "foil": (760, lambda: _first("read", "att").to_html()),
-    "edits": (760, lambda: _first("howto/edits", "found").to_html()),
-    "pairs": (760, lambda: _first("howto/pairs", "att").to_html()),
-    "agents": (760, lambda: _first("howto/agents", "att").to_html()),
-    "chat": (760, lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES).to_html()),
-    "citations": (860, lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60).to_html()),
-    "through": (
-        860,
-        lambda: _ask(LUTES, target=STEPS, target_unit="sentence", **SENTENCES).through().to_html(targets=[-1]),
-    ),
-}
-FIGURES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
-    "twice": (TWICE, [LOGPROB, "joint"], {"sources": MIRA, "unit": "source"}),
-    "figure": ("LeBron James professionally plays the sport of", ["joint", LOGPROB], {}),
-    "neighbours": ("The Eiffel Tower stands in the city of", ["joint", *OTHER_LIBRARIES], {}),
-    "methods": (ANNA, ["joint", "noiser", LOGPROB, *OTHERS], {"target": " Portuguese"}),
-}
 
 
 def web() -> None:
@@ -126,15 +106,9 @@ def _first(page: str, name: str) -> Any:
     return names[name]
 
 
-def _plot(name: str) -> None:
-    prompt, methods, question = FIGURES[name]
+def _plot(name: str, prompt: str, methods: Sequence[Any], **question: Any) -> None:
     first, *others = (_ask(prompt, method=method, **question) for method in methods)
     _save(name, first.plot(*others))
-
-
-def _page(name: str) -> None:
-    width, html = PAGES[name]
-    _shot(name, width, lambda page: page.set_content(html()))
 
 
 def _save(name: str, figure: Any) -> None:
@@ -161,9 +135,30 @@ def _shrink(name: str) -> None:
     Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
+HTML: dict[str, tuple[int, Callable[[], Any]]] = {
+    "foil": (760, lambda: _first("read", "att")),
+    "edits": (760, lambda: _first("howto/edits", "found")),
+    "pairs": (760, lambda: _first("howto/pairs", "att")),
+    "agents": (760, lambda: _first("howto/agents", "att")),
+    "chat": (760, lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES)),
+    "citations": (860, lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60)),
+    "through": (860, lambda: _ask(LUTES, target=STEPS, target_unit="sentence", **SENTENCES).through()),
+}
+DRAWN: dict[str, Callable[[], None]] = {
+    "twice": partial(_plot, "twice", TWICE, [LOGPROB, "joint"], sources=MIRA, unit="source"),
+    "figure": partial(_plot, "figure", "LeBron James professionally plays the sport of", ["joint", LOGPROB]),
+    "neighbours": partial(_plot, "neighbours", "The Eiffel Tower stands in the city of", ["joint", *OTHER_LIBRARIES]),
+    "methods": partial(_plot, "methods", ANNA, ["joint", "noiser", LOGPROB, *OTHERS], target=" Portuguese"),
+    "insertion": insertion,
+    "web": web,
+}
+
 if __name__ == "__main__":
-    drawn = {name: partial(_page, name) for name in PAGES} | {name: partial(_plot, name) for name in FIGURES}
-    drawn |= {"insertion": insertion, "web": web}
-    for chosen in sys.argv[1:] or drawn:
+    for chosen in sys.argv[1:] or [*HTML, *DRAWN]:
         print(chosen)
-        drawn[chosen]()
+        if chosen in DRAWN:
+            DRAWN[chosen]()
+            continue
+        width, found = HTML[chosen]
+        html = found().to_html(**({"targets": [-1]} if chosen == "through" else {}))
+        _shot(chosen, width, lambda page, html=html: page.set_content(html))

@@ -87,7 +87,7 @@ def test_releases_compare_the_tag_with_the_version():
 @needs_bash
 def test_unknown_argument_of_the_test_script():
     ran = subprocess.run([ROOT / "scripts/test", "--quick"], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (2, "usage: scripts/test [all|fast]\n")
+    assert (ran.returncode, ran.stderr) == (2, "usage: scripts/test [all|fast|soak]\n")
 
 
 # ---- scripts/environment.sh ------------------------------------------------------------------------------------------
