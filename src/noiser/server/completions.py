@@ -27,14 +27,10 @@ from noiser.server.writing import Answer, Upstream
 from noiser.text import encode_target, place_sources
 from noiser.types import Accuracy, Prompt
 
-Event = dict[str, Any]
-"""One chunk of the stream, in OpenAI's form; `citations` is a field of ours."""
+Event = dict[str, Any]  # one chunk of the stream, in OpenAI's form; `citations` is a field of ours
 
-_LONGEST = 512
-"""The most tokens of an answer where the request does not say; fewer where the model cannot read so many."""
-
-_OURS = {"model", "messages", "documents", "accuracy", "stream", "stream_options"}
-"""Fields that a server upstream does not get as they are."""
+_LONGEST = 512  # tokens of an answer where the request does not say; fewer where the model cannot read so many
+_OURS = {"model", "messages", "documents", "accuracy", "stream", "stream_options"}  # a server upstream gets the others
 
 
 class Completion(BaseModel, extra="forbid"):
@@ -52,7 +48,6 @@ class Completion(BaseModel, extra="forbid"):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Of sampling.")
     stop: str | list[str] | None = Field(None, description="Texts with which the answer ends.")
     n: Literal[1] = Field(1, description="The number of answers.")
-    user: str | None = Field(None, description="Ignored.")
     stream_options: dict[str, Any] | None = Field(None, description="Ignored: usage is always sent.")
 
     @field_validator("documents")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,15 +37,10 @@ def error_body(error: NoiserError) -> dict[str, Any]:
 
 
 class Job:
-    """`work(job)` in a thread of its own; its `progress` raises `Stopped` after `stop`.
-
-    Attributes:
-        future: what the work returned, or a NoiserError.
-        label: the present step.
-    """
+    """`work(job)` in a thread of its own; `future` has its result or a NoiserError, `progress` raises after `stop`."""
 
     def __init__(self, work: Callable[[Job], Any]) -> None:
-        self.label, self._share, self._began = "Starting", None, time.monotonic()
+        self._label, self._share, self._began = "Starting", None, time.monotonic()
         self._stop, self.future = threading.Event(), Future[Any]()
         self.stop = self._stop.set
         threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
@@ -70,7 +65,7 @@ class Job:
     def step(self, label: str) -> None:
         """Begins a step."""
         self.check()
-        self.label, self._share = label, None
+        self._label, self._share = label, None
 
     def progress(self, done: float, expected: float) -> None:
         """Notes how far the present step is."""
@@ -80,7 +75,7 @@ class Job:
     @property
     def state(self) -> dict[str, Any]:
         """The present step, its share of work done (None where unknown), and seconds since the job began."""
-        return {"label": self.label, "share": self._share, "seconds": time.monotonic() - self._began}
+        return {"label": self._label, "share": self._share, "seconds": time.monotonic() - self._began}
 
     async def ended(self) -> bool:
         """Whether the work is over; waits for that a quarter of a second."""
@@ -91,12 +86,7 @@ class Job:
 
 
 class Models:
-    """The models that visitors can use, each loaded when first used; one job at a time computes.
-
-    Args:
-        named: names, folders or addresses; the first is the default.
-        load: loads one of them, or a built-in model.
-    """
+    """The models that visitors can use, each loaded by `load` when first used; one job at a time computes."""
 
     def __init__(self, named: Sequence[str], load: Callable[[str], LanguageModel]) -> None:
         self._named, self._load = named, load
@@ -115,11 +105,7 @@ class Models:
 
     @contextmanager
     def use(self, name: str, job: Job) -> Generator[LanguageModel]:
-        """The model (the default for ""), for this job alone; every pass, and every layer in it, checks for a stop.
-
-        Raises:
-            UnknownNameError: no such model is offered.
-        """
+        """The model (the first for ""), for this job alone; every pass, and every layer in it, checks for a stop."""
         chosen = name or next(iter(self.names))
         if chosen not in self.names:
             raise UnknownNameError("model", chosen, self.names, "The server offers these alone.")
@@ -131,12 +117,10 @@ class Models:
                 self._loaded[chosen] = self._loading(chosen)
             lm = self._loaded[chosen]
             layers = [layer for each in lm.model.modules() if isinstance(each, ModuleList) for layer in each]
-            hooks = [each.register_forward_pre_hook(job.check) for each in (lm.model, *layers)]
-            try:
+            with ExitStack() as hooks:
+                for each in (lm.model, *layers):
+                    hooks.callback(each.register_forward_pre_hook(job.check).remove)
                 yield lm
-            finally:
-                for hook in hooks:
-                    hook.remove()
         finally:
             self._turn.release()
 

@@ -30,7 +30,6 @@ def configured(app: FastAPI) -> uvicorn.Config:
         log_level="critical",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=2**16,  # a link holds the prompt
     )
@@ -47,18 +46,7 @@ def serve(
     upstream: str | None = None,
     api_key_env: str | None = None,
 ) -> None:
-    """Serves the page and the API until it is interrupted.
-
-    Args:
-        named: the models that it offers; the first is the default and is loaded at once, in the background. Built-in
-            models that are installed are offered too.
-        load: loads a model by name.
-        host: the address to listen on.
-        port: the port; 0 for any that is free.
-        auth: "user:password"; needed where others can reach the address.
-        allowed_hosts: further names that visitors reach the server by, such as that of a proxy in front of it.
-        upstream: the address, up to and including "/v1", of a server that writes the answers of /v1/chat/completions.
-        api_key_env: the environment variable that holds its key.
+    """Serves the page and the API until it is interrupted; the first model is loaded at once, in the background.
 
     Raises:
         ParameterError: the address can be reached by others and there is no password, or it cannot be listened on.
@@ -81,8 +69,7 @@ def serve(
 
 def check_address(host: str, auth: str | None) -> None:
     """Raises ParameterError where others can reach the address without a login, or it is not "user:password"."""
-    user, _, password = (auth or "").partition(":")
-    if auth is not None and not (user and password):
+    if auth is not None and not all(auth.partition(":")):
         raise ParameterError("--auth: expected user:password, with neither of them empty.")
     try:
         local = ipaddress.ip_address(host).is_loopback

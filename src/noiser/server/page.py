@@ -132,16 +132,10 @@ class Measure(BaseModel):
 
 
 def parse_chat(text: str) -> Prompt:
-    r"""Chat messages from a transcript.
-
-    A line that begins with `system:`, `user:`, `assistant:` or `tool:` begins a message; without any, all is one
-    message of the user. A JSON list of messages is taken unchanged.
+    r"""Chat messages from JSON, or from a transcript; without any role, all is one message of the user.
 
     >>> parse_chat("system: Be brief.\nuser: Name a sport.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Name a sport.'}]
-
-    Raises:
-        PromptError: there is text before the first role.
     """
     if (messages := json_messages(text)) is not None:
         return messages
@@ -156,8 +150,7 @@ def parse_chat(text: str) -> Prompt:
 # ---- the chart of a tolerance ----------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 300, 56, 660, 18, 254
-OCTAVES = 10
-"""Powers of two from left to right; the last is k = 1."""
+OCTAVES = 10  # powers of two from left to right; the last is k = 1
 
 
 def tolerance_html(att: Attribution, curve: Tolerance, row: int) -> str:

@@ -137,7 +137,7 @@ def reference_html(routes: Iterable[Any]) -> str:
     """A section for each route of the schema, with the fields of its body; then the records in these fields."""
     parts = [_HEAD]
     for route in routes:
-        if getattr(route, "summary", None):
+        if getattr(route, "include_in_schema", False) and getattr(route, "summary", None):
             parts.append(f"<h2><code>{min(route.methods)} {escape(route.path)}</code></h2><p>{route.summary}</p>")
             if route.body_field:
                 parts.append(_fields(route.body_field.field_info.annotation))

@@ -23,14 +23,10 @@ from noiser.registry import __version__
 from noiser.server.completions import Completion, streamed
 from noiser.server.jobs import Job, Models, ServerError, error_body
 from noiser.server.page import FACT, Ask, Measure, Tolerate
-from noiser.server.questions import Attribute, Cite, Diff, Evaluate, reference_html
+from noiser.server.questions import Attribute, Cite, Diff, Evaluate, Question, reference_html
 from noiser.server.writing import Upstream
 
-EXAMPLE = Ask(prompt=FACT)
-"""The question whose answer the page opens with."""
-
-LARGEST_BODY = 2**21
-"""Bytes of a question."""
+LARGEST_BODY = 2**21  # bytes of a question
 
 HEADERS = {
     "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -50,20 +46,26 @@ def application(
     app.add_middleware(Guard, auth=auth, hosts=hosts)
     for kind, handler in {NoiserError: _refuse, HTTPException: _no_address, RequestValidationError: _wrong}.items():
         app.add_exception_handler(kind, handler)
-    example = _Example(models)
+    example = _Example()
+    ahead = Job(lambda job: example.run(models, job))  # loads the model, so that no question waits for that
+
+    def job_for(question: Any) -> Job:
+        if question == Ask(prompt=FACT):
+            return Job(lambda job: example.run(models, job))
+        ahead.stop()
+        return Job(lambda job: question.run(models, job))
+
     for name, kind in {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}.items():
         asset: Any = Response(files("noiser.server").joinpath(name).read_bytes(), media_type=kind)
         app.add_route(f"/{name.replace('page.html', '')}", asset)
-    for question in (Ask, Tolerate, Measure):
-        path = f"/{question.__name__.lower()}"
-        app.post(path, include_in_schema=False)(_route(question, models, example))
-    for question in (Attribute, Cite, Diff, Evaluate):
-        summary, path = (question.__doc__ or "").partition("\n")[0], f"/v1/{question.__name__.lower()}"
-        app.post(path, summary=summary)(_route(question, models, example))
+    for question in (Ask, Tolerate, Measure, Attribute, Cite, Diff, Evaluate):
+        public, summary = issubclass(question, Question), (question.__doc__ or "").partition("\n")[0]
+        path = f"{'/v1' if public else ''}/{question.__name__.lower()}"
+        app.post(path, summary=summary, include_in_schema=public)(_route(question, job_for))
 
     @app.post("/v1/chat/completions", summary=(Completion.__doc__ or "").partition("\n")[0])
     async def complete(asked: Completion, request: Request) -> Response:
-        example.ahead.stop()
+        ahead.stop()
         if asked.stream:
             return _streamed(streamed(asked, models, upstream))
         return await _whole(request, Job(lambda job: asked.answer(models, upstream, job)))
@@ -86,31 +88,25 @@ def application(
     return app
 
 
-class _Example:
-    """The answer that the page opens with: computed once, at the start, and again if a question came between."""
+class _Example(Ask):
+    """The question whose answer the page opens with: computed once, at the start, or when a page asks for it."""
 
-    def __init__(self, models: Models) -> None:
-        self._models, self._answer = models, None
-        self.ahead = Job(self.run)  # loads the model, so that no question waits for that
+    prompt: str = FACT
+    _answer: dict[str, Any] | None = None
 
-    def run(self, job: Job) -> Any:
-        with self._models.use("", job):  # one of two that come together waits here for the other's answer
-            self._answer = self._answer or EXAMPLE.run(self._models, job)
+    def run(self, models: Models, job: Job) -> dict[str, Any]:
+        with models.use("", job):  # one of two that come together waits here for the other's answer
+            self._answer = self._answer or super().run(models, job)
         return self._answer
 
 
-def _route(kind: type[Any], models: Models, example: _Example) -> Callable[..., Awaitable[Response]]:
+def _route(kind: type[Any], job_for: Callable[[Any], Job]) -> Callable[..., Awaitable[Response]]:
     """The function that answers questions of a kind: by JSON, or by progress and then the answer as events."""
 
     async def answer(question: Any, request: Request) -> Response:
-        if question == EXAMPLE:
-            job = Job(example.run)
-        else:
-            example.ahead.stop()
-            job = Job(lambda job: question.run(models, job))
-        if "text/event-stream" in request.headers.get("accept", ""):
-            return _streamed(_events(job))
-        return await _whole(request, job)
+        job = job_for(question)
+        events = "text/event-stream" in request.headers.get("accept", "")
+        return _streamed(_events(job)) if events else await _whole(request, job)
 
     answer.__annotations__ |= {"question": kind, "request": Request}
     return answer
@@ -173,13 +169,7 @@ async def _no_address(_request: Request, error: Any) -> Response:
 
 
 class Guard:
-    """An ASGI application around the server's: nothing is read before the login, and nothing beyond a limit.
-
-    Args:
-        app: the server's.
-        auth: "user:password", asked of every request, by a browser or as the key of a program; None for none.
-        hosts: names that the server answers to; "*" for all.
-    """
+    """An ASGI application around the server's: nothing is read before the login, and nothing beyond a limit."""
 
     def __init__(self, app: ASGIApp, auth: str | None, hosts: Collection[str]) -> None:
         self._app, self._hosts = app, {host.lower() for host in hosts}

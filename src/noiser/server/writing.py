@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from noiser.errors import DependencyError, ModelError
+from noiser.errors import ModelError
 from noiser.text import sentence_spans
 
 if TYPE_CHECKING:
@@ -17,51 +18,35 @@ if TYPE_CHECKING:
     from noiser.endpoint import Endpoint
     from noiser.server.jobs import Job
 
-_GONE_ON = re.compile(r"\s*\S+\s")
-"""A sentence has ended where a whole word follows it."""
+_GONE_ON = re.compile(r"\s*\S+\s")  # a sentence has ended where a whole word follows it
 
 
 class Answer:
     """The text so far. One thread writes, another reads sentences, and `tell` hears of every piece at once.
 
-    Args:
-        tell: called with each piece; None where nobody waits for it.
-        stops: texts with which the answer ends; they are no part of it.
-
     Attributes:
-        text: the text that was told.
+        text: the text that was told, without any of the `stops` that may end it.
         ids: its tokens, where they are known.
         finish: "" while it is written, then the reason why it ended: "stop" or "length".
     """
 
-    def __init__(self, tell: Callable[[str], object] | None = None, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tell: Callable[[str], object] = lambda _: None, stops: Sequence[str] = ()) -> None:
         self.text, self.ids, self.finish = "", list[int](), ""
         self._tell, self._stops, self._held = tell, [stop for stop in stops if stop], ""
-        self._lengths = list[tuple[int, int]]()
-        self._error: BaseException | None = None
-        self._news = threading.Condition()
+        self._lengths, self._news = list[tuple[int, int]](), SimpleQueue[None]()
 
     @contextmanager
     def written_by(self, write: Callable[[], None]) -> Generator[None]:
         """Writes in a thread. An error of the thread is raised here; one within ends the answer, and so the thread."""
-
-        def work() -> None:
+        with ThreadPoolExecutor(1, "noiser-writer") as pool:
+            written = pool.submit(write)
+            written.add_done_callback(lambda _: self.end())
             try:
-                write()
-            except BaseException as error:
-                self.end(error=error)
-
-        thread = threading.Thread(target=work, name="noiser-writer", daemon=True)
-        thread.start()
-        try:
-            yield
-        except BaseException:
-            self.end()
-            raise
-        finally:
-            thread.join()
-        if self._error:
-            raise self._error
+                yield
+            except BaseException:
+                self.end()
+                raise
+            written.result()
 
     def add(self, piece: str, ids: Sequence[int] = ()) -> bool:
         """Adds text and its tokens; whether it goes on. What may be the beginning of a stop stays back."""
@@ -78,39 +63,31 @@ class Answer:
             self._pass_on(len(self._held) - max(map(len, self._stops), default=1) + 1)
         return not self.finish
 
-    def end(self, finish: str = "stop", error: BaseException | None = None) -> None:
+    def end(self, finish: str = "stop") -> None:
         """Ends the answer, if it has not ended."""
         if not self.finish:
             self._pass_on(len(self._held))
-            self.finish, self._error = finish, error
-            with self._news:
-                self._news.notify()
+            self.finish = finish
+            self._news.put(None)
 
     def _pass_on(self, count: int) -> None:
         if count > 0:
             piece, self._held = self._held[:count], self._held[count:]
             self.text += piece
-            if self._tell:
-                self._tell(piece)
-            with self._news:
-                self._news.notify()
+            self._tell(piece)
+            self._news.put(None)
 
     def sentences(self) -> Iterator[list[tuple[int, int]]]:
         """Spans of sentences, as they end: those that ended since the last time."""
-        done = 0
-        while True:
-            with self._news:
-                while not (spans := self._ended_after(done)) and not self.finish:
-                    self._news.wait()
-            if self._error or not (spans := spans or self._ended_after(done)):
-                return
-            yield spans
-            done = spans[-1][1]
-
-    def _ended_after(self, done: int) -> list[tuple[int, int]]:
-        ended, text = bool(self.finish), self.text
-        spans = [(start + done, end + done) for start, end in sentence_spans(text[done:])]
-        return [(a, b) for a, b in spans if (ended and text[a:b].strip()) or _GONE_ON.match(text, b)]
+        done, ended = 0, False
+        while not ended:
+            ended, text = bool(self.finish), self.text
+            found = [(start + done, end + done) for start, end in sentence_spans(text[done:])]
+            if spans := [(a, b) for a, b in found if (ended and text[a:b].strip()) or _GONE_ON.match(text, b)]:
+                yield spans
+                done = spans[-1][1]
+            elif not ended:
+                self._news.get()
 
     def ids_until(self, end: int) -> tuple[int, ...]:
         """The tokens that write the first `end` characters; none where they are not known."""
@@ -128,13 +105,8 @@ class Upstream(NamedTuple):
     @classmethod
     def at(cls, address: str, api_key_env: str | None = None) -> Upstream:
         """The server at an address up to and including "/v1". Raises ModelError where it does not answer."""
-        try:
-            import openai
+        from noiser.model.server import choose, client, openai, unanswered
 
-            from noiser.endpoint import choose, client
-            from noiser.model.server import unanswered
-        except ImportError as error:
-            raise DependencyError("A server upstream needs the package openai.", "openai") from error
         endpoint = choose(address, None, api_key_env, "The server upstream", ModelError)
         there = client(endpoint, timeout=600, max_retries=2)
         try:
@@ -144,9 +116,7 @@ class Upstream(NamedTuple):
 
     def write(self, messages: Any, settings: Any, answer: Answer, tell: Callable[[Any], object], job: Job) -> None:
         """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
-        import openai
-
-        from noiser.model.server import unanswered
+        from noiser.model.server import openai, unanswered
 
         finish, asked = "stop", dict[str, Any](model=self.model, messages=messages, extra_body=settings)
         try:
