@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 import noiser
 from engine_for_tests import query_of, run_method
-from noiser.engine.rules import Rules, ruled
+from noiser.engine.gradients import ruled
 from noiser.errors import UnsupportedModelError
 from noiser.methods.attn_lrp import AttnLrp, identity
 from tiny import SIZES, random_model, tiny, tiny_model, tiny_tokenizer
@@ -22,7 +22,7 @@ WITHOUT_BIAS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "olmo2",
 @pytest.fixture
 def no_attention(monkeypatch):
     """Networks without attention are refused; here they are let pass, without its rules."""
-    monkeypatch.setattr("noiser.engine.rules.shared_attention", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("noiser.engine.gradients.shared_attention", lambda *_: contextlib.nullcontext())
 
 
 class SecondLlama:
@@ -143,7 +143,7 @@ def test_a_foil_explains_the_difference_of_two_logits():
 def under_rules(module, x, behind):
     """The gradient of (module(x) * behind).sum() by the rules, and the value."""
     leaf = x.clone().requires_grad_()
-    with ruled(nn.Sequential(module.requires_grad_(False)), Rules(identity, (4, 2))):
+    with ruled(nn.Sequential(module.requires_grad_(False)), identity, (4, 2)):
         out = module(leaf)
     return torch.autograd.grad((out * behind).sum(), leaf)[0], out.detach()
 

@@ -9,7 +9,7 @@ import noiser
 from engine_for_tests import query_of
 from methods_for_tests import predict
 from noiser.errors import ParameterError
-from noiser.explain.check import interval, mean_of
+from noiser.explain.refine import interval, mean_of
 from noiser.methods import Random
 from tiny import tiny
 

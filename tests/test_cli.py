@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import sys
@@ -336,7 +337,9 @@ def terminal_stderr(monkeypatch):
 
 def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
     times = iter([0.0, 4.0, 10.0, 20.0])
-    monkeypatch.setattr("noiser.explain.progress.time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(
+        importlib.import_module("noiser.explain.attribute"), "time", SimpleNamespace(monotonic=lambda: next(times))
+    )
     with terminal.progress_bar("Attributing") as update:
         for done in (1, 2, 3):
             update(done, 100)

@@ -1,3 +1,4 @@
+import importlib
 import io
 from types import SimpleNamespace
 
@@ -6,11 +7,11 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError
-from noiser.explain import progress
 from test_attribution_display import Terminal
 from test_contract import with_chat_template
 from tiny import tiny
 
+attributing = importlib.import_module("noiser.explain.attribute")  # the function has the same name
 PROMPT = "The quick fox sings"
 
 
@@ -57,9 +58,9 @@ def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
 
 def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     clock, screen = [0.0], Terminal()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(attributing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr("sys.stderr", screen)
-    with progress.shown(None, "Attributing") as told:
+    with attributing.shown(None, "Attributing") as told:
         clock[0] = 30.0  # a model that is measured and compiled first
         told(1, 1000)
         assert "left" not in screen.getvalue()
@@ -70,7 +71,7 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     assert "Attributing" in screen.getvalue()
     monkeypatch.setattr("sys.stderr", io.StringIO())  # a pipe
     for given, expected in ((None, None), (False, None), (print, print)):
-        with progress.shown(given, "") as told:
+        with attributing.shown(given, "") as told:
             assert told is expected
 
 

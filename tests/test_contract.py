@@ -361,7 +361,7 @@ def test_the_callers_default_device_changes_no_number(tmp_path):
         found = {name: att.scores for name, att in atts.items()}
         found |= {"saved": noiser.Attribution.load(path).scores, "through": one.through().scores}
         found["table"] = torch.tensor(one.to_dataframe()["stderr"].tolist(), device="cpu")
-        found["tolerance"] = noiser.tolerance(lm, atts["noiser"], 1, samples=2).probabilities
+        found["tolerance"] = noiser.tolerance(lm, atts["noiser"], 1).probabilities
         noiser.attribute(noiser.wrap(lm.model, lm.tokenizer), PROMPT, method="occlusion")  # which measures it first
         return found
 

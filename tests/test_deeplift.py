@@ -9,7 +9,7 @@ from torch import nn
 import noiser
 from engine_for_tests import clean, distributions, query_of
 from noiser.engine import replace
-from noiser.engine.rules import derivative
+from noiser.engine.gradients import derivative
 from noiser.methods.deeplift import DeepLift, rescale
 from noiser.methods.gradients import InputXGradient
 from tiny import FAMILIES, SIZES, random_model, tiny, tiny_tokenizer

@@ -22,7 +22,6 @@ from noiser.engine import (
     replace,
     run_one,
     score_of,
-    set_rows,
 )
 from noiser.engine import engine as engine_module
 from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
@@ -373,7 +372,7 @@ def test_an_error_ends_one_generator_and_the_others_go_on():
         query, changes = queries[number], some_changes(queries[number], targets=1)
         read = failing if number == 1 else SCORES["prob"]
         if number == 2:
-            changes = [set_rows((3,), torch.full((1, 1, DIM), torch.inf)), *changes]
+            changes = [replace((3,), torch.full((1, 1, DIM), torch.inf)), *changes]
         try:
             if number == 3:
                 raise ZeroDivisionError
@@ -504,7 +503,7 @@ def test_a_failing_model_fails_loudly(read):
     lm = wrap(model, tiny_tokenizer())
     query = query_of(lm, PROMPT)
     with pytest.raises(NumericalError, match="NaN or infinite"):
-        ask(lm, Ask(query, [set_rows((3,), torch.full((1, 1, DIM), torch.inf))], read))
+        ask(lm, Ask(query, [replace((3,), torch.full((1, 1, DIM), torch.inf))], read))
     assert all(module.training for module in model.modules())
 
 

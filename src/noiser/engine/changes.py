@@ -1,19 +1,25 @@
-"""Changes of an input's rows of the embedding table, before any factor that the embedding module puts on them."""
+"""Changes of an input, the request for a prediction under them, and games: kept units in, values out.
+
+Rows are those of the embedding table, before any factor that the embedding module puts on them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine.query import Query
+from noiser.engine.query import Query, Request, Steps
+from noiser.engine.scores import Read, ScoreName
+from noiser.errors import ParameterError
 from noiser.model.packing import Context
 from noiser.types import Baseline, RemovalName
 
@@ -23,10 +29,7 @@ REMOVALS: tuple[str, ...] = get_args(RemovalName)
 Absence = Literal["zero", "pad", "unk", "mean", "delete", "hidden"]  # a removal without noise
 ABSENCES: tuple[str, ...] = get_args(Absence)
 
-NormName = Literal["l1", "l2", "linf"]
-
-NOISE_SIZE = 2.0
-"""r of the noise that removes."""
+NOISE_SIZE = 2.0  # r of the noise that removes
 
 Rows = Callable[[Tensor], Tensor]
 """From the clean rows of some positions [positions, dim] to changed ones [samples, positions, dim]."""
@@ -69,9 +72,14 @@ class Change:
         return inputs
 
 
-def replace(positions: Iterable[int], row: Float[Tensor, " dim"], targets: Sequence[int] | None = None) -> Change:
-    """The change in which every position holds one row, such as a baseline's."""
-    return Change(tuple(sorted(positions)), lambda clean: row.to(clean).expand(1, *clean.shape), targets=targets)
+def replace(
+    positions: Iterable[int],
+    rows: Float[Tensor, " dim"] | Float[Tensor, "samples positions dim"],
+    targets: Sequence[int] | None = None,
+) -> Change:
+    """The change in which every position holds one row, such as a baseline's, or rows of its own in each sample."""
+    count, places = len(rows) if rows.ndim == 3 else 1, tuple(sorted(positions))
+    return Change(places, lambda clean: rows.to(clean).expand(count, *clean.shape), count, targets=targets)
 
 
 def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Change:
@@ -85,9 +93,9 @@ def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Ch
 def hide(positions: Iterable[int], targets: Sequence[int] | None = None) -> Change:
     """The change in which no later token after the sources attends to the tokens, in any layer.
 
-    The sources read each other as they always do, so only the tokens after the last of them run again: the question and
-    the answer (attention knockout, Geva et al. 2023, arXiv 2304.14767). In a prompt without sources no later token at
-    all attends to the hidden ones. A token always attends to itself.
+    The sources read each other as always, so only the tokens after the last of them run again: the question and the
+    answer (attention knockout, Geva et al. 2023, arXiv 2304.14767). Without sources no later token attends to the
+    hidden ones. A token always attends to itself.
     """
     return Change(tuple(sorted(positions)), hidden=True, targets=targets)
 
@@ -104,11 +112,11 @@ def noise(
     """The change `x + scale * n`: the first of the noise's positions goes to the first position, and so on.
 
     Args:
-        positions: that get noise.
-        vectors: standard normal numbers.
-        scale: k; or with `relative`, r.
+        positions: the positions that get noise.
+        vectors: standard normal numbers n.
+        scale: k; or with `relative` r, which makes k = r ‖x‖ / E‖n‖₂ at each position.
         targets: as in `Change`.
-        relative: k is r ‖x‖ / E‖n‖₂ at each position: noise of r times the size of the embedding that it disturbs.
+        relative: noise of r times the size of the embedding that it disturbs.
         by_position: the vectors are [samples, length, dim], and a position gets its own whichever others change.
     """
     positions = tuple(sorted(positions))
@@ -128,13 +136,6 @@ def keep(
     return Change(tuple(sorted(positions)), lambda clean: clean * masks().to(clean), samples, targets=targets)
 
 
-def set_rows(
-    positions: Iterable[int], rows: Float[Tensor, "samples positions dim"], targets: Sequence[int] | None = None
-) -> Change:
-    """The change to rows that the caller has made."""
-    return Change(tuple(sorted(positions)), lambda clean: rows.to(clean), len(rows), targets=targets)
-
-
 Remove = Callable[[Iterable[int], Sequence[int] | None], Change]
 """From token positions, and the targets to be read, to the change that removes these tokens."""
 
@@ -143,12 +144,12 @@ def remover(query: Query, removal: RemovalName, rng: torch.Generator | None = No
     """The function that removes tokens of a query.
 
     Args:
-        query: whose tokens.
+        query: the query.
         removal: "zero", "pad", "unk" or "mean": the row of each token becomes zeros, that of the padding or unknown
             token, or the mean row of the table; "noise": it gets noise of twice its size, the same at a position
             whatever else is removed; "delete": the token is taken out, and later ones move up; "hidden": see `hide`.
-        rng: of the noise, which is drawn when tokens are first removed.
-        samples: of the noise; with another removal there is one sample.
+        rng: for the noise, which is drawn when tokens are first removed.
+        samples: of the noise.
     """
     check_choice("removal", removal, REMOVALS)
     if removal in ("delete", "hidden"):
@@ -167,7 +168,7 @@ def remover(query: Query, removal: RemovalName, rng: torch.Generator | None = No
     return disturb
 
 
-def expected_norm(norm: NormName, dim: int) -> float:
+def expected_norm(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
     """E‖n‖ of a vector of `dim` independent N(0, 1) numbers; the paper gives the limits for large `dim` in an appendix.
 
     >>> round(expected_norm("l2", 640), 4), round(expected_norm("linf", 640), 4)
@@ -183,3 +184,107 @@ def expected_norm(norm: NormName, dim: int) -> float:
         return 1 - math.erf(x / math.sqrt(2)) ** dim  # P(max |n_i| > x)
 
     return float(quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Ask(Request):
+    """The request to read numbers of a prediction under changes of the query's input.
+
+    The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
+    (see `noiser.engine.scores`) makes of the logits at each target that the change names, from all of its samples.
+    `read` gets the logits of several changes at a time, [changes, samples, tokens, vocab].
+    """
+
+    query: Query
+    changes: Sequence[Change]
+    read: Read
+
+
+# ---- games ----------------------------------------------------------------------------------------------------------
+
+Key = tuple[int, bytes]
+"""A target, and one byte for each unit: 1 where it is kept."""
+
+
+class StoredGame:
+    """A game without its model: for each target the values of some subsets of its units.
+
+    Args:
+        mask: the units that each target plays with, `units` has their indices; others are always kept.
+        whole: the values with every unit kept.
+        score: name of the value, one of `noiser.engine.SCORES`; None for another number.
+        values: the values of other inputs.
+        play: finds the values of inputs that are not stored.
+    """
+
+    def __init__(
+        self,
+        mask: Bool[Tensor, "targets units"],
+        whole: Float64[Tensor, " targets"],
+        score: ScoreName | None,
+        values: Mapping[Key, float] | None = None,
+        play: Callable[[Sequence[Key]], Steps[Mapping[Key, float]]] | None = None,
+    ) -> None:
+        self.mask, self.whole, self.score, self._play = mask, whole, score, play
+        self.units = [row.nonzero().flatten() for row in mask]
+        every = b"\1" * mask.shape[1]
+        self.table: dict[Key, float] = {**(values or {}), **{(g, every): v for g, v in enumerate(whole.tolist())}}
+
+    def __call__(self, kept: Bool[Tensor, "inputs units"]) -> Steps[Float64[Tensor, "targets inputs"]]:
+        """The value of every target under inputs that keep some units."""
+        return torch.stack((yield from self.values([kept] * len(self.units))))
+
+    def values(self, kept: Sequence[Bool[Tensor, "_inputs units"]]) -> Steps[list[Float64[Tensor, " _inputs"]]]:
+        """The values of each target under inputs of its own. Raises ParameterError for one that is not stored."""
+        keys = [[row.tobytes() for row in (rows | ~mask).numpy()] for rows, mask in zip(kept, self.mask, strict=True)]
+        if wanted := [(g, k) for g, row in enumerate(keys) for k in dict.fromkeys(row) if (g, k) not in self.table]:
+            if not self._play:
+                raise ParameterError(
+                    f"{len(wanted)} inputs are not stored in this game. Play them with the model first."
+                )
+            self.table.update((yield from self._play(wanted)))
+        return [torch.tensor([self.table[g, key] for key in row], dtype=torch.float64) for g, row in enumerate(keys)]
+
+
+class Game(StoredGame):
+    """The value of every target when some units are kept and the others removed; equal inputs are run once.
+
+    A unit that is not wholly before a target is kept for that target. Inputs that differ only behind a target are one
+    input for it, so that targets share the passes.
+
+    Args:
+        query: the question.
+        read: the value of a target, one number per sample, whose mean counts; or the name of a score.
+        remove: makes the change that removes tokens, see `noiser.engine.remover`.
+        mask: the units that a target plays with; None for all before it.
+    """
+
+    def __init__(
+        self, query: Query, read: Read | ScoreName, remove: Remove, mask: Bool[Tensor, "targets units"] | None = None
+    ) -> None:
+        name: ScoreName | None = None if callable(read) else read
+        self.query, self._remove = query, remove
+        self._read = read if callable(read) else query.score(read)
+        mask = query.causal_mask if mask is None else mask & query.causal_mask
+        super().__init__(mask, query.read_clean(self._read), name, play=self._run)
+
+    def _run(self, wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
+        ends = [rows[-1] for rows in self.query.target_rows]
+        # the positions that each run removes, and the targets that are read under it with their inputs
+        runs: dict[tuple[int, ...], dict[int, bytes]] = {}
+        shared: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+        for g, key in sorted(wanted, key=lambda pair: -ends[pair[0]]):
+            units = (unit for unit, kept in zip(self.query.units, key, strict=True) if not kept)
+            positions = tuple(sorted(position for unit in units for position in unit.token_indices))
+            run = shared.get((ends[g], positions), positions)
+            if run not in runs:
+                runs[run] = {}
+                for end in set(ends):
+                    shared.setdefault((end, run[: bisect_right(run, end)]), run)
+            runs[run][g] = key
+        changes: list[Change] = []
+        for positions, keys in runs.items():
+            changes.append(self._remove(positions, sorted(keys)))
+        found: list[Tensor] = yield Ask(self.query, changes, self._read)
+        values = torch.cat([each.mean(1) for each in found]).tolist()
+        return dict(zip([(g, keys[g]) for keys in runs.values() for g in sorted(keys)], values, strict=True))

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from noiser.engine.changes import Change
-from noiser.engine.inside import Call, Inside
-from noiser.engine.query import Prefill, Query, Request, Steps
-from noiser.engine.scores import Read
+from noiser.engine.inside import Inside
+from noiser.engine.query import Prefill, Request, Steps
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
-from noiser.model.language_model import LanguageModel, check_finite, check_model
+from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import free_memory, is_out_of_memory, own_defaults
 from noiser.types import Progress
@@ -27,20 +26,6 @@ T = TypeVar("T")
 
 AT_ONCE = 64
 """Generators that are open at the same time: each holds the keys and values of its prompt."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ask(Request):
-    """The request to read numbers of a prediction under changes of the query's input.
-
-    The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
-    (see `noiser.engine.scores`) makes of the logits at each target that the change names, from all of its samples.
-    `read` gets the logits of several changes at a time, [changes, samples, tokens, vocab].
-    """
-
-    query: Query
-    changes: Sequence[Change]
-    read: Read
 
 
 @dataclass(eq=False)
@@ -72,17 +57,16 @@ class _Item:
     last: int = 1
     parts: list[Tensor] = field(default_factory=list[Tensor])
 
-    @property
-    def size(self) -> int:
-        """How many tokens are run."""
-        return (self.last - self.first) * (self.stop - self.start)
+
+def _size(items: Iterable[_Item]) -> int:
+    """How many tokens are run."""
+    return sum((item.last - item.first) * (item.stop - item.start) for item in items)
 
 
 class Engine:
     """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass."""
 
     def __init__(self, lm: LanguageModel, progress: Progress | None = None) -> None:
-        check_model(lm)
         self.lm, self.progress = lm, progress
         self._queue: deque[_Item] = deque()
         self._most_tokens, self._done = lm.batch_tokens, 0
@@ -92,52 +76,48 @@ class Engine:
 
         Generators are taken from `works` as others end, `AT_ONCE` are open at a time.
         """
-        coming, working = enumerate(works), dict[int, _Work[T]]()
+        coming, working, ready = enumerate(works), dict[int, _Work[T]](), list[_Work[Any]]()
         try:
             while True:
-                new = islice(coming, AT_ONCE - len(working))
-                ready = [_Work[T](number, [steps]) for number, steps in new]
-                working |= {work.number: work for work in ready}
+                new = [_Work[T](number, [steps]) for number, steps in islice(coming, AT_ONCE - len(working))]
+                working |= {work.number: work for work in new}
+                if self.progress and not new:  # what is expected is known before it runs
+                    self.progress(self._done, self._done + _size(self._queue))
                 if not working:
-                    self._report()
                     return
+                outcomes: list[tuple[int, T | Exception]] = []
                 with own_defaults():
-                    ready = ready or self._pass()
-                for work in ready:
-                    with own_defaults():
-                        outcome = self._advance(work)
-                    if outcome:
-                        del working[work.number]
-                        yield work.number, outcome[0]
+                    waiting, ready = [*ready, *new] or self._pass(), []
+                    for work in waiting:
+                        if outcome := self._advance(work):
+                            outcomes.append((work.number, *outcome))
+                        elif not work.left:  # it was answered at once
+                            ready.append(work)
+                for number, result in outcomes:
+                    del working[number]
+                    yield number, result
         finally:
             for steps in (steps for work in working.values() for steps in reversed(work.steps)):
                 steps.close()
 
     def _advance(self, work: _Work[T]) -> tuple[T | Exception] | None:
         """Sends a generator its answer; its result or error if it ends, else its next sequences are in the queue."""
+        try:
+            work.request = request = _next_request(work)
+        except StopIteration as stop:
+            return (stop.value,)
+        except Exception as error:  # of one generator: the others go on
+            return (error,)
         items: list[_Item] = []
-        while not items:
-            try:
-                work.request = request = _next_request(work)
-            except StopIteration as stop:
-                return (stop.value,)
-            except Exception as error:  # of one generator: the others go on
-                return (error,)
-            try:
-                if isinstance(request, Inside):  # the model answers at once
-                    before = request.query.spent.token_forwards
-                    if not self.lm.looks_inside and not isinstance(request, Call):
-                        name = self.lm.identity.name
-                        raise UnsupportedModelError(
-                            f"{name} runs elsewhere and only predicts. Load it into this process."
-                        )
-                    work.answer = request.answer(self.lm)
-                    self._done += request.query.spent.token_forwards - before
-                    self._report()
-                else:
-                    items = _items(self.lm, work)
-            except Exception as error:
-                work.error = _too_large(self.lm, len(request.query.token_ids)) if is_out_of_memory(error) else error
+        try:
+            if isinstance(request, Inside):  # the model answers at once
+                before = request.query.spent.token_forwards
+                work.answer = work.request.answer(self.lm)
+                self._done += request.query.spent.token_forwards - before
+            else:
+                items = _items(self.lm, work)
+        except Exception as error:
+            work.error = _too_large(self.lm, len(request.query.token_ids)) if is_out_of_memory(error) else error
         work.left = len(items)
         self._queue.extend(sorted(items, key=lambda item: -item.start))
         return None
@@ -146,11 +126,9 @@ class Engine:
 
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
-        self._report()  # what is expected is known before it runs
-        items = self._fill()
+        items, branches = self._fill(), list[Branch]()
         contexts = {context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))}
         items.sort(key=lambda item: (contexts[item.context], -item.start))
-        branches: list[Branch] = []
         try:
             for item in items:
                 context, change, start, stop = item.context, item.change, item.start, item.stop
@@ -165,14 +143,10 @@ class Engine:
             if is_out_of_memory(error):
                 free_memory()
                 if sum(item.last - item.first for item in items) > 1:
-                    self._most_tokens = max(1, sum(item.size for item in items) // 2)
+                    self._most_tokens = max(1, _size(items) // 2)
                     self._queue.extendleft(reversed(items))
                     return []
                 error = _too_large(self.lm, items[0].stop)
-            if len(branches) < len(items):  # a change's own rows failed: the other sequences wait for the next pass
-                culprit = items.pop(len(branches))
-                self._queue.extendleft(reversed(items))
-                items = [culprit]
             works = [*dict.fromkeys(item.work for item in items)]
             self._queue = deque(item for item in self._queue if item.work not in works)
             for work in works:
@@ -180,8 +154,8 @@ class Engine:
             return works
         changed = [item for item in items if item.change]
         for spent in {item.work.request.query.spent for item in changed}:
-            spent.add(sum(item.size for item in changed if item.work.request.query.spent is spent))
-        self._done += sum(item.size for item in items)
+            spent.add(_size(item for item in changed if item.work.request.query.spent is spent))
+        self._done += _size(items)
         return self._take(items, logits)
 
     def _fill(self) -> list[_Item]:
@@ -196,7 +170,7 @@ class Engine:
             middle = min(item.last, item.first + max(1, room))
             taken = replace(item, last=middle)
             items.append(taken)
-            tokens, rows = tokens - taken.size, rows - len(taken.wanted) * (middle - item.first)
+            tokens, rows = tokens - _size([taken]), rows - len(taken.wanted) * (middle - item.first)
             if middle == item.last:
                 self._queue.popleft()
             else:
@@ -236,10 +210,6 @@ class Engine:
                 item.parts.clear()
         except Exception as error:  # of the reading: it ends this generator
             work.error = _too_large(self.lm, items[0].stop) if is_out_of_memory(error) else error
-
-    def _report(self) -> None:
-        if self.progress:
-            self.progress(self._done, self._done + sum(item.size for item in self._queue))
 
 
 def _next_request(work: _Work[Any]) -> Any:

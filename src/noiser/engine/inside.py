@@ -12,9 +12,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine.changes import Change
-from noiser.engine.gradients import backward, differentiable, differentiate, score_at, target_logits, targets_of
+from noiser.engine.gradients import (
+    Multiplier,
+    backward,
+    differentiable,
+    differentiate,
+    ruled,
+    score_at,
+    target_logits,
+    targets_of,
+)
 from noiser.engine.query import Query, Request
-from noiser.engine.rules import Rules, ruled
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps, eager_of, set_attention
@@ -27,10 +35,6 @@ class Inside(Request):
     """A request that the model answers at once, and not by passes that requests share."""
 
     query: Query
-
-    def answer(self, lm: LanguageModel) -> Any:
-        """The answer."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +134,20 @@ class Relevance(Inside):
     Under the change `reference`, of rows, a reference run is made, and its targets are read; None for none, and all
     targets. The answer is a pair: the scores [targets, 1 or 2] of the clean input and of the reference; and each
     token's Σ_d (x - reference) × gradient, [targets, length], float64.
+
+    Attributes:
+        read: the score.
+        slope: the rule of activation functions.
+        reference: the change.
+        attention: divisors of the gradients of queries and keys, and of values. With it, all other parts conserve
+            relevance: the factor of a normalisation and the weights of experts are constants, and a gated layer's
+            product halves its gradient. None: all other parts have their gradients.
     """
 
-    rules: Rules
     read: Read
+    slope: Multiplier
     reference: Change | None = None
+    attention: tuple[float, float] | None = None
 
     def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
         """The pair; errors as for `differentiate`."""
@@ -143,7 +156,7 @@ class Relevance(Inside):
         inputs = query.context.inputs[None, :length].clone()
         reference = torch.zeros_like(inputs) if change is None else change.inputs(query.context, 0, length)
         columns: list[list[Tensor]] = []
-        with differentiable(lm), ruled(lm.model, self.rules):
+        with differentiable(lm), ruled(lm.model, self.slope, self.attention):
             if change is not None:
                 with torch.no_grad():
                     heads = target_logits(lm, query, reference, targets)

@@ -8,6 +8,7 @@ vocab], the log-probabilities there without one [tokens, vocab], and the ids of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,19 +32,21 @@ TINY = torch.finfo(torch.float32).tiny
 
 def logprob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Sum of the log-probabilities of the target's tokens, in nats."""
-    return _log_p(logits, ids).sum(-1)
+    logits = logits.float()
+    right = logits.gather(-1, ids.expand(logits.shape[:-1])[..., None])[..., 0]
+    return (right - logits.logsumexp(-1)).sum(-1)
 
 
 def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Geometric mean of the probabilities of the target's tokens: of a single token its probability."""
-    return _log_p(logits, ids).mean(-1).exp()
+    return (logprob(logits, clean, ids) / len(ids)).exp()
 
 
 def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities."""
-    logits, at = logits.float(), ids.expand(logits.shape[:-1])[..., None]
-    right = logits.gather(-1, at)[..., 0]
-    wrong = logits.scatter(-1, at, -torch.inf).logsumexp(-1)
+    logits = logits.float()
+    right = _at(logits, ids)
+    wrong = logits.scatter(-1, ids.expand(logits.shape[:-1])[..., None], -torch.inf).logsumexp(-1)
     if len(ids) == 1:
         return (right - wrong)[..., 0]
     total = torch.logaddexp(right, wrong)
@@ -80,7 +83,7 @@ def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = No
         ParameterError: a distance has no foil.
     """
     if of is not None:
-        return _own(of)
+        return partial(_own, of)
     if foil is None:
         return SCORES[name]
     if name in ("hellinger", "squared"):
@@ -89,21 +92,18 @@ def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = No
     return lambda logits, clean, ids: value(logits, clean, ids) - value(logits, clean, torch.full_like(ids, foil))
 
 
-def _own(of: Objective) -> Read:
-    def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
-        log_p = logits.float().log_softmax(-1).flatten(0, -3)
-        values: object = of(log_p, clean)
-        if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
-            got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-            raise ParameterError(
-                f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], a number for "
-                f"each sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
-            )
-        if log_p.isfinite().any(-1).all() and not values.isfinite().all():
-            raise ParameterError("The function given as of= returned NaN or an infinite number; expected finite ones.")
-        return values.unflatten(0, logits.shape[:-2])
-
-    return read
+def _own(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+    log_p = logits.float().log_softmax(-1).flatten(0, -3)
+    values: object = of(log_p, clean)
+    if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
+        got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ParameterError(
+            f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], a number for "
+            f"each sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
+        )
+    if log_p.isfinite().any(-1).all() and not values.isfinite().all():
+        raise ParameterError("The function given as of= returned NaN or an infinite number; expected finite ones.")
+    return values.unflatten(0, logits.shape[:-2])
 
 
 # ---- the mean distribution over noise samples -----------------------------------------------------------------------
@@ -141,11 +141,9 @@ def effect_of(score: Read, foil: int | None = None) -> Read:
         samples = logits.float().softmax(-1)
         mean = samples.mean(-3).clamp_min(TINY)
         value, moves = _influences(score, samples, mean, clean, ids)
-        at = ids[:, None]
-        p = mean.gather(-1, at.expand(*mean.shape[:-1], 1))[..., 0]
+        p = _at(mean, ids)
         probability = p.log().mean(-1).exp()
-        relative = samples.gather(-1, at.expand(*samples.shape[:-1], 1))[..., 0] / p[..., None, :]
-        probability_moves = probability[..., None] * relative.mean(-1)
+        probability_moves = probability[..., None] * (_at(samples, ids) / p[..., None, :]).mean(-1)
         lead, clean_lead = leads(mean.log(), clean, ids, foil), leads(clean, clean, ids, foil)
         lead, least = (lead / torch.where(clean_lead == 0, torch.inf, clean_lead)).min(-1)
         if foil is None:
@@ -155,8 +153,7 @@ def effect_of(score: Read, foil: int | None = None) -> Read:
             of_foil = mean[..., 0, foil]
             flips = (clean[0, ids[0]] > clean[0, foil]) != (p[..., 0] > of_foil)
         leader_p, leader = (part.gather(-1, least[..., None])[..., 0] for part in mean.max(-1))
-        errors = torch.stack([moves, probability_moves])
-        count = errors.shape[-1]
+        errors, count = torch.stack([moves, probability_moves]), moves.shape[-1]
         errors = errors.std(-1) / count**0.5 if count > 1 else torch.full_like(errors[..., 0], torch.nan)
         loss = score(clean[None], clean, ids)[0] - value
         numbers = [loss, errors[0], flips, lead, probability, errors[1], of_foil, leader, leader_p]
@@ -169,9 +166,10 @@ def leads(
     log_p: Float[Tensor, "*changes tokens vocab"], clean: LogProbabilities, ids: Ids, foil: int | None = None
 ) -> Float[Tensor, "*changes tokens"]:
     """Log odds of the model's own token, the best of `clean`, against its strongest rival, or of target to foil."""
-    own = (clean.argmax(-1) if foil is None else ids).expand(log_p.shape[:-1])[..., None]
-    rival = log_p.scatter(-1, own, -torch.inf).amax(-1) if foil is None else log_p[..., foil]
-    return log_p.gather(-1, own)[..., 0] - rival
+    own = clean.argmax(-1) if foil is None else ids
+    if foil is not None:
+        return _at(log_p, own) - log_p[..., foil]
+    return _at(log_p, own) - log_p.scatter(-1, own.expand(log_p.shape[:-1])[..., None], -torch.inf).amax(-1)
 
 
 def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,9 +185,9 @@ def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: 
     return value.detach(), torch.einsum("...stv,...tv->...s", samples, slope)
 
 
-def _log_p(logits: Tensor, ids: Tensor) -> Tensor:
-    logits = logits.float()
-    return logits.gather(-1, ids.expand(logits.shape[:-1])[..., None])[..., 0] - logits.logsumexp(-1)
+def _at(values: Tensor, ids: Tensor) -> Tensor:
+    """The values of some ids, [..., tokens]."""
+    return values.gather(-1, ids.expand(values.shape[:-1])[..., None])[..., 0]
 
 
 def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Explaining: a prompt, a model and a method in, an `Attribution` out."""
 
 from noiser.explain.attribute import attribute, attribution, is_many
-from noiser.explain.citations import Citations
+from noiser.explain.citations import Citation, Citations, Quote, Sentence
 from noiser.explain.cite import cite
 from noiser.explain.compare import Comparison, compare, diff_models
 from noiser.explain.diff import Diff, Edit, diff
 from noiser.explain.games import Game
-from noiser.explain.sentences import Citation, Quote, Sentence
 from noiser.explain.tolerance import Tolerance, tolerance
 
 __all__ = [

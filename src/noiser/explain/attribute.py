@@ -1,27 +1,41 @@
-"""`noiser.attribute`: prompt in, Attribution out."""
+"""`noiser.attribute`: prompt in, Attribution out; one prompt or many, with a bar for who waits."""
 
 from __future__ import annotations
 
+import sys
+import time
 import warnings
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, TypeGuard, TypeVar
 
 from noiser.attribution import Attribution
-from noiser.checks import check_seed, plain
+from noiser.checks import check_seed, plain, random_state_kept
 from noiser.engine import Engine, Query, Steps, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.check import check_masks, checked, unasked
-from noiser.explain.progress import shown
-from noiser.explain.refine import SplitRule, refine
+from noiser.explain.refine import SplitRule, check_masks, checked, refine, unasked
 from noiser.methods import Method, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
-from noiser.objectives import Objective, name_of
+from noiser.numbers import duration
+from noiser.objectives import name_of
 from noiser.registry import __version__, version_of
 from noiser.text import Encoding
-from noiser.types import AutoUnit, Progress, Prompt, Prompts, Question, Sources, SpecialTokens, TargetUnit, Unit
+from noiser.types import (
+    AutoUnit,
+    Objective,
+    Progress,
+    Prompt,
+    Prompts,
+    Question,
+    Sources,
+    SpecialTokens,
+    TargetUnit,
+    Unit,
+)
 
 T = TypeVar("T")
+
+_MEASURED, _LONG = 1.0, 120.0  # seconds of work from which the time left can be told, and how many are long
 
 
 def attribute(
@@ -63,9 +77,7 @@ def attribute(
             of a chat's answer, which is explained where neither `target` nor `foil` nor `of` is given.
         target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all"
             of it, as a span of tokens; or a list of (start, end) character spans of its text. None: "all" of a chat's
-            answer and of a target that is a text of several tokens, else "token". A span's score is read of the
-            geometric mean of its tokens' probabilities ("prob"), the sum of their logarithms ("logprob"), or the root
-            mean square of their distances ("hellinger"). See docs/prompts.md.
+            answer and of a target that is a text of several tokens, else "token". See docs/prompts.md.
         unit: the part of the prompt that gets a score: "token" (byte-level pieces of one character are one unit),
             "word", "field" (of JSON, or an argument), "sentence", "line", "paragraph", "turn" (each message of a chat),
             "source", or a list of (start, end) character spans. "auto", for long prompts: sources, or else messages of
@@ -76,7 +88,7 @@ def attribute(
         continuation_units: with several targets, the continuation's earlier tokens are units too.
         seed: of all random numbers; the global random state is neither used nor changed.
         special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
-            script does. None: as the method's profile says, which is "frozen" unless it is "authors".
+            script does. None: "perturbed" for a method with the authors' profile, else "frozen".
         of: the number to explain in place of the targets' probabilities: a function from log-probabilities at a
             target's tokens to one number per sample, such as `noiser.objectives.entropy`. `info["of"]` names it.
         check: number of further inputs without random units, such as 8, that tell whether the scores can be believed
@@ -185,6 +197,9 @@ def attribution_of(
     )
 
 
+# ---- one prompt or many ---------------------------------------------------------------------------------------------
+
+
 def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     """Whether it is several prompts: a list of texts or chats. A list of messages is one chat."""
     several = isinstance(prompt, list | tuple) and len(prompt) > 0
@@ -228,3 +243,55 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
             f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them."
         )
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+# ---- a bar for who has given no progress, and advice where work will take long --------------------------------------
+
+
+@contextmanager
+def bar(
+    label: str, patience: float = 1.0, *, advise: bool = True, drawn: bool = True
+) -> Generator[Callable[..., None]]:
+    """Yields a function of (done, total), or with a label, for a bar on stderr, drawn after `patience` seconds.
+
+    With `advise`, work that will take long is announced once, also without a bar.
+    """
+    with random_state_kept():
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    display = Bar(*columns, console=Console(stderr=True), transient=True)
+    task, begin, told = display.add_task(""), time.monotonic(), not advise
+    first: list[float] = []  # time and work done at the first call, before the clean pass and after the model's trial
+
+    def update(done: float, total: float, text: str = label) -> None:
+        nonlocal told
+        now = time.monotonic()
+        display.update(task, completed=done, total=total, description=text)
+        if drawn and now - begin >= patience:
+            display.start()
+        first.extend([now, done] * (not first))
+        since, before = first
+        left = (now - since) * (total - done) / (done - before) if done > before else 0.0
+        if not told and now - since > _MEASURED and left > _LONG:
+            told = True
+            quicker = "Quicker: larger units (auto or sentence), or the method occlusion."
+            display.console.print(f"About {duration(left)} left. {quicker}", markup=False, highlight=False)
+
+    try:
+        yield update
+    finally:
+        if display.live.is_started:
+            display.stop()
+
+
+@contextmanager
+def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
+    """Yields the caller's function, or None for False; for None a bar, where a terminal or notebook shows it."""
+    if callable(progress) or progress is False or not (sys.stderr.isatty() or "ipywidgets" in sys.modules):
+        yield progress if callable(progress) else None
+        return
+    with bar(title) as update:
+        yield update

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,8 +20,7 @@ from noiser.attribution.markdown import escaped_line
 from noiser.attribution.pairs import WORDS
 from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
 from noiser.errors import ParameterError
-from noiser.explain.citations_html import fragment, page
-from noiser.explain.sentences import Citation, Quote, Sentence, SourcePair, title_length
+from noiser.explain.citations_html import fragment, page, title_length
 from noiser.files import json_text, write_text, written
 from noiser.numbers import number_format
 from noiser.registry import unversioned
@@ -30,11 +29,97 @@ from noiser.types import Prompt, Source
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_NATS = {"logprob": "log-probability", "logit": "log odds"}
-"""Scores that are differences of logarithms."""
+_NATS = {"logprob": "log-probability", "logit": "log odds"}  # scores that are differences of logarithms
+_QUOTED = 3  # quotes that the text shows of a source
 
-_QUOTED = 3
-"""Quotes that the text shows of a source."""
+
+class Quote(NamedTuple):
+    """A part of a source that a sentence was written from: a sentence of it, or all of it where it was not split.
+
+    Attributes:
+        text: the part without the whitespace around it, characters `start` to `end` of the attribution's text.
+        score: its part of the source's score.
+    """
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class Citation(NamedTuple):
+    """A source that a sentence was written from.
+
+    Attributes:
+        number: of the source, from 1 on, as in "[1]".
+        score: what the sentence loses without the source; with the default method, of its log-probability, in nats.
+        stderr: standard error of the score; NaN if the method has none.
+        share: of all positive scores of the sentence's sources, 0 to 1.
+        quotes: parts of the source with a positive score, best first.
+    """
+
+    number: int
+    score: float
+    stderr: float
+    share: float
+    quotes: tuple[Quote, ...]
+
+
+class SourcePair(NamedTuple):
+    """Two sources, by numbers from 1 on, that repeat each other for a sentence ("either"), or decide it "together".
+
+    `score` is the interaction, see `Pair`, of the sources or of their parts; `stderr` its standard error.
+    """
+
+    numbers: tuple[int, int]
+    score: float
+    stderr: float
+    kind: Literal["together", "either"]
+
+
+class Sentence(NamedTuple):
+    """A sentence of the answer.
+
+    Attributes:
+        text: as it stands in the answer, with the whitespace before it.
+        log_probability: of all its tokens, in nats, given everything before it.
+        loss: the fall of its log-probability when all sources are removed at once, in nats.
+        from_memory: whether it loses so little that the model says it without the sources.
+        citations: the sources that it was written from, best first; none if it is from memory.
+        pairs: of these sources, the largest first; only some methods find them, see `Attribution.pairs`.
+    """
+
+    text: str
+    log_probability: float
+    loss: float
+    from_memory: bool
+    citations: tuple[Citation, ...]
+    pairs: tuple[SourcePair, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """The mark after it: "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)", or "(no source)"."""
+        if self.from_memory:
+            return "(from memory)"
+        groups: list[tuple[str, list[int]]] = []
+        for pair in self.pairs:
+            word = WORDS[pair.kind][1]
+            new = [number for number in pair.numbers if not any(number in members for _, members in groups)]
+            beside = [members for other, members in groups if other == word and not {*members}.isdisjoint(pair.numbers)]
+            if len(new) == 2:
+                groups.append((word, new))
+            elif new and beside:
+                beside[0].extend(new)
+        grouped = {number for _, members in groups for number in members}
+        marks = [f" {word} ".join(f"[{number}]" for number in members) for word, members in groups]
+        alone = "".join(f"[{c.number}]" for c in self.citations if c.number not in grouped)
+        return ", ".join([*marks, *[alone] * bool(alone)]) or "(no source)"
+
+    @property
+    def numbers(self) -> str:
+        """Its log-probability with all sources and with none."""
+        without = self.log_probability - self.loss
+        return f"log-probability {self.log_probability:.2f}, without any source {without:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from noiser.attribution.display import label, visible
 from noiser.attribution.html import css, page_of_card
-from noiser.explain.sentences import Sentence, title_length
 from noiser.files import html_table
 from noiser.types import Source
 
 if TYPE_CHECKING:
-    from noiser.explain.citations import Citations
+    from noiser.explain.citations import Citations, Sentence
 
 _AT_ONCE = 8  # sources that are all shown
 _LINES, _LINE = 18, 40  # lines of a source that fit the height of the style, and characters of a line on a phone
@@ -112,3 +111,8 @@ def _numbers(citations: Citations) -> str:
         values = ("" if math.isnan(value) else f"{value:.2f}" for value in (sentence.loss, *scores))
         rows.append([escape(label(sentence.text)), *values])
     return f"<details><summary>scores in numbers</summary>{html_table(head, rows)}</details>"
+
+
+def title_length(source: Source) -> int:
+    """The characters of a source's title and the end of its line, where its text begins with them."""
+    return len(source.title) + 1 if source.title and source.text.startswith(f"{source.title}\n") else 0

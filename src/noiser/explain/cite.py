@@ -12,11 +12,9 @@ from noiser.attribution.display import check_text
 from noiser.checks import check_choice, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
 from noiser.errors import ParameterError, TargetError, UnsupportedModelError
-from noiser.explain.attribute import attribution_of, for_each, is_many, run_many
-from noiser.explain.check import check_masks, checked, mean_of, removal_for
+from noiser.explain.attribute import attribution_of, for_each, is_many, run_many, shown
 from noiser.explain.citations import Citations
-from noiser.explain.progress import shown
-from noiser.explain.refine import MIN_SHARE, SplitRule
+from noiser.explain.refine import MIN_SHARE, SplitRule, check_masks, checked, mean_of, removal_for
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources

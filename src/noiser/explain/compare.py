@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
@@ -13,11 +13,9 @@ import torch
 from noiser.attribution import Attribution, html
 from noiser.attribution.display import headings, visible
 from noiser.checks import plain, random_state_kept
-from noiser.engine import Game, Query, Steps, prepare, remover, run_one
+from noiser.engine import Game, Key, Query, Steps, StoredGame, prepare, remover, run_one
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.attribute import attribute, attribution_of, is_many
-from noiser.explain.games import PlayedGame
-from noiser.explain.progress import shown
+from noiser.explain.attribute import attribute, attribution_of, is_many, shown
 from noiser.files import written
 from noiser.methods import Joint, Method, Scores, describe, make_method
 from noiser.model.language_model import LanguageModel, check_model
@@ -143,12 +141,13 @@ def diff_models(
         raise ParameterError("The models read the prompt or the answer in other units. Pass unit='word' or spans.")
     games = [Game(query, "logprob", remover(query, "zero", torch.Generator().manual_seed(0))) for query in pair]
 
-    def play(inputs: list[bytes]) -> list[float]:
-        kept = torch.tensor([list(one) for one in inputs]).bool()
+    def play(wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
+        yield from ()
+        kept = torch.tensor([list(units) for _, units in wanted]).bool()
         first, second = (run_one(each, game(kept))[0] for each, game in zip((lm, other), games, strict=True))
-        return (second - first).tolist()
+        return dict(zip(wanted, (second - first).tolist(), strict=True))
 
-    game = PlayedGame(games[0].mask, float(games[1].whole - games[0].whole), play)
+    game = StoredGame(games[0].mask, games[1].whole - games[0].whole, "logprob", play=play)
 
     def on_both(query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG001 - the game has both
         return made.play(game, rng)

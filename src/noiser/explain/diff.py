@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import escape
@@ -17,10 +17,9 @@ from noiser.attribution.html import css
 from noiser.attribution.pairs import WORDS
 from noiser.attribution.store import to_jsonable
 from noiser.checks import check_seed
-from noiser.engine import Query, Steps, prepare, run_one
+from noiser.engine import Key, Query, Steps, StoredGame, prepare, run_one
 from noiser.errors import PromptError
 from noiser.explain.attribute import run_many
-from noiser.explain.games import PlayedGame
 from noiser.files import html_page, html_table, written
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
@@ -188,12 +187,16 @@ def diff(
             messages.append(next(same, {**new, "content": text}))
         return messages[0]["content"] if isinstance(after, str) else messages
 
-    def play(inputs: list[bytes]) -> list[float]:
-        return run_many(lm, [_log_p(lm, mixture(kept), query.target_ids) for kept in inputs], progress)
+    def log_p(kept: bytes) -> Steps[float]:
+        mixed: Query = yield prepare(lm, Question(prompt=mixture(kept), target=query.target_ids, target_unit="all"))
+        return float(mixed.read_clean(read))
 
-    count, rng = len(edits), torch.Generator().manual_seed(check_seed(seed))
-    whole = float(query.read_clean(query.score("logprob")))
-    game = PlayedGame(torch.ones(1, count, dtype=torch.bool), whole, play)
+    def play(wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
+        yield from ()
+        return dict(zip(wanted, run_many(lm, [log_p(kept) for _, kept in wanted], progress), strict=True))
+
+    count, rng, read = len(edits), torch.Generator().manual_seed(check_seed(seed)), query.score("logprob")
+    game = StoredGame(torch.ones(1, count, dtype=torch.bool), query.read_clean(read), "logprob", play=play)
     exact = count <= EXACT
     method = KernelShap(score="logprob") if exact else ShapleySampling(score="logprob", permutations=ORDERS)
     found = run_one(lm, method.play(game, rng))
@@ -204,17 +207,11 @@ def diff(
         answer=query.target_texts[0],
         answer_before=former.target_texts[0],
         log_p_before=game.table[0, bytes(count)],
-        log_p_after=whole,
+        log_p_after=float(game.whole),
         edits=tuple(edit._replace(score=score, stderr=error) for edit, score, error in numbers),
         pairs=pairs,
         texts=texts,
     )
-
-
-def _log_p(lm: LanguageModel, prompt: Prompt, ids: tuple[int, ...]) -> Steps[float]:
-    """The log-probability of an answer's tokens after a prompt."""
-    query: Query = yield prepare(lm, Question(prompt=prompt, target=ids, target_unit="all"))
-    return float(query.read_clean(query.score("logprob")))
 
 
 def _pieces(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from pydantic import BaseModel
 from torch import Tensor
 
 from noiser.engine import Game as LiveGame
-from noiser.engine import ScoreName, Steps, StoredGame, prepare, remover, run_one
+from noiser.engine import ScoreName, StoredGame, prepare, remover, run_one
 from noiser.errors import ParameterError, StoredFileError
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
-from noiser.model.language_model import LanguageModel
+from noiser.model.language_model import LanguageModel, check_model
 from noiser.types import Prompt, Question, RemovalName, Span
 
 
@@ -39,6 +38,9 @@ class Game:
     Attributes:
         units: the players.
         targets: the targets as text.
+
+    Example:
+        >>> noiser.Game(lm, "The capital of France is", unit="word").play("joint").scores  # doctest: +SKIP
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Game:
         seed: int = 0,
         **question: Any,
     ) -> None:
+        check_model(lm)
         query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
         plain = query.foil_id is None and query.of is None
@@ -91,14 +94,8 @@ class Game:
         values = [dict[str, float]() for _ in self.targets]
         for (target, key), value in self._game.table.items():
             values[target]["".join(map(str, key))] = value
-        saved = _Saved(
-            score=self._game.score,
-            units=self.units,
-            targets=self.targets,
-            mask=self._game.mask.tolist(),
-            values=values,
-        )
-        write_text(path, saved.model_dump_json() + "\n")
+        known: dict[str, Any] = {"score": self._game.score, "mask": self._game.mask.tolist(), "values": values}
+        write_text(path, _Saved(units=self.units, targets=self.targets, **known).model_dump_json() + "\n")
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Game:
@@ -124,17 +121,3 @@ class _Saved(BaseModel):
     targets: tuple[str, ...]
     mask: list[list[bool]]
     values: list[dict[str, float]]
-
-
-class PlayedGame(StoredGame):
-    """A log-probability, or a difference of two, for inputs that keep some units; they are asked for together."""
-
-    def __init__(
-        self, mask: Bool[Tensor, "one units"], whole: float, play: Callable[[list[bytes]], Sequence[float]]
-    ) -> None:
-        super().__init__(mask, torch.tensor([whole], dtype=torch.float64), "logprob")
-        self._values = play
-
-    def _play(self, wanted: Sequence[tuple[int, bytes]]) -> Steps[None]:
-        self.table.update(zip(wanted, self._values([kept for _, kept in wanted]), strict=True))
-        yield from ()

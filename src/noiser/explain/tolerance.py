@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,20 +33,20 @@ GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tolerance:
-    """The probability and rank of each target as one unit gets more noise.
+    """The probability of each target as one unit gets more noise.
 
     Attributes:
         unit: the unit that gets the noise.
         unit_index: its place among the attribution's units.
         targets: the attribution's targets.
-        ks: [ks], the sizes of the noise, as they were asked for.
-        probabilities: [targets, ks], P̄(u, k)[target], the mean over the noise samples; NaN for targets that the unit
-            does not stand before.
-        stderr: [targets, ks], standard error of the probabilities over the samples; NaN with a single sample.
-        flips: [targets, ks], whether the model changes its mind, as Noiser's search sees it: the most probable token of
-            P̄ is another one than without noise; with a foil, the other one of the pair leads.
+        ks: the sizes of the noise, as they were asked for.
+        probabilities: P̄(u, k)[target], the mean over the noise samples; NaN for targets that the unit does not stand
+            before.
+        stderr: standard error of the probabilities over the samples; NaN with a single sample.
+        flips: whether the most probable token of P̄ is another one than without noise; with a foil, whether the other
+            one of the pair leads.
         leaders: for each target, the most probable token of P̄ at each k; empty where probabilities are NaN.
-        foil_probabilities: [ks], P̄(u, k)[foil]; None without a foil.
+        foil_probabilities: P̄(u, k)[foil]; None without a foil.
     """
 
     unit: Span
@@ -99,8 +98,6 @@ def tolerance(
     unit_index: int,
     ks: Sequence[float] = GRID,
     *,
-    samples: int | None = None,
-    noise: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Tolerance:
     """The targets' probabilities, and flips, with k times standard normal noise on one unit.
@@ -110,40 +107,41 @@ def tolerance(
 
     Args:
         lm: the model that made the attribution, or one that cuts its text into the same tokens.
-        att: an attribution by any method.
+        att: an attribution by any method; without noise of its own, ten samples are drawn.
         unit_index: which of its units gets the noise.
         ks: sizes of the noise, at least 0.
-        samples: noise vectors; None for as many as Noiser made the attribution with, or 10.
-        noise: the caller's own, as for `Noiser`, with `samples` left out; None for that of the attribution.
         progress: called with (done, expected) token-forwards.
 
     Raises:
-        ParameterError: no such unit, k or number of samples, or the model does not fit the attribution.
+        ParameterError: no such unit or k, or the model does not fit the attribution.
+
+    Example:
+        >>> print(noiser.tolerance(lm, att, 2))  # doctest: +SKIP
     """
     if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ParameterError(f"att is {att!r:.200}; expected what noiser.attribute returns.")
     if not isinstance(unit_index, SupportsIndex) or not 0 <= unit_index < len(att.units):  # pyright: ignore
         raise ParameterError(f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`.")
-    sizes = [float(k) for k in ks if not isinstance(k, str)] if isinstance(ks, Iterable) else []  # pyright: ignore
+    sizes = [float(k) for k in ks] if isinstance(ks, Iterable) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if not sizes or not all(0 <= k < math.inf for k in sizes):
         raise ParameterError(f"ks is {ks!r:.200}; expected one or more finite numbers of at least 0.")
-    return run_one(lm, _tolerance(lm, att, int(unit_index), sizes, samples, noise), progress)
+    return run_one(lm, _tolerance(lm, att, int(unit_index), sizes), progress)
 
 
-def _tolerance(
-    lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float], samples: int | None, own: Tensor | None
-) -> Steps[Tolerance]:
+def _tolerance(lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float]) -> Steps[Tolerance]:
     query = yield from restore(lm, att)
     positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
-    vectors = _noise(query, att, samples, own).to(query.device)  # once, not for every k
+    vectors = _noise(query, att).to(query.device)  # once, not for every k
     changes = [add_noise(positions, vectors, k, targets) for k in ks]
     found: list[Tensor] = yield Ask(query, changes, effect_of(query.score("prob"), query.foil_id))
     table = torch.full((len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64)
     table[list(targets)] = torch.stack(found, 1)
     columns: dict[str, Tensor] = Effect(*table.unbind(-1))._asdict()  # pyright: ignore[reportArgumentType]
-    ids: list[list[int]] = columns["leader"].nan_to_num().long().tolist()
-    texts = {i: token_texts(lm.tokenizer, [i])[0] for i in {*itertools.chain(*ids)}}  # each alone: bytes would join
-    pairs = [[*zip(*row, strict=True)] for row in zip(ids, columns["leader_probability"].tolist(), strict=True)]
+    leaders = [tuple[Target, ...]()] * len(att.targets)
+    for row in targets:
+        pairs = zip(columns["leader"][row].int().tolist(), columns["leader_probability"][row].tolist(), strict=True)
+        # each token alone: bytes would join
+        leaders[row] = tuple(Target(token_texts(lm.tokenizer, [token])[0], token, p, 1) for token, p in pairs)
     return Tolerance(
         unit=att.units[unit_index],
         unit_index=unit_index,
@@ -152,23 +150,18 @@ def _tolerance(
         probabilities=columns["probability"].float(),
         stderr=columns["probability_stderr"].float(),
         flips=columns["flips"] == 1,
-        leaders=tuple(
-            tuple(Target(texts[token], token, p, 1) for token, p in row if g in targets) for g, row in enumerate(pairs)
-        ),
+        leaders=tuple(leaders),
         foil_probabilities=None if query.foil_id is None else columns["foil_probability"][0].float(),
     )
 
 
-def _noise(query: Query, att: Attribution, samples: int | None, noise: Tensor | None) -> Tensor:
-    """The caller's noise, or the noise that Noiser draws for this attribution, [samples, positions, dim]."""
+def _noise(query: Query, att: Attribution) -> Tensor:
+    """The noise that Noiser draws for this attribution, [samples, positions, dim]."""
     by_noiser = unversioned(att.method) in ("noiser", "noiser_relative")
-    own = {k: v for k, v in att.parameters.items() if by_noiser and k in ("samples", "bounding", "noise")}
-    if samples is not None or noise is not None:
-        own |= {"samples": Noiser.samples if samples is None else samples, "noise": noise}
-    method, rng = Noiser(**own), torch.Generator().manual_seed(att.seed)
-    longest, dim = max(len(unit.token_indices) for unit in att.units), query.embedding_dim
+    method = Noiser(**{k: v for k, v in att.parameters.items() if by_noiser and k in ("samples", "bounding", "noise")})
+    longest, rng = max(len(unit.token_indices) for unit in att.units), torch.Generator().manual_seed(att.seed)
     if method.bounding == "random":
         draw_k(rng)
     if method.noise is None:
-        return draw_noise(method.samples, longest, dim, rng)
-    return check_noise(method.noise, longest, dim)
+        return draw_noise(method.samples, longest, query.embedding_dim, rng)
+    return check_noise(method.noise, longest, query.embedding_dim)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from noiser.engine import Ask, Game, Prefill, Query, Steps, ask, differentiate, query_of, run_one, set_rows
+from noiser.engine import Ask, Game, Prefill, Query, Steps, ask, differentiate, query_of, replace, run_one
 from noiser.methods import Method, Scores, scored
 from noiser.methods.coalitions import widened
 from noiser.methods.gradients import GradientScore
@@ -30,7 +30,7 @@ class TargetFunction:
         """The score of every input in a batch."""
         if torch.is_grad_enabled() and rows.requires_grad:
             return _Differentiable.apply(rows, self)  # pyright: ignore
-        (values,) = ask(self.lm, Ask(self.query, [set_rows(self.positions, rows.detach(), (self.g,))], self.read))
+        (values,) = ask(self.lm, Ask(self.query, [replace(self.positions, rows.detach(), (self.g,))], self.read))
         return values[0].to(rows)
 
 
@@ -40,7 +40,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
         at = function.positions
-        changes = [set_rows(at, row[None], (function.g,)) for row in rows.detach()]
+        changes = [replace(at, row[None], (function.g,)) for row in rows.detach()]
         slopes = list(differentiate(function.lm, function.query, changes, function.read))
         ctx.save_for_backward(torch.stack([slope.gradient[list(at)] for slope in slopes]).to(rows))
         return torch.stack([slope.value for slope in slopes]).to(rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine import Query, Relevance, Steps
-from noiser.engine.rules import Activation, Rules, derivative, widened
+from noiser.engine.gradients import Activation, derivative, widened
 from noiser.engine.scores import Read, score_of
 from noiser.methods.protocol import Scores, sum_over_units
 
@@ -56,7 +56,7 @@ class AttnLrp:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         """Scores of every unit for every target; see `Method`."""
-        values, relevance = yield Relevance(query, Rules(identity, ATTENTION[self.softmax]), _score(query))
+        values, relevance = yield Relevance(query, _score(query), identity, attention=ATTENTION[self.softmax])
         explained, total = values[:, 0].tolist(), relevance.sum(-1).tolist()
         return Scores(
             scores=sum_over_units(query, relevance),

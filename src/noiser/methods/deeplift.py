@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine import BASELINES, Baseline, Query, Relevance, Steps, remover
-from noiser.engine.rules import Activation, Rules, derivative, widened
+from noiser.engine.gradients import Activation, derivative, widened
 from noiser.methods.protocol import Scores, movable_groups, sum_over_units
 
 
@@ -49,7 +49,7 @@ class DeepLift:
         contributions = torch.zeros(len(difference), len(query.encoding.token_ids), dtype=torch.float64)
         remove = remover(query, self.baseline)
         for positions, targets in movable_groups(query):
-            values, found = yield Relevance(query, Rules(rescale), read, remove(positions, targets))
+            values, found = yield Relevance(query, read, rescale, remove(positions, targets))
             difference[list(targets)], contributions[list(targets)] = values[:, 0] - values[:, 1], found
         delta = difference - contributions.sum(-1)
         return Scores(

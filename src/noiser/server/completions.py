@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field, field_validator
 
 from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
-from noiser.engine.query import check_length
+from noiser.engine.prepare import check_length
 from noiser.errors import NoiserError
 from noiser.explain import Citation, Citations, cite
-from noiser.explain.sentences import SourcePair
+from noiser.explain.citations import SourcePair
 from noiser.model import LanguageModel
 from noiser.model.writing import write
 from noiser.server.jobs import Job, Models, error_body

@@ -1,0 +1,301 @@
+"""From a question to its query on a model, and from a result back to the query that it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.engine.query import Prefill, Query, Steps
+from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.packing import Context
+from noiser.text import (
+    Encoding,
+    as_prompt,
+    encode_target,
+    extend,
+    find_action,
+    find_sources,
+    make_target_spans,
+    make_units,
+    token_texts,
+)
+from noiser.types import WHOLE_ANSWER, Prompt, Question, Target
+
+
+def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = None) -> Steps[Query]:
+    """Tokenises the prompt (unless its tokens are given), settles the targets and cuts the input into units.
+
+    Where a target or foil may begin with a space or not, the reading whose first token the model finds more probable is
+    taken. Units of the continuation that stand before no target are left out.
+
+    Raises:
+        PromptError, TargetError, UnitError: texts, spans or sources do not fit the model, or each other.
+        UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
+    """
+    prompt, target, action = as_prompt(lm.tokenizer, question.prompt), question.target, None
+    if not isinstance(prompt, str):
+        action = find_action(lm.tokenizer, prompt, target, lm.chat_template_kwargs)
+    if action is not None:
+        (prompt, target), encoding = action, None
+    answers = not isinstance(prompt, str) and (target, question.foil, question.of) == (None, None, None)
+    most = question.max_new_tokens or (WHOLE_ANSWER if answers else 1)
+    question = replace(question, prompt=prompt, target=target, max_new_tokens=most)
+    encoding = encoding or lm.encode(prompt)
+    prompt_tokens = len(encoding.token_ids)
+    documents = () if question.sources is None else find_sources(encoding, question.sources, question.sources_begin)
+    if question.foil is not None and question.target_unit not in (None, "token"):
+        raise TargetError("A foil needs target_unit='token': the first token in which both differ is explained.")
+    targets, foils = (
+        _readings(lm, encoding, question, role, literal=action is not None) for role in ("target", "foil")
+    )
+    named = {"prompt": encoding.token_ids, "target": chain(*targets), "foil": chain(*foils)}
+    for role, token in ((role, token) for role, ids in named.items() for token in ids if token >= lm.vocabulary_size):
+        raise (PromptError if role == "prompt" else TargetError)(
+            f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}; expected ids below "
+            f"{lm.vocabulary_size}, the rows of the embedding table. Load the tokenizer that belongs to the model."
+        )
+    check_length(lm, prompt_tokens + max(map(len, targets), default=most) - 1)
+    ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
+    context = lm.context((*encoding.token_ids, *ahead[:-1]))
+    exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
+    logits = yield Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
+
+    def likeliest(readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        return max(readings, key=lambda reading: float(first_row[reading[0]]))
+
+    first_row, first, foil_id = logits[0], 0, None
+    if question.target is None:
+        own = lm.generated(encoding.token_ids, most)
+        if own is None:
+            ids, logits = yield from _greedy(lm, context, first_row, question)
+        else:
+            ids = tuple(own[: next((i for i in range(1, len(own)) if _ends(lm, own[: i + 1], question.stop)), None)])
+    else:
+        ids = likeliest(targets)
+    if question.foil is not None:
+        ids, first, foil_id = _first_difference(lm, ids, likeliest(foils))
+    one_row = len(ids) > 1 and question.foil is None and (answers or isinstance(question.target, str))
+    target_unit = ("all" if one_row else "token") if question.target_unit is None else question.target_unit
+    spans = make_target_spans(extend(lm.tokenizer, encoding, ids), prompt_tokens + first, target_unit)
+    ids = ids[: spans[-1][-1] + 1 - prompt_tokens]  # nothing is asked about the rest
+    if len(ids) > len(logits):  # all of a target but its first token has yet to run
+        context.extend(lm.context(ids[:-1]).inputs)
+        after = range(prompt_tokens, prompt_tokens + len(ids) - 1)
+        logits = torch.cat([logits, (yield Prefill(context, after, [(token,) for token in ids[1:]]))])
+    special = question.special_tokens or "frozen"
+    whole = extend(lm.tokenizer, encoding, ids[:-1])
+    units = make_units(whole, question.unit, special_tokens=special, prompt_tokens=prompt_tokens, sources=documents)
+    end = spans[-1][0] if question.continuation_units else prompt_tokens
+    return query_of(
+        lm,
+        question.prompt,
+        encoding,
+        ids,
+        spans,
+        context=context,
+        logits=logits,
+        target_unit=target_unit if isinstance(target_unit, str) else "spans",
+        foil_id=foil_id,
+        units=tuple(u for u in units if max(u.token_indices) < end or u.token_indices[0] < prompt_tokens),
+        unit=question.unit if isinstance(question.unit, str) else "spans",
+        sources=documents,
+        of=question.of,
+    )
+
+
+def query_of(
+    lm: LanguageModel,
+    prompt: Prompt,
+    encoding: Encoding,
+    ids: tuple[int, ...],
+    spans: Sequence[Sequence[int]],
+    *,
+    logits: Float[Tensor, "tokens vocab"],
+    foil_id: int | None = None,
+    **fields: Any,
+) -> Query:
+    """The query about some tokens of a continuation, `ids`, whose logits are known.
+
+    `spans` has the positions of each target's tokens, counted from the beginning of the prompt; `encoding` is that of
+    the prompt alone.
+    """
+    begin, positions, sizes = len(encoding.token_ids), [*chain(*spans)], [len(span) for span in spans]
+    clean = logits[[position - begin for position in positions]].log_softmax(-1)
+    check_finite(lm, clean)
+    wanted, rows = [ids[position - begin] for position in positions], torch.cat([clean, clean[:1]])
+    log_p = rows.gather(-1, torch.tensor([*wanted, foil_id or 0], device=rows.device)[:, None])
+    ranks = 1 + (rows > log_p).sum(-1)
+    numbers = [
+        (float(some.mean().exp()), int(rank.max()))
+        for some, rank in zip(log_p.split([*sizes, 1]), ranks.split([*sizes, 1]), strict=True)
+    ]
+    whole, texts = extend(lm.tokenizer, encoding, ids), token_texts(lm.tokenizer, ids)
+    last, targets = 0, list[Target]()
+    for span, known in zip(spans, numbers[:-1], strict=True):
+        first, stop = span[0] - begin, span[-1] + 1 - begin
+        # a single token as `token_texts` has it, several as the continuation reads there
+        start, end = whole.offsets[span[0]][0], max(whole.offsets[position][1] for position in span)
+        text = texts[first] if len(span) == 1 else whole.text[start:end]
+        targets.append(Target(text, ids[first], *known, rest=ids[first + 1 : stop], before=ids[last:first]))
+        last = stop
+    foil = None if foil_id is None else Target(token_texts(lm.tokenizer, [foil_id])[0], foil_id, *numbers[-1])
+    return Query(
+        prompt=prompt,
+        encoding=extend(lm.tokenizer, encoding, ids[:-1]),
+        prompt_tokens=begin,
+        prompt_length=len(encoding.text),
+        target_ids=tuple(wanted),
+        logit_positions=tuple(position - 1 for position in positions),
+        targets=tuple(targets),
+        foil=foil,
+        model=lm.identity,
+        clean=clean,
+        baseline=cache(lm.baseline_row),
+        **fields,
+    )
+
+
+def _greedy(
+    lm: LanguageModel, context: Context, row: Float[Tensor, " vocab"], question: Question
+) -> Steps[tuple[tuple[int, ...], Tensor]]:
+    """The most probable next tokens, up to one that ends the text, and the logits [tokens, vocab] of each."""
+    ids, rows = list[int](), list[Tensor]()
+    while True:
+        token = int(row.argmax())
+        if ids and _ends(lm, [*ids, token], question.stop):
+            break
+        ids.append(token)
+        rows.append(row)
+        if token in lm.end_tokens or len(ids) == question.max_new_tokens:
+            break
+        context.extend(lm.context([token]).inputs)
+        (row,) = yield Prefill(context, [len(context.inputs) - 1])
+    return tuple(ids), torch.stack(rows)
+
+
+def _ends(lm: LanguageModel, ids: Sequence[int], stop: str | None) -> bool:
+    """Whether the last of two or more tokens ends the text, or completes `stop`."""
+    return ids[-1] in lm.end_tokens or bool(stop and stop in lm.tokenizer.decode(ids[1:][-len(stop) - 1 :]))
+
+
+def check_length(lm: LanguageModel, length: int) -> None:
+    """Raises PromptError when the model cannot read that many tokens."""
+    if lm.context_length is not None and length > lm.context_length:
+        raise PromptError(
+            f"The prompt and its continuation have {length} tokens; {lm.identity.name} can read {lm.context_length}. "
+            "Shorten the prompt or ask for fewer targets."
+        )
+
+
+def _readings(
+    lm: LanguageModel, encoding: Encoding, question: Question, role: str, *, literal: bool
+) -> list[tuple[int, ...]]:
+    """The tokens of a target or foil; two readings where a space may stand before its text."""
+    wanted: Any = getattr(question, role)
+    if wanted is None:
+        return []
+    if wanted and isinstance(wanted, tuple):  # as a model wrote them
+        return [wanted]
+    if isinstance(wanted, bool) or not isinstance(wanted, str | int):
+        raise TargetError(f"The {role} is a {type(wanted).__name__}; expected a text or a token id.")
+    if isinstance(wanted, int):
+        if not 0 <= wanted < lm.vocabulary_size:
+            raise TargetError(f"The {role} is token id {wanted}; expected 0 to {lm.vocabulary_size - 1}.")
+        return [(wanted,)]
+    if not wanted:
+        raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
+    spaces = [""] if literal or wanted[0].isspace() or encoding.text[-1:].isspace() else ["", " "]
+    return [encode_target(lm.tokenizer, encoding, space + wanted) for space in spaces]
+
+
+def _first_difference(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]) -> tuple[Any, int, int]:
+    """Target ids up to the first token in which target and foil differ, its index, and the foil's token there."""
+    texts = [token_texts(lm.tokenizer, each) for each in (ids, other)]
+    if ids == other:
+        raise TargetError(f"Target and foil are the same tokens, {texts[0]}; expected a foil that differs.")
+    at = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
+    if at is None:
+        longer, shorter = ("foil", "target") if len(other) > len(ids) else ("target", "foil")
+        raise TargetError(
+            f"The {longer} begins with the {shorter}, {min(texts, key=len)}; expected two that differ at some token. "
+            f"Give a longer {shorter}, or with target=None a larger max_new_tokens."
+        )
+    return ids[: at + 1], at, other[at]
+
+
+# ---- from a result back to its question -----------------------------------------------------------------------------
+
+
+def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
+    """The query that an attribution answers, also one that was loaded or aggregated, to be asked again.
+
+    The model need not be the one that made the attribution, but its tokenizer must cut the text into the same tokens.
+
+    Raises:
+        ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise, or the attribution
+            explains a number of the caller's own.
+        PromptError: the text exceeds the model's context.
+    """
+    if "of" in att.info:
+        raise ParameterError(
+            f"The attribution explains a number of your own, {att.info['of']}, which its file does not hold. Attribute "
+            "again without `of`."
+        )
+    encoding = lm.encode(att.prompt, rendered=att.text[: att.prompt_length])
+    begin = position = len(encoding.token_ids)
+    spans, ids = list[range](), list[int]()
+    for target in att.targets:
+        start = position + len(target.before)
+        position = start + len(target.token_ids)
+        spans.append(range(start, position))
+        ids += [*target.before, *target.token_ids]
+    foil = None if att.foil is None else att.foil.token_id
+    check_length(lm, begin + len(ids) - 1)
+    query, problem = None, None
+    if outside := [token for token in (*ids, foil or 0) if not 0 <= token < lm.vocabulary_size]:
+        problem = f"target id {outside[0]} is outside its vocabulary of {lm.vocabulary_size} tokens"
+    else:
+        context = lm.context((*encoding.token_ids, *ids[:-1]))
+        exact = [(token,) if foil is None else (token, foil) for token in ids]
+        logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
+        named: dict[str, Any] = {"target_unit": att.target_unit, "units": att.units, "unit": att.unit}
+        place: dict[str, Any] = {"context": context, "logits": logits, "foil_id": foil}
+        query = query_of(lm, att.prompt, encoding, tuple(ids), spans, **place, **named)
+        problem = _difference(query, att)
+    if problem or query is None:
+        raise ParameterError(
+            f"{lm.identity.name} does not cut this text into the tokens that the attribution, made with "
+            f"{att.model.name}, is about: {problem}; expected the same tokens. Use the model that made it, or "
+            "attribute again with this one."
+        )
+    return query
+
+
+def _difference(query: Query, att: Attribution) -> str | None:
+    """What a restored query reads otherwise than the attribution."""
+    texts = tuple(target.text for target in att.targets)
+    for what, found, right in (
+        ("the targets read", query.target_texts, texts),
+        ("prompt and continuation read", query.encoding.text, att.text),
+    ):
+        if found != right:
+            return f"{what} {found!r} with it, not {right!r}"
+    # spans that the caller chose, and sources, need only touch the characters that their tokens cover
+    offsets = query.encoding.offsets
+    loose = {att.unit, att.info.get("aggregated", {}).get("from")} & {"spans", "source", "auto"}
+    for unit in att.units:
+        cover = [offsets[i] for i in unit.token_indices if 0 <= i < len(offsets)]
+        start, end = min((start for start, _ in cover), default=0), max((end for _, end in cover), default=0)
+        touches = loose and start < unit.end and unit.start < end
+        if len(cover) < len(unit.token_indices) or not (touches or (start, end) == (unit.start, unit.end)):
+            return f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}"
+    return None
