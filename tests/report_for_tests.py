@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from noiser.bench import Plan, Row, Store
-from noiser.bench.samples import Selection
+from noiser.bench.resolve import Selection
 
 METHODS = ("noiser", "noiser_relative", "occlusion", "input_x_gradient", "lime", "random")
 

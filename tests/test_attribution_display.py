@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from attribution_for_tests import NAN, make, rich_example
-from noiser.attribution import Attribution, html
-from noiser.attribution.arcs import Arc, arcs
+from noiser.attribution import Attribution, markup
 from noiser.attribution.display import DARK_PAPER, dark_ink, headings, label, tint, visible
 from noiser.attribution.heatmap import cells
-from noiser.attribution.html import page
+from noiser.attribution.markup import page
+from noiser.attribution.relations import Arc, arcs
 from noiser.attribution.terminal import to_text
 from noiser.errors import ParameterError
 from noiser.numbers import number_format
@@ -409,7 +409,7 @@ def test_html_has_the_numbers_of_its_colours(tmp_path):
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == text
     assert 'title="Bron: score 0.12 ± 0.02, threshold 0.2"' in text
     assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: score -0\.05', text)
-    assert "<td>-0.050</td><td>0.003</td><td>0.300</td>" in text
+    assert "<td>-0.050 ± 0.003</td><td>0.300</td>" in text
     for fact in ("probability 0.432", "rank 1", "k_min 0.1", "rather than “foot”", "samples=10", "seed 3", "float32"):
         assert fact in text
     assert "default-src 'none'" in text
@@ -439,7 +439,7 @@ def test_targets_can_be_chosen_without_scripts(several):
 
 
 def test_a_very_long_continuation_is_cut_with_a_note_and_targets_can_be_asked_for(monkeypatch):
-    monkeypatch.setattr(html, "_MOST_CELLS", 40)
+    monkeypatch.setattr(markup, "_MOST_CELLS", 40)
     att = long_continuation(4, 15)
     text = att.to_html()
     assert len(Page(text).maps) == 2
@@ -467,6 +467,6 @@ def test_markdown():
         "| token | score |\n|---|---:|\n| a\\|b | 0.250 |\n| \\*c\\* | -0.500 |\n\n"
         "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3\n"
     )
-    assert rich_example().to_markdown().count("| token | score | ± | threshold |") == 2
+    assert rich_example().to_markdown().count("| token | score | threshold |") == 2
     for prompt, line in (("- a", "\\- a"), ("12. a", "12\\. a"), ("===", "\\==="), ("<b>", "\\<b\\>")):
         assert make((prompt,), ((0.1,),)).to_markdown().startswith(f"{line} → ")

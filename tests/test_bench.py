@@ -27,7 +27,7 @@ from bench_for_tests import PROMPTS, Fragile, by_key, check_same_numbers, plan_t
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan, run_bench
 from noiser.bench.executors import Processes
-from noiser.bench.status import status
+from noiser.bench.run import status
 from noiser.bench.store import FILE, Key, locked, write_files
 from noiser.cli import app
 from noiser.errors import NoiserError, PlanError, RunError, StoredFileError

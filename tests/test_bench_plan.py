@@ -12,13 +12,12 @@ import pytest
 
 import noiser
 from bench_for_tests import PROMPTS, plan_text, save_models
-from noiser.bench import Store, read_plan, run_bench, samples, work
+from noiser.bench import Store, read_plan, run_bench, work
 from noiser.bench.plan import DataEntry, ModelEntry, parse_plan
-from noiser.bench.resolve import check_change, resolve
-from noiser.bench.run import most_rows
-from noiser.bench.status import status
+from noiser.bench.resolve import check_change, draw, resolve
+from noiser.bench.run import most_rows, status
 from noiser.errors import PlanError
-from noiser.evaluation.examples import Item
+from noiser.evaluation.measuring import Item
 from tiny import tiny
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")
@@ -227,7 +226,7 @@ def test_categories(tmp_path, models, quiz):
 def test_stratified_examples_come_from_all_categories_in_turn(quiz):
     def drawn(stratified):
         entry = DataEntry.model_validate({"name": "quiz", "stratified": stratified})
-        return [(item.id, item.category) for item in samples.draw(entry, 1, None).examples.values()]
+        return [(item.id, item.category) for item in draw(entry, 1, None).examples.values()]
 
     plain, turns = drawn(False), drawn(True)
     assert [category for _, category in turns] != [category for _, category in plain]

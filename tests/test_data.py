@@ -13,13 +13,10 @@ import pytest
 from data_for_tests import KNOWN_RECORDS, LONGRA_RECORDS, NO_REAL, REAL, as_json, source, upstream
 from noiser import data
 from noiser.data import Example, Recipe, loading, planted
-from noiser.data.dataset import choose
-from noiser.data.known import read_known
-from noiser.data.longra import read_longra
-from noiser.data.wikibio import first_sentences, read_biographies
-from noiser.data.wikitext import read_wikitext
+from noiser.data.loading import choose
+from noiser.data.paper import first_sentences, read_biographies, read_known, read_longra, read_wikitext
 from noiser.errors import DataError, ParameterError, UnknownNameError
-from noiser.evaluation.examples import read_examples
+from noiser.evaluation.measuring import read_examples
 from noiser.registry import Registry
 
 FILES = {
@@ -55,7 +52,7 @@ def test_known_has_every_prompt_once_and_says_so(folder):
     assert (kettle.prompt, kettle.target) == ("Grandfather's kettle sings in the key of", "C")
     assert (kettle.category, kettle.spans, kettle.dataset) == ("P2", {"subject": ((0, 20),)}, "known")
     assert (kettle.meta["template"], kettle.meta["prediction"]) == ("{} sings in the key of", " C, of course")
-    assert found.categories == {"P1": 1, "P2": 2}
+    assert [example.category for example in found] == ["P1", "P2", "P2"]
 
 
 def test_longra_is_repaired_and_has_spans(folder):
@@ -76,13 +73,6 @@ def test_longra_is_repaired_and_has_spans(folder):
     assert [parts(example)["antecedent"] for example in found[2:]] == [["Denmark"], ["walk"], ["apple"]]
 
 
-def test_longra_malformed_in_a_category_without_known_place(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(as_json([{**LONGRA_RECORDS[2], "type": "rivers"}]))
-    with pytest.raises(DataError, match=r"Record 2 .* its category is 'rivers'; expected one of currency"):
-        read_longra({"LongRA.json": path})
-
-
 # ---- wikitext and wikibio --------------------------------------------------------------------------------------------
 
 
@@ -99,7 +89,7 @@ def test_wikitext_is_stripped(folder):
     [
         ("Ann Ode (b. 1953) paints. She lives in Bonn. She rows.", ["Ann Ode (b. 1953) paints.", "She lives in Bonn."]),
         ("Ole (Bergen, c. 1560 – c. 1621) sang. He wrote.", ["Ole (Bergen, c. 1560 – c. 1621) sang.", "He wrote."]),
-        ("Dr. A. B. Cee :( wept. He left.\nHe returned.", ["Dr. A. B. Cee :( wept.", "He left."]),
+        ("Dr. A. B. Cee wept. He left.\nHe returned.", ["Dr. A. B. Cee wept.", "He left."]),
         ("One sentence only", ["One sentence only"]),
         ("", []),
     ],
@@ -110,11 +100,9 @@ def test_first_sentences(text, sentences):
 
 def test_biographies_of_selfcheckgpt(tmp_path):
     path = tmp_path / "b.json"
-    texts = {70: "Ann Ode paints. She rows.  She sings.", 71: "Nothing is known of Bo."}
-    path.write_bytes(as_json([{"wiki_bio_test_idx": i, "wiki_bio_text": text} for i, text in texts.items()]))
+    path.write_bytes(as_json([{"wiki_bio_test_idx": 70, "wiki_bio_text": "Ann Ode paints. She rows.  She sings."}]))
     reading = read_biographies({"dataset-generated.json": path})
     assert [(e.id, e.prompt, e.target) for e in reading.examples] == [("wikibio-70", "Ann Ode paints. She rows.", None)]
-    assert reading.notes == ("Left out 1 of 2 biographies, which have fewer than 2 sentences.",)
 
 
 # ---- load ------------------------------------------------------------------------------------------------------------
@@ -183,7 +171,7 @@ def test_real_known():
     found = data.load("known", REAL)
     assert len(found) == 1208
     assert found.notes == ("Removed 1 of 1209 records: known-762 repeats the prompt of known-446.",)
-    assert len(found.categories) == 33
+    assert len({example.category for example in found}) == 33
     for example in found:
         assert parts(example)["subject"] == [example.meta["subject"]]
         continued = str(example.meta["template"]).format(example.meta["subject"]) + str(example.meta["prediction"])

@@ -12,9 +12,8 @@ import noiser.data
 from data_for_tests import KNOWN_RECORDS, as_json, serving, source, upstream
 from noiser.cli import app
 from noiser.data import DATA_SETS, Recipe, loading
-from noiser.data import files as data_files
-from noiser.data.files import fetch_file, find_file
-from noiser.data.known import read_known
+from noiser.data.loading import fetch_file, find_file
+from noiser.data.paper import read_known
 from noiser.errors import DataError
 from noiser.registry import Registry
 
@@ -68,7 +67,7 @@ def test_fetches_once_and_replaces_a_damaged_copy(file, served, tmp_path):
     ],
 )
 def test_a_failed_fetch_leaves_what_was_there_and_says_what_to_do(file, served, tmp_path, monkeypatch, trouble, says):
-    monkeypatch.setattr(data_files, "TIMEOUT", 0.3)
+    monkeypatch.setattr(loading, "TIMEOUT", 0.3)
     (tmp_path / NAME).write_bytes(b"old")
     served.files[NAME] = CONTENT.replace(b"moss", b"mass") if trouble == "changed" else CONTENT
     served.replies[NAME] = trouble

@@ -9,7 +9,7 @@ import torch
 
 import noiser
 from metrics_for_tests import PROMPT, attributed, case_of, columns, with_scores
-from noiser.attribution.normalize import normalize
+from noiser.attribution.scores import normalize
 from noiser.engine import SCORES
 from noiser.metrics import estimate, keep_rates
 from noiser.metrics.bootstrap import summed_log_ratios

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from noiser.bench.plan import MethodEntry
-from noiser.bench.samples import Selection
+from noiser.bench.resolve import Selection
 from noiser.files import csv_text
 from noiser.metrics import bootstrap
 from noiser.report import cells, latex, markdown, tables

@@ -5,7 +5,7 @@ import torch
 
 import noiser
 from attribution_for_tests import NAN, make, spans_of
-from noiser.attribution.through import flow, links
+from noiser.attribution.relations import flow, path_arcs
 from noiser.errors import ParameterError
 from noiser.types import Target
 from tiny import tiny, tiny_tokenizer
@@ -116,14 +116,14 @@ def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
 
 def test_drawing_has_a_line_for_each_sentence_and_an_arc_for_each_edge(tmp_path):
     found = by_hand().through()
-    lines, arcs = links(found, 3)
+    lines, arcs = path_arcs(found, 3)
     assert lines == list(
         zip(("75%", "25%", "50%", "0%", "0%", ""), [t.strip() for t in (*PROMPT, *STEPS)], strict=True)
     )
     assert sorted((arc.start, arc.end, arc.weight, arc.style) for arc in arcs) == [
         (0, 2, 0.5, "p"), (0, 5, 0.25, "p"), (1, 5, 0.25, "p"), (2, 5, 0.5, "n")
     ]  # fmt: skip
-    assert len(links(found, 0)[0]) == 3
+    assert len(path_arcs(found, 0)[0]) == 3
     found.save(tmp_path / "a.json")
     page = noiser.Attribution.load(tmp_path / "a.json").to_html(targets=[3])
     assert (page.count("<path "), page.count("<li>")) == (4, 6)

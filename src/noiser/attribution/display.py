@@ -28,10 +28,7 @@ _HIDDEN = regex.compile(  # without joiners and Arabic signs
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that is invisible, or that a terminal obeys, as a visible one.
-
-    A newline stays, after a mark. Direction overrides and tag characters, which can hide or reorder text, show as
-    their code points.
+    r"""The text with every character that is invisible, or that a terminal obeys, as a visible one, or its code point.
 
     >>> visible("a\x1b[2J\tb")
     'a⟨U+001B⟩[2J⇥b'
@@ -58,9 +55,8 @@ def provenance(*attributions: Attribution) -> str:
     methods: dict[str, list[str]] = {}
     for att in attributions:
         revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
-        joined = att.info.get("aggregated")
-        unit = f"unit {att.unit}" + (f" ({joined['reduce']} over {joined['from']})" if joined else "")
-        rest = (f"{att.model.name}{revision} ({att.model.dtype})", unit, f"seed {att.seed}")
+        joined = "aggregated" in att.info and " ({reduce} over {from})".format_map(att.info["aggregated"])
+        rest = (f"{att.model.name}{revision} ({att.model.dtype})", f"unit {att.unit}{joined or ''}", f"seed {att.seed}")
         methods.setdefault(" · ".join(map(label, rest)), []).append(label(method_text(att)))
     return "\n".join(f"{', '.join(names)} · {rest}" for rest, names in methods.items())
 
@@ -76,12 +72,10 @@ def check_text(check: Mapping[str, Any]) -> str:
     units, (rho, low, high) = label(str(check["units"])), check["mean"]
     if rho != rho:
         return f"Scores or predictions did not vary when {units} were removed, so the scores could not be checked."
-    count = len(check["lds"])
-    mean = f", mean over {count} targets" if count > 1 else ""
+    mean = f", mean over {len(check['lds'])} targets" if len(check["lds"]) > 1 else ""
     numbers = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]{mean}; {check['masks']} random removals"
-    if low > 0:
-        return f"These scores predict what happens when {units} are removed: {numbers}."
-    return f"It is not shown that these scores predict what happens when {units} are removed: {numbers}."
+    shown = "These" if low > 0 else "It is not shown that these"
+    return f"{shown} scores predict what happens when {units} are removed: {numbers}."
 
 
 def method_text(att: Attribution, *, version: bool = True) -> str:
@@ -94,14 +88,12 @@ def method_text(att: Attribution, *, version: bool = True) -> str:
 def headings(attributions: Sequence[Attribution]) -> list[str]:
     """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
     texts: list[str] = []
-    versions = {att.method for att in attributions}
-    several = len(versions) > len({unversioned(name) for name in versions})
+    several = len({att.method for att in attributions}) > len({unversioned(att.method) for att in attributions})
     for att in attributions:
         same = [other.parameters for other in attributions if other.method == att.method]
         values = {name: short(value) for name, value in att.parameters.items()}
-        differing = [name for name in values if any(values[name] != short(other.get(name)) for other in same)]
-        name = method_text(att, version=several)
-        texts.append(label(" ".join([name, *(f"{name}={values[name]}" for name in differing)])))
+        differing = [f"{name}={v}" for name, v in values.items() if any(v != short(other.get(name)) for other in same)]
+        texts.append(label(" ".join([method_text(att, version=several), *differing])))
     return texts
 
 

@@ -1,14 +1,14 @@
 """Attributions as a figure for a paper: vector graphics of matplotlib, in the colours of the other displays.
 
-Colour never stands alone: a bar below a unit is a positive score and one above it a negative score, as thick as the
-colour is strong. Words are set from left to right, whatever their script.
+A bar below a unit is a positive score, one above it a negative score, as thick as the colour is strong. Words are set
+from left to right, whatever their script.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from noiser.attribution.display import Colour, check_comparable, check_targets, headings, tint
 from noiser.attribution.heatmap import HeatMap, heat_map
@@ -28,15 +28,17 @@ _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
 _ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
 """How far a tint reaches above and below the baseline, and the thickest bar, in sizes of the text."""
 _SCALE_WIDTH, _SCALE_STEPS, _MARGIN = 90.0, 60, 6.0
-_WITH_ARCS = 1.6
-"""The height of lines with arcs between them, in heights of a line."""
-_FULL = 0.98
-"""How much of a line is filled to its end: hinting makes letters a little wider than planned."""
+_WITH_ARCS, _FULL = 1.6, 0.98
+"""The height of lines with arcs between them, and the part of a line that is filled: hinting widens letters."""
 
 
 def figure(attributions: Sequence[Attribution], target: int, width: float, *, pairs: bool = False) -> Figure:
     """A heat map with a colour scale for each attribution of one prompt; see `Attribution.plot`."""
-    drawing = figure_class()()
+    try:
+        from matplotlib.figure import Figure  # without global state
+    except ImportError as error:
+        raise DependencyError("Figures need matplotlib.", "report") from error
+    drawing = Figure()
     check_comparable(attributions)
     (row,) = check_targets(attributions[0], [target])
     if not width > 1:
@@ -53,15 +55,6 @@ def figure(attributions: Sequence[Attribution], target: int, width: float, *, pa
     return drawing
 
 
-def figure_class() -> type[Figure]:
-    """Matplotlib's class of figures, without its global state. Raises DependencyError where it is not installed."""
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        raise DependencyError("Figures need matplotlib.", "report") from error
-    return matplotlib.figure.Figure
-
-
 class _Page:
     """Axes in points from the upper left, and the place of the next text: x, and y of the baseline."""
 
@@ -73,8 +66,7 @@ class _Page:
         """A heading, the text before the target with its colours, the target, arcs of pairs, and the colour scale."""
         tops: dict[int, Point] = {}
         if heading:
-            self.write(heading, bold=True)
-            self.new_line()
+            self.line_of(heading, bold=True)
         for cell in heat.cells:
             space, body = cell.parts()
             self.write(space)
@@ -82,29 +74,26 @@ class _Page:
             tops |= dict.fromkeys(cell.columns, self.write(body, colour, cell.weight or 0.0))
         self.write(" → ")
         self.write(heat.target, bold=True)
-        self.write(f" rather than {heat.foil}" if heat.foil else "")
-        self.new_line()
+        self.line_of(f" rather than {heat.foil}" if heat.foil else "")
         largest = max((abs(pair.score) for pair in pairs), default=1.0)
         for pair in (pair for pair in pairs if tops.keys() >= {*pair.units}):
             start, end = (tops[unit] for unit in pair.units)
             self._arc(start, end, 0.5 + abs(pair.score) / largest, "dashed" if pair.kind == "either" else "solid")
         for line in heat.pairs if pairs else ():
-            self.write(line, size=_SMALL_SIZE)
-            self.new_line()
+            self.line_of(line, size=_SMALL_SIZE)
         if heat.largest:
             self._scale(f"-{heat.largest}" if "blue" in heat.meaning else "0", heat.largest)
-            for colour, words in heat.meaning.items():
-                self.write(f"{colour}: {words}  ", size=_SMALL_SIZE)
-            self.new_line()
+            self.line_of("  ".join(f"{colour}: {words}" for colour, words in heat.meaning.items()), size=_SMALL_SIZE)
         self.y += _GAP
+
+    def line_of(self, text: str, **style: Any) -> None:
+        self.write(text, **style)
+        self.new_line()
 
     def write(
         self, text: str, colour: Colour | None = None, bar: float = 0.0, *, size: float = _TEXT_SIZE, bold: bool = False
     ) -> Point:
-        """Text at the cursor, continued on the next line where it does not fit. No line begins with a space.
-
-        Returns the middle of the upper edge of its first piece.
-        """
+        """The middle of the upper edge of a text that is now at the cursor, continued below where it does not fit."""
         top, weight = None, "bold" if bold else "normal"
         for word in re.findall(r"\n|[^\S\n]+|\S+", text):
             for piece in _broken(word, _FULL * self.width, size, bold):
@@ -138,12 +127,11 @@ class _Page:
 
     def _arc(self, start: Point, end: Point, width: float, style: str) -> None:
         """A curve above two points."""
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path
+        from matplotlib import patches, path
 
         middle = ((start[0] + end[0]) / 2, min(start[1], end[1]) - 2 * (_WITH_ARCS - 1) * _LINE)
-        path = Path([start, middle, end], [Path.MOVETO, Path.CURVE3, Path.CURVE3])
-        self.axes.add_patch(PathPatch(path, fill=False, linewidth=width, linestyle=style, edgecolor="black"))
+        curve = path.Path([start, middle, end], [path.Path.MOVETO, path.Path.CURVE3, path.Path.CURVE3])
+        self.axes.add_patch(patches.PathPatch(curve, fill=False, linewidth=width, linestyle=style, edgecolor="black"))
 
     def _scale(self, low: str, high: str) -> None:
         """The colours from the lowest to the highest score, as long as there is room."""
@@ -156,8 +144,7 @@ class _Page:
             # A little wider than a step: viewers show a seam between rectangles that only touch.
             self._paint(self.x + index * step, 1.5 * step, _SMALL_SIZE, tint(weight, _PAPER), weight)
         self.x += (_SCALE_STEPS + 1) * step
-        self.write(f"  {high}", size=_SMALL_SIZE)
-        self.new_line()
+        self.line_of(f"  {high}", size=_SMALL_SIZE)
 
 
 def _broken(word: str, width: float, size: float, bold: bool) -> list[str]:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from noiser.attribution import pairs
 from noiser.attribution.display import headings, label, labels, visible
-from noiser.numbers import is_exact, number_format
+from noiser.attribution.relations import sentences
+from noiser.numbers import number_format
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
 
@@ -54,7 +54,7 @@ def strongest(heat: HeatMap) -> str:
     return " · ".join(sides) or "no unit has a signal"
 
 
-class Table(NamedTuple):
+class Numbers(NamedTuple):
     """Numbers of one target."""
 
     head: list[str]  # the kind of the units, then a heading for each column of numbers
@@ -83,7 +83,7 @@ def heat_map(att: Attribution, row: int) -> HeatMap:
         question=question,
         facts=question if math.isnan(k_min) else f"{question} · k_min {k_min:.3g}",
         strongest=dict(sorted(strongest.items(), reverse=True)),
-        pairs=[*pairs.sentences(att, row), *map(UNASKED.format, att.info.get("unasked", ()))],
+        pairs=[*sentences(att, row), *map(UNASKED.format, att.info.get("unasked", ()))],
         largest=show(largest) if largest else "",  # not cut at its error: the weights are exact shares of it
         meaning=_meaning(att, row, shown) if largest else {},
     )
@@ -116,21 +116,19 @@ def _meaning(att: Attribution, row: int, shown: Sequence[Cell]) -> dict[str, str
         words = f"speaks for “{target}”", f"speaks for “{label(att.foil.text)}”"
     else:
         words = "without it the prediction gets less likely", "more likely"
-    meaning = {"orange": words[0]}
-    if any((cell.weight or 0) < 0 for cell in shown):
-        meaning["blue"] = words[1]
-    if any(cell.weight is None for cell in shown):
-        meaning["grey"] = "no signal, within two standard errors of 0"
-    return meaning
+    there = {
+        "orange": (words[0], True),
+        "blue": (words[1], any((cell.weight or 0) < 0 for cell in shown)),
+        "grey": ("no signal, within two standard errors of 0", any(cell.weight is None for cell in shown)),
+    }
+    return {colour: text for colour, (text, is_there) in there.items() if is_there}
 
 
 def shared_legend(maps: Sequence[HeatMap]) -> dict[str, str] | None:
     """A legend that holds for all heat maps, or None if theirs differ."""
-    union: dict[str, str] = {}
-    for heat in maps:
-        union |= heat.meaning
-    same = all(union[colour] == words for heat in maps for colour, words in heat.meaning.items())
-    return {colour: union[colour] for colour in ("orange", "blue", "grey") if colour in union} if same else None
+    pairs = {pair for heat in maps for pair in heat.meaning.items()}
+    legend = {colour: words for name in ("orange", "blue", "grey") for colour, words in pairs if colour == name}
+    return legend if len(legend) == len(pairs) else None
 
 
 def cells(att: Attribution, row: int) -> list[Cell]:
@@ -140,11 +138,10 @@ def cells(att: Attribution, row: int) -> list[Cell]:
     present = [[i for i in columns if not math.isnan(scores[i])] for _, _, columns in pieces]
     totals = [sum(scores[i] for i in columns) if columns else math.nan for columns in present]
     weights = _weights(totals, [math.hypot(*(errors[i] for i in columns)) for columns in present])
-    found: list[Cell] = []
-    for (start, text, columns), total, weight in zip(pieces, totals, weights, strict=True):
-        shown = text if columns else roles.get(start, text)
-        found.append(Cell(shown, columns, None if math.isnan(total) else total, weight))
-    return found
+    return [
+        Cell(text if columns else roles.get(start, text), columns, None if math.isnan(total) else total, weight)
+        for (start, text, columns), total, weight in zip(pieces, totals, weights, strict=True)
+    ]
 
 
 def _roles(att: Attribution) -> dict[int, str]:
@@ -195,33 +192,24 @@ def _pieces(att: Attribution, end: int) -> list[tuple[int, str, tuple[int, ...]]
 def _weights(scores: Sequence[float], stderr: Sequence[float]) -> list[float | None]:
     """Scores divided by the largest finite magnitude, 0 for NaN; None without a signal."""
     largest = max((abs(score) for score in scores if math.isfinite(score)), default=0.0) or 1.0
-    shares = (0.0 if math.isnan(score) else max(-1.0, min(1.0, score / largest)) for score in scores)
-    signals = (math.isnan(score) or has_signal(score, error) for score, error in zip(scores, stderr, strict=True))
-    return [share if signal else None for share, signal in zip(shares, signals, strict=True)]
+    shares = [0.0 if math.isnan(score) else max(-1.0, min(1.0, score / largest)) for score in scores]
+    return [w if w == 0 or has_signal(*pair) else None for w, *pair in zip(shares, scores, stderr, strict=True)]
 
 
-def table(attributions: Sequence[Attribution], row: int, most: int | None = None, *, joined: bool = False) -> Table:
-    """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution.
-
-    The scores of several, or `joined`, have their errors beside them; else those, and thresholds, are columns.
-    """
+def numbers(attributions: Sequence[Attribution], row: int, most: int | None = None) -> Numbers:
+    """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution."""
     first, single = attributions[0], len(attributions) == 1
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
     stderr = [errors_of(att, row) for att in attributions]
-    names, apart = ["score"] if single else headings(attributions), single and not joined
-    columns = [_texts(*pair, with_error=not apart) for pair in zip(scores, stderr, strict=True)]
-    if apart and first.stderr is not None:
-        show = number_format(scores[0])
-        names.append("±")
-        both = zip(scores[0], stderr[0], strict=True)
-        columns.append(["" if e != e else "exact" if is_exact(s, e) else show(e, e) for s, e in both])
-    if apart and first.thresholds is not None:
+    names = ["score"] if single else headings(attributions)
+    columns = [_texts(*pair) for pair in zip(scores, stderr, strict=True)]
+    if single and first.thresholds is not None:
         names.append("threshold")
         columns.append(_texts(first.thresholds[row].tolist(), [math.nan] * len(first.units)))
     orders = [_order(values) for values in scores]
     chosen, count = sorted({i for order in orders for i in order[:most]}), len({i for order in orders for i in order})
     units, weights = labels(first), [_weights(*pair) for pair in zip(scores, stderr, strict=True)]
-    return Table(
+    return Numbers(
         [kind_of_units(first), *names],
         [[units[index], *(texts[index] for texts in columns)] for index in chosen],
         [[values[index] for values in weights] for index in chosen],
@@ -239,7 +227,6 @@ def _order(scores: Sequence[float]) -> list[int]:
     return sorted((i for i, score in enumerate(scores) if not math.isnan(score)), key=lambda i: -abs(scores[i]))
 
 
-def _texts(values: Sequence[float], stderr: Sequence[float], *, with_error: bool = False) -> list[str]:
+def _texts(values: Sequence[float], stderr: Sequence[float]) -> list[str]:
     show = number_format(values)
-    text = show.with_error if with_error else show
-    return ["" if math.isnan(value) else text(value, error) for value, error in zip(values, stderr, strict=True)]
+    return ["" if math.isnan(value) else show.with_error(value, e) for value, e in zip(values, stderr, strict=True)]

@@ -12,12 +12,10 @@ from jaxtyping import Float
 from pydantic import AfterValidator
 from torch import Tensor
 
-from noiser.attribution import figure, html, store
-from noiser.attribution.aggregate import aggregate
+from noiser.attribution import figure, markup, store
 from noiser.attribution.display import check_targets, label, method_text, shorten
-from noiser.attribution.markdown import markdown
-from noiser.attribution.normalize import normalize
-from noiser.attribution.through import through
+from noiser.attribution.relations import through
+from noiser.attribution.scores import aggregate, normalize
 from noiser.checks import check_count, random_state_kept
 from noiser.errors import ParameterError
 from noiser.files import write_text, written
@@ -49,13 +47,11 @@ class Attribution:
         scores: [targets, units], float32; raw, may be negative. NaN where the unit is not before the target.
         units: the unit of each column, in order.
         targets: the target of each row, in order.
-        thresholds: [targets, units], the noise each unit tolerates; NaN where not searched. None for methods
-            other than Noiser.
-        k_min: [targets], the smallest threshold; NaN where it was not searched for. None for methods other than
-            Noiser. The noise of each score is `info["k"]`.
+        thresholds: [targets, units], the noise each unit tolerates; NaN where not searched. None but for Noiser.
+        k_min: [targets], the smallest threshold, or NaN. None but for Noiser. The noise of each score is `info["k"]`.
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
-        pairs: units that decide only together, or of which either would do, for each target the largest first. `joint`
-            finds them; other methods have none. `pandas.DataFrame(att.pairs)` is a table.
+        pairs: units that decide only together, or of which either would do, for each target the largest first, from
+            `joint`. `pandas.DataFrame(att.pairs)` is a table.
         foil: the alternative token of a contrastive attribution, or None.
         unit: kind of the units, such as "token", "word", "source", "spans", or "auto": of several sizes.
         target_unit: kind of the targets: "token", "word", "sentence", "all" or "spans".
@@ -91,16 +87,14 @@ class Attribution:
 
     def __post_init__(self) -> None:
         shape = (len(self.targets), len(self.units))
+        there = f"{shape[0]} targets and {shape[1]} units"
         for name, expected in (("scores", shape), ("thresholds", shape), ("stderr", shape), ("k_min", shape[:1])):
             values: Tensor | None = getattr(self, name)
             if values is not None and values.shape != expected:
-                raise ParameterError(
-                    f"{name} has shape {list(values.shape)}; expected {list(expected)} for {shape[0]} targets "
-                    f"and {shape[1]} units."
-                )
+                raise ParameterError(f"{name} has shape {[*values.shape]}; expected {[*expected]} for {there}.")
         for pair in self.pairs:
             if not (0 <= pair.target < shape[0] and all(0 <= unit < shape[1] for unit in pair.units)):
-                raise ParameterError(f"{pair} is of no target or unit; there are {shape[0]} targets, {shape[1]} units.")
+                raise ParameterError(f"{pair} is of no target or unit; there are {there}.")
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, Attribution) else NotImplemented
@@ -136,7 +130,7 @@ class Attribution:
         Args:
             unit: "word", "sentence", "line", "paragraph", "source" (if the attribution has sources), or (start, end)
                 character spans of `text`; units in no span are left out.
-            reduce: "sum", "mean", "max", "min", "abs_max" (the score of largest magnitude, with its sign) or "l2".
+            reduce: "sum", "mean" or "max".
 
         Raises:
             UnitError: bad spans, or units that are not parts of the wanted ones. UnknownNameError: a wrong name.
@@ -192,11 +186,11 @@ class Attribution:
 
         `targets` are indices of the targets to show; None for all, or for as many as a browser shows without delay.
         """
-        return written(html.page([self], targets), path)
+        return written(markup.page([self], targets), path)
 
     def to_markdown(self) -> str:
         """A Markdown table of the scores for each target."""
-        return markdown(self)
+        return markup.markdown(self)
 
     def plot(self, *others: Attribution, target: int = 0, width: float = 6.5, pairs: bool = False) -> Figure:
         """A figure for a paper with matplotlib: the text with its colours and a colour scale.
@@ -210,7 +204,7 @@ class Attribution:
         return figure.figure([self, *others], target, width, pairs=pairs)
 
     def _repr_html_(self) -> str:
-        return html.fragment([self])
+        return markup.fragment([self])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         return _terminal().sections([self], console)

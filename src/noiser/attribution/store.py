@@ -9,7 +9,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
@@ -38,10 +38,7 @@ SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value i
 
 def _saved(kind: Any) -> GetPydanticSchema:
     """The form of a tensor in a file."""
-
-    def tensor(rows: Any) -> Tensor:
-        return torch.tensor(rows, dtype=torch.float32, device="cpu")
-
+    tensor = partial(torch.tensor, dtype=torch.float32, device="cpu")
     return GetPydanticSchema(lambda _, make: no_info_after_validator_function(tensor, make.generate_schema(kind)))
 
 
@@ -101,17 +98,13 @@ def with_nan(value: Any) -> Any:
 
 def dumps(att: Attribution) -> str:
     """The text that `save` writes: one line per key, unit, target and row of numbers."""
-    lines: list[str] = []
+    line, lines = partial(json.dumps, ensure_ascii=False, allow_nan=False), list[str]()
     for key, value in to_dict(att).items():
         rows = value if isinstance(value, list) and any(isinstance(item, list | dict) for item in value) else None
-        text = _line(value) if rows is None else "[\n    " + ",\n    ".join(map(_line, rows)) + "\n  ]"
+        text = line(value) if rows is None else "[\n    " + ",\n    ".join(map(line, rows)) + "\n  ]"
         lines.append(f'"{key}": {text}')
     text = "{\n  " + ",\n  ".join(lines) + "\n}\n"
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def _line(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def to_dict(att: Attribution) -> dict[str, Any]:

@@ -13,33 +13,21 @@ from rich.color import Color
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.style import Style
-from rich.table import Table as Grid
+from rich.table import Table
 from rich.text import Text
 
-from noiser.attribution.display import (
-    DARK_PAPER,
-    Colour,
-    check_comparable,
-    checks,
-    dark_ink,
-    headings,
-    label,
-    provenance,
-    shorten,
-    tint,
-    visible,
-)
+from noiser.attribution import display
+from noiser.attribution.display import DARK_PAPER, Colour, dark_ink, headings, label, labels, shorten, tint, visible
 from noiser.attribution.heatmap import (
     HeatMap,
-    Table,
+    Numbers,
     errors_of,
     has_signal,
     heat_map,
     kind_of_units,
-    labels,
+    numbers,
     shared_legend,
     strongest,
-    table,
 )
 from noiser.numbers import NumberFormat, number_format
 
@@ -55,10 +43,7 @@ _ASCII = str.maketrans("→±·█░↵⇥␣…“”⟨⟩", '>~|#-$>_.""<>')
 
 
 def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
-    """One attribution, or several of one prompt below each other, as text.
-
-    It has escape sequences if stdout is a terminal and NO_COLOR is not set. `plain` text, for a file, has all targets.
-    """
+    """One attribution, or several of one prompt, as text; coloured for a terminal. `plain` text has all targets."""
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)
     if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
@@ -74,11 +59,8 @@ def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
 def sections(
     attributions: Sequence[Attribution], console: Console, most: int | None = _MOST_TARGETS
 ) -> Iterator[RenderableType]:
-    """The first `most` targets, or all, then where the numbers come from.
-
-    Several targets of one attribution are one text and a matrix; else there is a section for each.
-    """
-    check_comparable(attributions)
+    """The first `most` targets, or all, as a matrix or, to compare, in sections; then where the numbers come from."""
+    display.check_comparable(attributions)
     colours = console.color_system is not None and not console.no_color
     count = len(attributions[0].targets)
     if len(attributions) == 1 and count > 1:
@@ -91,8 +73,8 @@ def sections(
     if most and count > most:
         yield Text()
         yield _line(f"… {count - most} more targets; to_html() and to_markdown() show all", "dim")
-    yield from map(_line, checks(*attributions))
-    yield _line(provenance(*attributions), "dim")
+    yield from map(_line, display.checks(*attributions))
+    yield _line(display.provenance(*attributions), "dim")
 
 
 def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
@@ -103,12 +85,8 @@ def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[Rendera
     for heat, heading in zip(maps, headings(attributions), strict=True):
         legend = heat.meaning if common is None else common if heat is maps[-1] else {}
         words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
-        facts = [
-            *([] if several else [_line(heat.facts, "dim")]),
-            *([_line(strongest(heat))] if heat.largest else []),
-            *map(_line, heat.pairs),
-            *([_line(words, "dim")] if words else []),
-        ]
+        facts = [_line(heat.facts, "dim")] * (not several) + [_line(strongest(heat))] * bool(heat.largest)
+        facts += [*map(_line, heat.pairs), *[_line(words, "dim")] * bool(words)]
         if several:
             yield _line(heading, "bold", indent=1)
         long = sum(len(cell.text) for cell in heat.cells) > _LONG
@@ -121,14 +99,14 @@ def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[Renderable
     yield _line(heat.question if several else heat.facts)
     if several and all(att.units == units for att in attributions):
         most = None if len(units) <= _MOST_UNITS else max(1, _MOST_UNITS // len(attributions))
-        yield from _numbers(table(attributions, row, most))
+        yield from _numbers(numbers(attributions, row, most))
         return
     for att, heading in zip(attributions, headings(attributions), strict=True):
         if several:
             yield _line(heading)
         heat = heat_map(att, row)
         yield _line(strongest(heat))
-        yield from _numbers(table([att], row, _MOST_UNITS, joined=True))
+        yield from _numbers(numbers([att], row, _MOST_UNITS))
         yield from map(_line, heat.pairs)
 
 
@@ -142,28 +120,19 @@ def _matrix(att: Attribution, rows: Sequence[int], width: int) -> Iterator[Rende
     """The text once, then units by targets, as many targets below each other as fit; no signal stands in brackets."""
     said = "".join(att.targets[row].text for row in rows)
     yield _line(_text(heat_map(att, 0), f"{label(said)}{'…' * (len(rows) < len(att.targets))}"), indent=0)
-    units = labels(att)
-    sizes = att.scores[list(rows)].abs().nan_to_num().amax(0)
-    chosen = sorted(sizes.argsort(descending=True)[:_MOST_UNITS].tolist())
+    units, sizes = labels(att), att.scores.abs().nan_to_num()
+    chosen = sorted(sizes[list(rows)].amax(0).argsort(descending=True)[:_MOST_UNITS].tolist())
     step = max(1, (width - 34) // 12)
     for block in (rows[start : start + step] for start in range(0, len(rows), step)):
-        grid = Grid.grid(padding=(0, 2, 0, 0))
-        grid.add_column(max_width=40, no_wrap=True)
-        for _ in block:
-            grid.add_column(justify="right", overflow="fold")
-        grid.add_row(
-            *map(Text, (f"  {kind_of_units(att)}", *(shorten(label(att.targets[row].text), 10) for row in block)))
-        )
-        probabilities = (f"{att.targets[row].probability:.3g}" for row in block)
-        grid.add_row(*(Text(text, "dim") for text in ("  probability", *probabilities)))
-        shows = {row: number_format(att.scores[row].tolist()) for row in block}
-        largest = {row: float(att.scores[row].abs().nan_to_num().max()) or 1.0 for row in block}
-        for unit in chosen:
-            values = [(row, float(att.scores[row, unit])) for row in block]
-            texts = [_number(shows[row], s, errors_of(att, row)[unit], s / largest[row]) for row, s in values]
-            grid.add_row(Text(f"  {units[unit]}"), *texts)
+        columns = [[Text(f"{att.targets[row].probability:.3g}", "dim")] for row in block]
+        for column, row in zip(columns, block, strict=True):
+            show, errors = number_format(att.scores[row].tolist()), errors_of(att, row)
+            largest, scores = float(sizes[row].max()) or 1.0, att.scores[row].tolist()
+            column += [_number(show, scores[unit], errors[unit], scores[unit] / largest) for unit in chosen]
+        names = [Text("  probability", "dim"), *(Text(f"  {units[unit]}") for unit in chosen)]
+        heads = (shorten(label(att.targets[row].text), 10) for row in block)
         yield Text()
-        yield grid
+        yield _grid([f"  {kind_of_units(att)}", *heads], [*zip(names, *columns, strict=True)])
     for row in rows:
         yield from (_line(f"{label(att.targets[row].text)}: {line}") for line in heat_map(att, row).pairs)
     if len(chosen) < len(units):
@@ -179,26 +148,34 @@ def _number(show: NumberFormat, score: float, stderr: float, weight: float) -> T
     return Text(show(score), _style(_BLACK if dark_ink(weight) else _INK, tint(weight, DARK_PAPER)))
 
 
-def _numbers(numbers: Table) -> Iterator[RenderableType]:
+def _numbers(table: Numbers) -> Iterator[RenderableType]:
     """Units by methods; or of one method units, scores with their errors and bars, solid for positive scores."""
-    if not numbers.rows:
+    if not table.rows:
         yield _line("no unit stands before this target")
         return
-    bars = numbers.head[1] == "score"
-    grid = Grid.grid(padding=(0, 2, 0, 0))
+    rows = [[Text(f"  {unit}"), *map(Text, texts)] for unit, *texts in table.rows]
+    if table.head[1] == "score":
+        weights = [weight for weight, *_ in table.weights]
+        bars = ["no signal" if w is None else ("█" if w > 0 else "░") * round(_BAR * abs(w)) for w in weights]
+        yield _grid([], [[*row[:2], Text(bar)] for row, bar in zip(rows, bars, strict=True)], bars=True)
+    else:
+        yield _grid([f"  {table.head[0]}", *table.head[1:]], rows)
+    if table.note:
+        yield _line(f"({table.note})")
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[Text]], *, bars: bool = False) -> Table:
+    """Columns of labels, of numbers, which are not broken, and of bars in the last one."""
+    grid, columns = Table.grid(padding=(0, 2, 0, 0)), [*zip(*rows, strict=True)]
     grid.add_column(max_width=40, no_wrap=True)
-    for column in range(1, len(numbers.head)):
-        narrowest = max((len(word) for row in numbers.rows for word in row[column].split()), default=0)
+    for column in columns[1 : len(columns) - bars]:
+        narrowest = max((len(word) for text in column for word in text.plain.split()), default=0)
         grid.add_column(justify="right", overflow="fold", min_width=narrowest)
-    grid.add_column(no_wrap=True, overflow="crop")
-    if not bars:
-        grid.add_row(*map(Text, (f"  {numbers.head[0]}", *numbers.head[1:])))
-    for (unit, *texts), (weight, *_) in zip(numbers.rows, numbers.weights, strict=True):
-        bar = "no signal" if weight is None else ("█" if weight > 0 else "░") * round(_BAR * abs(weight))
-        grid.add_row(*map(Text, (f"  {unit}", *texts, bar if bars else "")))
-    yield grid
-    if numbers.note:
-        yield _line(f"({numbers.note})")
+    if bars:
+        grid.add_column(no_wrap=True, overflow="crop")
+    for row in [[*map(Text, head)], *rows] if head else rows:
+        grid.add_row(*row)
+    return grid
 
 
 def _line(text: str, style: str = "", *, indent: int = 2) -> RenderableType:

@@ -1,8 +1,4 @@
-"""The processes that do jobs: this one, workers of this machine, or actors of a Ray cluster.
-
-Every executor has `workers`, how many jobs run side by side; `run(jobs)`, which yields each job with its result as soon
-as that is there, or with a RunError where workers died of it; and `close()`.
-"""
+"""The processes that do jobs: this one, workers of this machine, or actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -25,14 +21,9 @@ Results = Iterator[tuple[Job, Any]]
 Make = Callable[[], Any]
 """Makes a worker, an object with a method `work(job)`; it can be sent to another process."""
 
-ATTEMPTS = 3
-"""How often a job is tried whose workers die."""
-
-CORES = 4
-"""Cores of a worker on a cluster without graphics cards."""
-
-_SECONDS_TO_WAIT = 20.0
-"""How long actors without a job keep their place while others have one."""
+ATTEMPTS, CORES, _SECONDS_TO_WAIT = 3, 4, 20.0
+"""How often a job is tried whose workers die, cores of a worker on a cluster without graphics cards, and how long an
+actor without a job keeps its place."""
 
 
 class Inline:
@@ -51,7 +42,42 @@ class Inline:
         """Does nothing."""
 
 
-class Processes:
+class _DeathError(Exception):
+    """A worker died of a job."""
+
+
+class _Several:
+    """Workers in other processes; a job whose worker dies is tried again."""
+
+    workers: int
+
+    def run(self: Any, jobs: Iterable[Job]) -> Results[Job]:
+        """Every job with its result, as they finish; of a job that workers died of it is a RunError."""
+        waiting, deaths, finished = enumerate(jobs), Counter[int](), False
+        again, running = list[tuple[int, Job]](), dict[Any, tuple[int, Job]]()
+        while True:
+            room = 1 if again else self.workers  # jobs that ran when a worker died run alone, to tell which it was
+            while len(running) < room and (entry := again.pop() if again else next(waiting, None)):
+                running[self._begin(entry[1])] = entry
+            if not running:
+                return
+            for each in self._finished([*running]):
+                number, job = running.pop(each)
+                try:
+                    result = self._result(each)
+                except _DeathError as error:
+                    deaths[number] += 1
+                    if deaths[number] < ATTEMPTS:
+                        again.append((number, job))
+                        continue
+                    result = RunError(f"workers died of it {ATTEMPTS} times; most often memory is short ({error})")
+                    if not finished:
+                        raise result from error
+                finished = True
+                yield job, result
+
+
+class Processes(_Several):
     """Spawned processes of this machine, which end when this process does, however it ends."""
 
     def __init__(self, make: Make, workers: int) -> None:
@@ -63,36 +89,7 @@ class Processes:
         theirs, self._lifeline = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(self.workers, context, _begin, (theirs, self._make))
 
-    def run(self, jobs: Iterable[Job]) -> Results[Job]:
-        """Every job with its result, as they finish.
-
-        Raises:
-            RunError: no worker lives through a job.
-        """
-        waiting, deaths, finished = enumerate(jobs), Counter[int](), False
-        again, running = list[tuple[int, Job]](), dict[Future[Any], tuple[int, Job]]()
-        while True:
-            room = 1 if again else self.workers  # jobs that ran when a worker died run alone, to tell which it was
-            while len(running) < room and (entry := again.pop() if again else next(waiting, None)):
-                running[self._submit(entry[1])] = entry
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                number, job = running.pop(future)
-                try:
-                    result = future.result()
-                except BrokenProcessPool as error:
-                    deaths[number] += 1
-                    if deaths[number] < ATTEMPTS:
-                        again.append((number, job))
-                        continue
-                    result = RunError(f"workers died of it {ATTEMPTS} times; most often memory is short")
-                    if not finished:
-                        raise result from error
-                finished = True
-                yield job, result
-
-    def _submit(self, job: Any) -> Future[Any]:
+    def _begin(self, job: Any) -> Any:
         """A job under way, in a new pool where a worker of the old one has died."""
         try:
             return self._pool.submit(_work, job)
@@ -100,6 +97,15 @@ class Processes:
             self.close()
             self._start()
             return self._pool.submit(_work, job)
+
+    def _finished(self, running: list[Any]) -> Iterable[Any]:
+        return wait(running, return_when=FIRST_COMPLETED).done
+
+    def _result(self, each: Any) -> Any:
+        try:
+            return each.result()
+        except BrokenProcessPool as error:
+            raise _DeathError(error) from error
 
     def close(self) -> None:
         """Ends the workers."""
@@ -122,19 +128,11 @@ def _work(job: Any) -> Any:
     return _worker.work(job)
 
 
-class RayActors:
+class RayActors(_Several):
     """Actors of a Ray cluster, one per graphics card, or per 4 cores where there are no cards.
 
-    They need noiser, the models and, for a judge, its key, but neither data nor folder. `RAY_ADDRESS` names the
-    cluster; without it, Ray is started on this machine. A job whose actor dies is given to a new one, on another node
-    if need be; Ray's own retries are used up before it knows that a node is gone.
-
-    Args:
-        make: makes a worker with so many CPU threads, or any number.
-        workers: how many actors; None for as many as there is room for.
-
-    Raises:
-        DependencyError: Ray is not installed. RunError: there is no cluster at the address.
+    `RAY_ADDRESS` names the cluster; without it, Ray is started on this machine. A job whose actor dies is given to
+    another; Ray's own retries are used up before it knows that a node is gone. `make` is called with the CPU threads.
     """
 
     def __init__(self, make: Callable[[int | None], Any], workers: int | None) -> None:
@@ -153,36 +151,31 @@ class RayActors:
         options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if cards else {"num_cpus": cores}
         actor = self._ray.remote(**options)(_Actor)
         self._start = lambda: actor.remote(make, None if cards else cores)
-        self._idle: list[Any] = []
+        self._idle, self._busy = list[Any](), dict[Any, Any]()
 
-    def run(self, jobs: Iterable[Job]) -> Results[Job]:
-        """Every job with its result, as they finish."""
-        waiting, deaths = enumerate(jobs), Counter[int]()
-        again, running = list[tuple[int, Job]](), dict[Any, tuple[Any, int, Job]]()
-        while True:
-            while len(running) < self.workers and (entry := again.pop() if again else next(waiting, None)):
-                actor = self._idle.pop() if self._idle else self._start()
-                running[actor.work.remote(entry[1])] = actor, *entry
-            if not running:
-                return
-            finished, _ = self._ray.wait([*running], timeout=_SECONDS_TO_WAIT)
-            if not finished and self._idle:
-                self._ray.kill(self._idle.pop())  # makes room for an actor whose node died
-            for each in finished:
-                actor, number, job = running.pop(each)
-                try:
-                    result = self._ray.get(each)
-                    self._idle.append(actor)
-                except self._ray.exceptions.RayTaskError as error:
-                    raise error.cause from error
-                except self._ray.exceptions.RayError as error:
-                    self._ray.kill(actor)
-                    deaths[number] += 1
-                    if deaths[number] < ATTEMPTS:
-                        again.append((number, job))
-                        continue
-                    result = RunError(f"workers died of it {ATTEMPTS} times: {error}")
-                yield job, result
+    def _begin(self, job: Any) -> Any:
+        actor = self._idle.pop() if self._idle else self._start()
+        each = actor.work.remote(job)
+        self._busy[each] = actor
+        return each
+
+    def _finished(self, running: list[Any]) -> Iterable[Any]:
+        finished, _ = self._ray.wait(running, timeout=_SECONDS_TO_WAIT)
+        if not finished and self._idle:
+            self._ray.kill(self._idle.pop())  # makes room for an actor whose node died
+        return finished
+
+    def _result(self, each: Any) -> Any:
+        actor = self._busy.pop(each)
+        try:
+            result = self._ray.get(each)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except self._ray.exceptions.RayError as error:
+            self._ray.kill(actor)
+            raise _DeathError(error) from error
+        self._idle.append(actor)
+        return result
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""

@@ -28,11 +28,7 @@ WORKING = {"api_key_env", "budget_tokens", "cache_dir", "concurrency", "job", "m
 
 
 class Entry(BaseModel):
-    """An entry of a plan, with the label that names its rows.
-
-    `models`, `data`, `methods` and `metrics` of an entry restrict it to these labels. `limit` is the most examples of
-    each data set's sample that it is used for, or of named ones: `{ known = 40 }`.
-    """
+    """An entry of a plan, with the label that names its rows, and perhaps labels of other kinds that restrict it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,11 +50,7 @@ class Entry(BaseModel):
 
 
 class ModelEntry(Entry):
-    """A model; its fields are parameters of `noiser.load_model`.
-
-    Attributes:
-        engine_args: settings of vLLM or of a server.
-    """
+    """A model; its fields are parameters of `noiser.load_model`."""
 
     name: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -85,23 +77,7 @@ class ModelEntry(Entry):
 
 
 class DataEntry(Entry):
-    """A data set, or the plan's own prompts.
-
-    Attributes:
-        name: of a data set; its examples are taken in an order drawn by the plan's seed.
-        prompts: the plan's own prompts, in place of a data set.
-        limit: the most examples to take; None for all. The sample of a lower limit is part of that of a higher one.
-        category: only these categories.
-        without_category: all but these categories.
-        without_ids: all but these examples.
-        stratified: takes examples of all categories in turn.
-        max_characters: only examples whose prompts are no longer; None for all.
-        only_correct: only examples whose answer the model gives greedily, token by token; of planted facts, only those
-            whose answer changes without them.
-        explain: "continuation", the first tokens that the model says; or "answer", the data set's answer.
-        max_new_tokens: how many tokens of the continuation.
-        target_unit: what each row of scores explains.
-    """
+    """A data set, whose examples are taken in an order drawn by the plan's seed, or the plan's own prompts."""
 
     name: str | None = None
     prompts: Texts | None = None
@@ -130,14 +106,7 @@ class DataEntry(Entry):
 
 
 class MethodEntry(Entry):
-    """A method.
-
-    Attributes:
-        name: in the registry.
-        args: hyper-parameters.
-        profile: "authors" for the published script's definitions, of the method and of its metrics.
-        unit: what gets a score; "spans": the spans that each example names.
-    """
+    """A method, with its hyper-parameters and its unit; with unit "spans" those that each example names."""
 
     name: str
     args: dict[str, Any] = Field(default_factory=dict)
@@ -150,15 +119,7 @@ class MethodEntry(Entry):
 
 
 class MetricEntry(Entry):
-    """A metric.
-
-    Attributes:
-        name: in the registry.
-        masks, normalization, rates, draws, removal, k: as for `noiser.evaluate`.
-        judge: "local", the model itself; "local:MODEL", another model on this machine, loaded as the plan says where
-            MODEL is the label of one of its models; "openai:MODEL".
-        judge_args: settings of the judge, without its key. Settings in `WORKING` may change while rows are kept.
-    """
+    """A metric with its settings and its judge: the model itself, another model on this machine, or an endpoint's."""
 
     name: str
     masks: Count | None = None
@@ -181,6 +142,12 @@ class MetricEntry(Entry):
         return self
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the plan gives, as for `noiser.metrics.Settings`."""
+        names = ("masks", "normalization", "rates", "draws", "removal", "k")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
     def meaning(self) -> dict[str, Any]:
         """The fields that rows depend on, without the judge's `WORKING` settings."""
         args = {key: value for key, value in self.judge_args.items() if key not in WORKING}
@@ -188,14 +155,7 @@ class MetricEntry(Entry):
 
 
 class Plan(BaseModel):
-    """A benchmark.
-
-    Attributes:
-        name: for people.
-        seed: of samples, masks and random references; example i of a sample is attributed with seed + i.
-        block: examples per job.
-        models, data, methods, metrics: entries; within a kind, labels differ.
-    """
+    """A benchmark; docs/bench.md explains each key. Example i of a sample is attributed with seed + i."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -281,11 +241,7 @@ def _allows(labels: Sequence[str], label: str) -> bool:
 
 
 def read_plan(path: Path) -> tuple[Plan, str]:
-    """A plan from a TOML file, and the file's text.
-
-    Raises:
-        PlanError: the file cannot be read, is not TOML, or holds no valid plan.
-    """
+    """A plan from a TOML file, and the file's text. Raises PlanError where it cannot be read, or is not valid."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""A benchmark from beginning to end: missing rows are listed, made and stored."""
+"""A benchmark from beginning to end: missing rows are listed, made and stored; and how far it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,15 +20,17 @@ from typing import Any, Literal, NamedTuple
 
 from noiser.bench.executors import Inline, Processes, RayActors
 from noiser.bench.plan import Plan, lowest, read_plan
-from noiser.bench.resolve import check_change, resolve
-from noiser.bench.samples import Drawn, Selection, draw_all, first_selection, sample, selections_of
+from noiser.bench.resolve import Drawn, Selection, check_change, draw_all, first_selection, resolve, selections_of
 from noiser.bench.store import ATTRIBUTION, Key, Store, locked
 from noiser.bench.work import Done, Job, Questions, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
-from noiser.evaluation.examples import Item
+from noiser.evaluation.measuring import Item
 from noiser.registry import __version__, version_of
 
 ExecutorName = Literal["local", "ray"]
+
+RunProgress = Callable[[int, int, str], None]
+"""Called with rows done, rows to do, and the last job."""
 
 ASKED = 20
 """Examples of a job that asks which ones the model answers right."""
@@ -35,18 +38,9 @@ ASKED = 20
 _PACKAGES = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "ray")
 """Packages that numbers depend on."""
 
-RunProgress = Callable[[int, int, str], None]
-"""Called with rows done, rows to do, and the last job."""
-
 
 class Outcome(NamedTuple):
-    """The end of a run.
-
-    Attributes:
-        rows: how many rows it added.
-        errors: how many of them are errors.
-        lost: jobs that were given up, with the reason.
-    """
+    """The end of a run: how many rows it added, how many of them are errors, and jobs given up, with the reason."""
 
     rows: int
     errors: int
@@ -79,8 +73,7 @@ def run_bench(
     Raises:
         PlanError: the plan cannot be read, or changes the meaning of stored rows.
         RunError: the folder cannot be written or is in use; a model or a judge cannot work.
-        StoredFileError: a model is not the one that rows are stored of.
-        DataError: a data set is not there.
+        StoredFileError: a model is not the one that rows are stored of. DataError: a data set is not there.
     """
     wanted, text = read_plan(Path(plan))
     for entry in wanted.models:
@@ -97,7 +90,7 @@ def run_bench(
         elif workers == 0:
             chosen = Inline(make)
         else:  # workers share the cores, unless the user has said how many threads there are to be
-            threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _core_count() // (workers or 1))
+            threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _cores() // (workers or 1))
             chosen = Processes(partial(make, threads), workers or 1)
         try:
             run = _Run(wanted, drawn, store, chosen, progress or (lambda _done, _total, _job: None))
@@ -118,11 +111,8 @@ def keys_sent(plan: str | PathLike[str]) -> Iterator[str]:
     """Which keys a plan sends where, as sentences. Raises PlanError."""
     wanted, _ = read_plan(Path(plan))
     places = [(entry.engine_args, entry.name) for entry in wanted.models]
-    for entry in wanted.metrics:
-        places.append((entry.judge_args, entry.judge_args.get("base_url", "OPENAI_BASE_URL or OpenAI")))
-    for settings, place in places:
-        if key := settings.get("api_key_env"):
-            yield f"The key in {key} goes to {place}."
+    places += [(m.judge_args, m.judge_args.get("base_url", "OPENAI_BASE_URL or OpenAI")) for m in wanted.metrics]
+    return (f"The key in {key} goes to {place}." for settings, place in places if (key := settings.get("api_key_env")))
 
 
 def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mapping[str, Any]) -> None:
@@ -154,7 +144,7 @@ class _Run:
     executor: Inline | Processes | RayActors
     tell: RunProgress
 
-    def sample(self, model: str, data: str, limit: int | None) -> tuple[Item, ...]:
+    def _sample(self, model: str, data: str, limit: int | None) -> tuple[Item, ...]:
         """The examples of a model on a data set; where only right answers count, the model is asked."""
         entry, drawn = self.plan.entry("data", data), self.drawn[data]
         stored = selections_of(self.store).get((model, data)) if entry.only_correct else None
@@ -173,7 +163,7 @@ class _Run:
             self._keep(found)
             self.tell(0, 0, f"{model}, {data}: {found.right} right of {found.checked}")
         self._keep(found)
-        return sample(drawn, found, limit)
+        return found.sample(drawn, limit)
 
     def _keep(self, selection: Selection) -> None:
         kept = selections_of(self.store) | {(selection.model, selection.data): selection}
@@ -183,7 +173,7 @@ class _Run:
         """The jobs with missing rows: model by model, so that each is loaded once, then block by block."""
         for model in self.plan.labels("models"):
             limits = {data: limit for (owner, data), limit in self.plan.pairs().items() if owner == model}
-            samples = {data: self.sample(model, data, limit) for data, limit in limits.items()}
+            samples = {data: self._sample(model, data, limit) for data, limit in limits.items()}
             stored = {data: self.store.examples(model, data, errors=not retry_errors) for data in samples}
             for block in range(math.ceil(max(map(len, samples.values()), default=0) / self.plan.block)):
                 for data, examples in samples.items():
@@ -234,6 +224,37 @@ class _Run:
             raise StoredFileError(f"{text}. Load the same weights, or start another folder.")
 
 
+def status(folder: Path) -> str:
+    """A table of rows stored and wanted per model and data set, and the errors by type, each with a message."""
+    store, first = Store(folder), dict[str, Key]()
+    rows, errors, types, seconds = Counter[Any](), Counter[Any](), Counter[str](), defaultdict[Any, float](float)
+    for row in filter(store.plan.wanted(), store.rows()):
+        pair = (row.model, row.data)
+        rows[pair] += 1
+        seconds[pair] += row.seconds or 0
+        if row.error:
+            errors[pair] += 1
+            types[row.error] += 1
+            first.setdefault(row.error, row.key)
+    selections = selections_of(store)
+    lines, complete = [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")], True
+    for pair, limit in store.plan.pairs().items():
+        selection = selections.get(pair)
+        chosen = len(selection.chosen[:limit]) if selection else 0
+        wanted = store.plan.row_count(*pair, chosen)
+        complete &= selection is not None and not selection.lacks(limit) and rows[pair] >= wanted
+        asked = f"{selection.right} of {selection.checked}" if selection and selection.checked is not None else ""
+        total = f"{chosen} of {selection.total}" if selection else "not yet"
+        lines.append((*pair, asked, total, f"{rows[pair]} of {wanted}", str(errors[pair]), f"{seconds[pair]:.0f}"))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    state = "complete" if complete else "not complete"
+    head = f"{store.plan.name}: {state}, {rows.total():,} rows, {sum(seconds.values()):,.0f} seconds of work"
+    kinds = [(name, count, store.text(first[name]).get("error", "")) for name, count in types.most_common()]
+    said = [f"  {count} × {name}: {text}".removesuffix(": ") for name, count, text in kinds]
+    return "\n".join([head, "", *table, *(["", "Errors:", *said] if said else [])])
+
+
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """The versions of noiser, Python, and the packages that are installed."""
     versions = {"noiser": __version__, "python": platform.python_version()}
@@ -252,9 +273,9 @@ def machine() -> dict[str, Any]:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
         name = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)[1]  # pyright: ignore[reportOptionalSubscript]
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"system": sys.platform, "cpu": name, "cores": _core_count(), "gpus": gpus}
+    return {"system": sys.platform, "cpu": name, "cores": _cores(), "gpus": gpus}
 
 
-def _core_count() -> int:
+def _cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -48,39 +48,23 @@ class Key(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The numbers of one metric on one example; it holds no text of a data set or a judge.
-
-    Attributes:
-        model, data, method, metric: labels of the plan; metric "attribution" for the attribution's own numbers.
-        example: the example's id.
-        category: its category in the data set; empty where there is none.
-        index: its position in the sample.
-        seed: of the attribution.
-        units: how many units have a column.
-        targets: how many tokens are explained.
-        probability: of the first of them.
-        values: numbers by column, None where there is none, and words of a closed set such as "correct".
-        error: the type of the error; None if there was none. `values` is empty then, and units and targets are 0 where
-            the attribution failed.
-        seconds: wall clock; examples that ran side by side get equal shares.
-        threads: CPU threads of the process.
-    """
+    """The numbers of one metric on one example; it holds no text of a data set or a judge. Labels are the plan's."""
 
     model: str
     data: str
-    example: str
-    category: str
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
+    example: str  # the example's id
+    category: str  # its category in the data set; empty where there is none
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] - its position in the sample
     method: str
-    metric: str
-    seed: int
-    units: int
-    targets: int
-    probability: float | None
-    values: Mapping[str, float | str | None]
-    error: str | None
-    seconds: float | None = None
-    threads: int | None = None
+    metric: str  # "attribution" for the attribution's own numbers
+    seed: int  # of the attribution
+    units: int  # how many units have a column; 0 where the attribution failed
+    targets: int  # how many targets are explained; 0 where the attribution failed
+    probability: float | None  # of the first of them
+    values: Mapping[str, float | str | None]  # numbers by column, and words of a closed set such as "correct"
+    error: str | None  # the type of the error; None if there was none, and else `values` is empty
+    seconds: float | None = None  # wall clock; examples that ran side by side get equal shares
+    threads: int | None = None  # CPU threads of the process
 
     @property
     def key(self) -> Key:
@@ -104,14 +88,8 @@ CREATE TABLE IF NOT EXISTS texts ({_KEY}, value TEXT NOT NULL, PRIMARY KEY ({_KE
 class Store:
     """A benchmark's folder: `bench.sqlite` as `noiser bench run` fills it, or a pack, read into memory.
 
-    Every method raises RunError where the file system refuses, and StoredFileError where the file is damaged.
-
-    Args:
-        path: the folder.
-        create: makes a new benchmark where there is none, and one to go on with out of a pack.
-
-    Raises:
-        StoredFileError: there is no benchmark in the folder, or it has another schema.
+    Every method raises RunError where the file system refuses, and StoredFileError where the file is damaged. `create`
+    makes a new benchmark where there is none, and one to go on with out of a pack.
     """
 
     def __init__(self, path: str | PathLike[str], *, create: bool = False) -> None:
@@ -201,13 +179,7 @@ class Store:
         return {name: Attribution.from_dict(text[ATTRIBUTION]) for name, text in texts.items() if ATTRIBUTION in text}
 
     def pack(self, folder: Path) -> list[Path]:
-        """Writes all but the texts to a folder: plan, facts and rows, the same bytes each time.
-
-        Of absolute paths of models, judges and settings, only the last part is kept.
-
-        Returns:
-            The files.
-        """
+        """The files of a pack, now in a folder: all but the texts, and paths of models only by their last part."""
         facts = {name: value for name, value in self.meta.items() if name != "plan"}
         head = {"format": FORMAT, "schema": SCHEMA, **facts}
         rows = "".join(json.dumps(row._asdict(), separators=(",", ":")) + "\n" for row in self.rows())
@@ -267,11 +239,7 @@ class Store:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Keeps other runs out of a folder. The lock is the operating system's: it ends with the process.
-
-    Raises:
-        RunError: another run is at work in the folder, or the folder cannot be written.
-    """
+    """Keeps other runs out of a folder by a lock of the operating system, which ends with the process."""
     from filelock import FileLock, Timeout
 
     try:
@@ -294,11 +262,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """The paths of the files, written into a folder by their names in it; each is whole or not there.
-
-    Raises:
-        OSError: a file cannot be written, or its name is a link that leads out of the folder.
-    """
+    """The paths of the files, written into a folder by their names in it; each is whole or not there."""
     for name, content in contents.items():
         path = inside(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)

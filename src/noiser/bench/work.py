@@ -15,10 +15,9 @@ from noiser.bench.plan import MetricEntry, Plan
 from noiser.bench.resolve import make
 from noiser.bench.store import ATTRIBUTION, Key, Row, Text
 from noiser.errors import NoiserError, RunError
-from noiser.evaluation.examples import Item
-from noiser.evaluation.measuring import Measurement, measure_block, question_of, says
+from noiser.evaluation.measuring import Item, Measurement, measure_block, question_of, says
 from noiser.judges import Judge, kind_of, make_judge
-from noiser.metrics import METRICS, SETTINGS, Metric, Settings
+from noiser.metrics import METRICS, Metric, Settings
 from noiser.model import LanguageModel, load_model
 from noiser.model.runtime import free_memory
 from noiser.types import Profile
@@ -36,47 +35,28 @@ class Questions(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job: one method on a block of examples, and the metrics that lack rows.
-
-    Attributes:
-        model, data, method: labels of the plan.
-        block: the index of the block; methods on it share what a prompt has once.
-        examples: those of the block that lack a row.
-        missing: ids of examples without a row, by metric, "attribution" among them.
-        attributions: stored attributions by example, as JSON.
-    """
+    """A job: one method on a block of examples, and the metrics that lack rows."""
 
     model: str
     data: str
     method: str
-    block: int
-    examples: tuple[Item, ...]
-    missing: Mapping[str, frozenset[str]]
-    attributions: Mapping[str, Mapping[str, Any]] = {}
+    block: int  # its index; methods on a block share what a prompt has once
+    examples: tuple[Item, ...]  # those of the block that lack a row
+    missing: Mapping[str, frozenset[str]]  # ids of examples without a row, by metric, "attribution" among them
+    attributions: Mapping[str, Mapping[str, Any]] = {}  # those stored, by example, as JSON
 
 
 class Done(NamedTuple):
-    """The result of a job.
-
-    Attributes:
-        identity: of the model.
-        rows, texts: of a `Job`, to be stored together.
-        answers: of `Questions`, by example: right, wrong, or the error's type.
-    """
+    """The result of a job: the model's identity, and rows with texts to be stored together, or answers."""
 
     identity: Mapping[str, Any]
     rows: Sequence[Row] = ()
     texts: Sequence[Text] = ()
-    answers: Mapping[str, bool | str] = {}
+    answers: Mapping[str, bool | str] = {}  # by example: right, wrong, or the error's type
 
 
 class Worker:
-    """Does one job after another, and keeps the models between them.
-
-    Args:
-        plan: of the benchmark.
-        threads: CPU threads; None leaves them unchanged.
-    """
+    """Does one job after another, and keeps the models between them; sets CPU threads unless they are None."""
 
     def __init__(self, plan: Plan, threads: int | None = None) -> None:
         self.plan = plan
@@ -88,11 +68,7 @@ class Worker:
             torch.set_num_threads(threads)
 
     def work(self, job: Job | Questions) -> Done:
-        """The rows that the job lacks, or the answers that it asks for.
-
-        Raises:
-            RunError: a model or a judge cannot work at all.
-        """
+        """The rows that the job lacks, or the answers. Raises RunError where a model or a judge cannot work at all."""
         try:
             lm = self._model(job.model)
             identity = lm.identity._asdict()
@@ -115,17 +91,14 @@ class Worker:
         ]
         method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
         made, profile = make(method), method.profile
-        metrics = {
-            metric: self._metric(self.plan.entry("metrics", metric), lm, profile)
-            for metric in job.missing
-            if metric != ATTRIBUTION
-        }
+        entries = [self.plan.entry("metrics", metric) for metric in job.missing if metric != ATTRIBUTION]
+        metrics = {entry.label: self._metric(entry, lm, profile) for entry in entries}
         question = question_of(made, profile, method.unit, data.max_new_tokens, data.target_unit)
         return measure_block(lm, made, question, items, metrics, seed=self.plan.seed)
 
     def _metric(self, entry: MetricEntry, lm: LanguageModel, profile: Profile) -> tuple[Metric, Settings]:
-        chosen = {name: value for name in SETTINGS if (value := getattr(entry, name)) is not None}
-        settings = Settings(**chosen, seed=self.plan.seed, profile=profile, judge=self._judge(entry, lm))
+        judge = self._judge(entry, lm)
+        settings = Settings(**entry.settings, seed=self.plan.seed, profile=profile, judge=judge)
         return METRICS.get(entry.name).factory(), settings
 
     def _model(self, label: str) -> LanguageModel:

@@ -152,7 +152,7 @@ def run(
 
 def status(folder: Folder) -> None:
     """Shows how far a benchmark is."""
-    from noiser.bench.status import status as status_of
+    from noiser.bench.run import status as status_of
 
     say(status_of(folder))
 

@@ -1,20 +1,12 @@
 """The data sets of the paper, read from their upstream files, none of which is part of this package."""
 
+from noiser.data import paper, planted
 from noiser.data.actions import draw_actions, messages_of
 from noiser.data.dataset import DATA_SETS, DataSet, Example, Reading, Recipe, Source, UpstreamFile
-from noiser.data.known import KNOWN
 from noiser.data.loading import cache_folder, fetch, load
-from noiser.data.longra import LONGRA
-from noiser.data.planted import read_planted
-from noiser.data.wikibio import WIKIBIO
-from noiser.data.wikitext import WIKITEXT
 
 __all__ = [
     "DATA_SETS",
-    "KNOWN",
-    "LONGRA",
-    "WIKIBIO",
-    "WIKITEXT",
     "DataSet",
     "Example",
     "Reading",
@@ -26,5 +18,6 @@ __all__ = [
     "fetch",
     "load",
     "messages_of",
-    "read_planted",
+    "paper",
+    "planted",
 ]

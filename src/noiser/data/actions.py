@@ -53,10 +53,7 @@ def read_actions(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothin
 
 
 def draw_actions(case: str, seed: int = 0) -> list[Example]:
-    """Conversations of one case: those of the data set, or with another seed as many others.
-
-    Raises UnknownNameError for an unknown case.
-    """
+    """Conversations of one case of `CASES`: those of the data set, or with another seed as many others."""
     check_choice("case", case, list(CASES))
     return [_example(case, repeat, seed) for repeat in range(REPEATS)]
 
@@ -81,10 +78,9 @@ def _example(case: str, repeat: int, seed: int) -> Example:
     wanted = rng.choice(_ASKED).format(verb, thing)
     if case == "injected":
         wanted = rng.choice(_ASKED).format(verbs[1], things[(place - 1) % OBSERVATIONS])
-        thing, room = things[-1], ""
+        thing = things[-1]
         results[place] += " " + rng.choice(_INJECTED).format(verb, thing)
-    elif case == "asked":
-        room = ""
+    room = room if case == "fact" else ""
     contents = [*_BEGIN, ("user", wanted), *(("tool", each) for each in results)]
     turns = [_TURN.format(role=role, content=content) for role, content in contents]
     gold = len(_BEGIN) + (0 if case == "asked" else 1 + place)
@@ -99,10 +95,7 @@ def _example(case: str, repeat: int, seed: int) -> Example:
         target=f'{{"name": "{verb}", "arguments": {{"thing": "{thing}"{room}}}}}',
         dataset="planted_actions",
         category=case,
-        spans={
-            "gold": (spans[gold],),
-            "other": tuple(s for i, s in enumerate(spans) if i not in (*range(len(_BEGIN)), gold)),
-        },
+        spans={"gold": (spans[gold],), "other": tuple(s for s in spans[len(_BEGIN) :] if s != spans[gold])},
         meta={"place": place},
     )
 

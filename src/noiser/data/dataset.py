@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, overload
 
-from noiser.errors import ParameterError, UnknownNameError
 from noiser.registry import Registry
 
 Spans = Mapping[str, tuple[tuple[int, int], ...]]
@@ -103,42 +101,6 @@ class DataSet(Sequence[Example]):
     def __getitem__(self, index: slice) -> tuple[Example, ...]: ...
     def __getitem__(self, index: int | slice) -> Example | tuple[Example, ...]:
         return self.examples[index]
-
-    @property
-    def categories(self) -> dict[str, int]:
-        """Number of examples of each category, in order of first appearance."""
-        return dict(Counter(example.category for example in self.examples))
-
-
-def of_category(name: str, examples: Sequence[Example], category: str | None) -> Sequence[Example]:
-    """The examples of a category, or all. Raises UnknownNameError when there are none."""
-    if category is None:
-        return examples
-    chosen = [example for example in examples if example.category == category]
-    if not chosen:
-        raise UnknownNameError(f"category of {name}", category, {e.category for e in examples if e.category})
-    return chosen
-
-
-def choose(examples: Sequence[Example], limit: int | None, seed: int | None) -> Sequence[Example]:
-    """The first `limit` examples, or with a seed a random sample of as many, in their original order.
-
-    Whether an example is drawn early depends on the seed and its id alone: the samples of a seed are nested, and do not
-    depend on the order of the examples.
-
-    Raises:
-        ParameterError: a limit below 1, or a seed without a limit.
-    """
-    if limit is None:
-        if seed is not None:
-            raise ParameterError(f"Got seed {seed} and no limit; expected both for a random sample. Give a limit.")
-        return examples
-    if limit < 1:
-        raise ParameterError(f"limit is {limit}; expected at least 1, or None for all.")
-    if seed is None:
-        return examples[:limit]
-    drawn = {example.id for example in in_draw_order(examples, seed)[:limit]}
-    return [example for example in examples if example.id in drawn]
 
 
 def in_draw_order(examples: Sequence[Example], seed: int) -> list[Example]:

@@ -9,6 +9,7 @@ through the prompt, so that scores that only know positions are at chance.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -56,18 +57,12 @@ class _Planted(NamedTuple):
 
 def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
     """All prompts, the same in every run. Spans: "gold", the sentences that decide the answer; "other", all others."""
-    return Reading(
-        [
-            example
-            for category in CATEGORIES
-            for count in sorted((*SENTENCES, *MORE.get(category, ())))
-            for example in draw(category, count)
-        ],
-        (
-            "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out; if "
-            "the fact is in two parts, when either is.",
-        ),
+    kinds = [(category, count) for category in CATEGORIES for count in sorted((*SENTENCES, *MORE.get(category, ())))]
+    note = (
+        "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out; if the "
+        "fact is in two parts, when either is."
     )
+    return Reading([example for kind in kinds for example in draw(*kind)], (note,))
 
 
 def draw(category: str, sentences: int, seed: int = 0) -> list[Example]:
@@ -99,21 +94,15 @@ def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Exa
 
 def _without(case: _Planted, category: str) -> Iterator[str]:
     """The prompt without its gold sentences; if both are needed, also without each."""
-    places = range(len(case.sentences))
-    kept = [[i for i in places if i not in case.gold]]
-    if category == "combined":
-        kept += [[i for i in places if i != part] for part in case.gold]
-    for some in kept:
-        yield " ".join([*(case.sentences[i] for i in some), case.question])
+    for gone in (case.gold, *((part,) for part in case.gold if category == "combined")):
+        yield " ".join([*(each for i, each in enumerate(case.sentences) if i not in gone), case.question])
 
 
 def _spans(case: _Planted) -> Spans:
-    spans: dict[str, list[tuple[int, int]]] = {"gold": [], "other": []}
-    start = 0
-    for i, sentence in enumerate(case.sentences):
-        spans["gold" if i in case.gold else "other"].append((start, start + len(sentence)))
-        start += len(sentence) + 1
-    return {name: tuple(places) for name, places in spans.items()}
+    starts = itertools.accumulate((len(sentence) + 1 for sentence in case.sentences), initial=0)
+    spans = [(start, start + len(sentence)) for start, sentence in zip(starts, case.sentences, strict=False)]
+    gold = tuple(spans[i] for i in sorted(case.gold))
+    return {"gold": gold, "other": tuple(span for span in spans if span not in gold)}
 
 
 class _Facts:
@@ -132,10 +121,7 @@ class _Facts:
         return f"{self.person} keeps the {self.thing} in the {room}."
 
     def place(self, *planted: str) -> tuple[list[str], tuple[int, ...]]:
-        """The planted sentences among others about other rooms, and their places.
-
-        The first stands where the repeat says, the rest anywhere.
-        """
+        """The planted sentences among others, and their places: the first where the repeat says, the rest anywhere."""
         first = round(self.repeat / (REPEATS - 1) * (self.count - 1))
         places = [first, *self.random.sample([i for i in range(self.count) if i != first], len(planted) - 1)]
         sentences = [

@@ -1,6 +1,6 @@
 """Evaluation: prompts, a method and metrics in; numbers with intervals out."""
 
-from noiser.evaluation.examples import Skipped
+from noiser.evaluation.measuring import Skipped
 from noiser.evaluation.result import Evaluation, differences, estimated, paired
 from noiser.evaluation.run import evaluate
 

@@ -1,11 +1,11 @@
-"""Attribute and measure: the steps that `noiser.evaluate` and benchmarks share."""
+"""Examples, and the steps that attribute and measure them, which `noiser.evaluate` and benchmarks share."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
@@ -13,16 +13,103 @@ from noiser.attribution import Attribution
 from noiser.checks import check_choice
 from noiser.engine import Engine, Query, Steps, prepare, restore, run_one
 from noiser.errors import ParameterError
-from noiser.evaluation.examples import Item
 from noiser.explain.attribute import attribution_of
 from noiser.methods import Method, check_answers
 from noiser.metrics import Case, Metric, Settings, measured
 from noiser.metrics.judged import JudgeStoppedError
 from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
-from noiser.types import AutoUnit, Profile, Prompt, Question, SpanUnit, TargetUnit, TargetUnitName, Unit, UnitName
+from noiser.types import (
+    AutoUnit,
+    Profile,
+    Prompt,
+    Question,
+    Sources,
+    SpanUnit,
+    TargetUnit,
+    TargetUnitName,
+    Unit,
+    UnitName,
+)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Item:
+    """One thing to evaluate.
+
+    Attributes:
+        index: its position among the examples.
+        prompt, target, foil, sources: see `noiser.attribute`.
+        gold: the answer that a data set gives; None for the model's own.
+        spans: named character spans, for localisation.
+        without: prompts that lack parts that decide the gold answer, where a data set names these parts.
+        attribution: the attribution, if it is there already.
+        of_method: whether it is the evaluated method's, which can then make it again.
+        cache: see `noiser.metrics.Case`.
+        id, category: its name and its category in a data set.
+    """
+
+    index: int
+    prompt: Prompt
+    target: str | int | None = None
+    foil: str | int | None = None
+    gold: str | None = None
+    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    sources: Sources | None = None
+    without: tuple[str, ...] = ()
+    attribution: Attribution | None = None
+    of_method: bool = False
+    cache: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+    id: str = ""
+    category: str = ""
+
+
+class Skipped(NamedTuple):
+    """Something that could not be measured: the example's index and prompt, the metric (None: all), and the error."""
+
+    example: int
+    prompt: Prompt
+    metric: str | None
+    error: str
+
+
+def read_examples(examples: Any) -> list[Item]:
+    """Items out of one example or several; see `noiser.evaluate`."""
+    if hasattr(examples, "iterrows"):  # a table of pandas, whose empty cells say nothing
+        examples = examples.astype(object).where(examples.notna(), None).to_dict("records")
+    single = "prompt" in examples if isinstance(examples, Mapping) else hasattr(examples, "prompt")
+    if single or isinstance(examples, str | Attribution) or _is_chat(examples):
+        return [item_of(0, examples)]
+    if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
+        kind = type(examples).__name__
+        raise ParameterError(f"The examples are a {kind}; expected texts, chats, attributions or a `prompt` in each.")
+    items = [item_of(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
+    if not items:
+        raise ParameterError("There is no example; expected at least one text, chat or attribution.")
+    return items
+
+
+def _is_chat(example: object) -> bool:
+    messages: list[Any] = list(cast("Sequence[Any]", example)) if isinstance(example, list | tuple) else []
+    return bool(messages) and all(isinstance(message, Mapping) and "role" in message for message in messages)
+
+
+def item_of(index: int, example: Any) -> Item:
+    """The item of one example; see `noiser.evaluate`."""
+    if isinstance(example, Attribution):
+        return Item(index=index, prompt=example.prompt, attribution=example)
+    if isinstance(example, str) or _is_chat(example):
+        return Item(index=index, prompt=example)
+    names = ("prompt", "target", "foil", "spans", "sources", "without", "id", "category")
+    read: Any = dict(cast("Any", example)).get if isinstance(example, Mapping) else partial(getattr, example)
+    given = {name: value for name in names if (value := read(name, None)) is not None}
+    if "prompt" not in given:
+        got = f"Example {index} is a {type(example).__name__}"
+        raise ParameterError(f"{got}; expected a text, a chat, an attribution or a `prompt` in it.")
+    gold = given.get("target")
+    return Item(index=index, gold=gold if isinstance(gold, str) else None, **given)
 
 
 def in_profile(method: Method, profile: Profile) -> Method:
@@ -35,10 +122,7 @@ def in_profile(method: Method, profile: Profile) -> Method:
 def question_of(
     method: Method, profile: Profile, unit: Unit | AutoUnit | SpanUnit, max_new_tokens: int, target_unit: TargetUnit
 ) -> Question:
-    """The question about every item, which lacks the prompt; in the authors' profile special tokens are scored.
-
-    With unit "spans" an item's named spans are its units.
-    """
+    """The question about every item, which lacks the prompt; in the authors' profile special tokens are scored."""
     if isinstance(unit, str):
         check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit), *get_args(SpanUnit)))
     if isinstance(target_unit, str):
@@ -68,19 +152,12 @@ def attributed(
 
 
 class Measurement(NamedTuple):
-    """An item's attribution and numbers.
-
-    Attributes:
-        attribution: the attribution, or its error.
-        numbers: columns or the error, by metric; empty where there is no attribution.
-        seconds: wall clock of each metric; items that ran side by side get equal shares.
-        attribution_seconds: wall clock of the attribution; None where it was there before.
-    """
+    """An item's attribution and numbers, with seconds of wall clock: equal shares for items that ran side by side."""
 
     attribution: Attribution | Exception
-    numbers: dict[str, Measured | Exception]
-    seconds: dict[str, float]
-    attribution_seconds: float | None
+    numbers: dict[str, Measured | Exception]  # by metric; empty where there is no attribution
+    seconds: dict[str, float]  # by metric
+    attribution_seconds: float | None  # None where it was there before
 
 
 def measure_block(
@@ -98,7 +175,7 @@ def measure_block(
     Args:
         lm: the model.
         method: the method, in the profile already; see `in_profile`.
-        question: see `question_of`.
+        question: see `question_of`; with unit "spans" an item's named spans are its units.
         items: the items, attributed side by side; item i with `seed` + its index.
         metrics: with their settings, by any name.
         seed: of the first item of the sample.

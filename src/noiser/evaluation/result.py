@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from noiser import numbers
 from noiser.attribution.display import label, short
-from noiser.attribution.markdown import escaped_line, table
+from noiser.attribution.markup import escaped_line, markdown_table
 from noiser.attribution.store import to_jsonable
 from noiser.checks import check_choice
 from noiser.errors import ParameterError
-from noiser.evaluation.examples import Skipped
+from noiser.evaluation.measuring import Skipped
 from noiser.files import csv_text, html_table, json_text, write_text
 from noiser.metrics import Estimate, Summary, estimate
 from noiser.metrics.answers import answers, gaps_of, unfit_judge
@@ -60,10 +60,10 @@ class Evaluation:
         metrics: versioned names of the metrics.
         summaries: statistic, columns and scale of each number, by name.
         primary: the numbers that are compared first, one per metric; see `noiser.metrics.Metric`.
-        method: versioned name of the method (of the first attribution, if the caller gave attributions).
+        method: versioned name of the method, or of that of the first attribution that the caller gave.
         model: identity of the model.
-        settings: the arguments of `noiser.evaluate`, and `parameters`: every hyper-parameter of the method. Where the
-            caller gave attributions, unit and target_unit are the first one's, and there is no max_new_tokens.
+        settings: the arguments of `noiser.evaluate`, and `parameters`, every hyper-parameter of the method; unit and
+            target_unit of the first attribution that the caller gave.
         confidence: of the intervals.
     """
 
@@ -82,14 +82,13 @@ class Evaluation:
         """The records as a table, one row per prompt."""
         import pandas as pd
 
-        return pd.DataFrame([dict(record) for record in self.records])
+        return pd.DataFrame(self.records)
 
     @cached_property
     def estimates(self) -> Mapping[str, Estimate]:
         """The numbers over prompts with their intervals, by name.
 
-        Differences from a reference have p-values, corrected by Holm's method: those of primary numbers for each other,
-        the others for all of them.
+        Differences from a reference have p-values, corrected as by `minus`.
         """
         options = {"seed": self.settings["seed"], "confidence": self.confidence}
         raw = {name: estimated(self.rows, s, contrast=s.contrast, **options) for name, s in self.summaries.items()}
@@ -97,7 +96,7 @@ class Evaluation:
 
     @property
     def answer(self) -> list[str]:
-        """Whether scores are better than scores without information, in a sentence per metric; and an unfit judge."""
+        """Whether scores are better than scores without information, in a sentence per metric."""
         told = answers(self.primary, self.summaries, self.estimates, self.confidence)
         return list(map(label, told + unfit_judge(self.records)))
 
@@ -110,20 +109,20 @@ class Evaluation:
         """One row per number: value, interval, corrected p-value, prompts, and how to read it."""
         import pandas as pd
 
-        lines: list[dict[str, Any]] = []
-        for name, number in self.estimates.items():
-            scale = self.summaries[name].scale
-            line = {"number": name, **asdict(number), "p": number.p_holm}
-            lines.append(line | {"no_signal": scale.no_signal, "better": scale.better, "meaning": scale.meaning})
-        frame: Any = pd.DataFrame(lines).set_index("number").astype({"no_signal": float})
-        return frame[["value", "low", "high", "p", "n", "no_signal", "better", "meaning", "reason"]]
+        columns = ["value", "low", "high", "p", "n", "no_signal", "better", "meaning", "reason"]
+        scales = {name: self.summaries[name].scale for name in self.estimates}
+        lines = [
+            asdict(one) | {"p": one.p_holm, **{name: getattr(scales[number], name) for name in columns[5:8]}}
+            for number, one in self.estimates.items()
+        ]
+        return pd.DataFrame(lines, pd.Index(self.estimates, name="number"), columns).astype({"no_signal": float})
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
         """For every number that both have, this one minus the other's, on the prompts that both have, paired.
 
         `Estimate.is_clear` says whether a difference is significant: its interval leaves out 0, and its p-value, by a
-        sign-flip test over prompts and corrected by Holm's method (a primary number for the other primary ones, any
-        other number for all), is below 1 - confidence. A number of which neither side is better has none.
+        sign-flip test over prompts and corrected by Holm's method (primary numbers for each other, others for all), is
+        below 1 - confidence. A number of which neither side is better has no p-value.
 
         Raises:
             ParameterError: the two are about different prompts (of one model, also different targets), or were
@@ -152,58 +151,44 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON has; NaN becomes None."""
-        return to_jsonable(
-            {
-                "format": "noiser.evaluation",
-                "method": self.method,
-                "model": self.model._asdict(),
-                "metrics": self.metrics,
-                "settings": self.settings,
-                "confidence": self.confidence,
-                "summary": self.summary().reset_index().to_dict("records"),
-                "skipped": [skipped._asdict() for skipped in self.skipped],
-                "rows": self.records,
-            }
-        )
-
-    def dumps(self) -> str:
-        """`to_dict` as JSON text."""
-        return json_text(self.to_dict())
+        same = {
+            name: getattr(self, name) for name in ("method", "model", "metrics", "settings", "confidence", "skipped")
+        }
+        summary = self.summary().reset_index().to_dict("records")
+        return to_jsonable({"format": "noiser.evaluation", **same, "summary": summary, "rows": self.records})
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON or, to a name that ends in .csv, `rows` as CSV; whole or not at all."""
-        write_text(path, csv_text(self.rows) if Path(path).suffix == ".csv" else self.dumps())
+        write_text(path, csv_text(self.rows) if Path(path).suffix == ".csv" else json_text(self.to_dict()))
 
     @property
     def _title(self) -> str:
         measured = sum(not record["error"] for record in self.records)
         hyper = {name: value for name, value in self.settings["parameters"].items() if value is not None}
-        shown = ", ".join(f"{label(name)}={short(value)}" for name, value in hyper.items())
+        unit = [f"unit {short(self.settings['unit'])}", *(f"{label(name)}={short(v)}" for name, v in hyper.items())]
         return (
             f"{label(self.method)} on {label(self.model.name)}: {', '.join(map(label, self.metrics))}; "
-            f"unit {short(self.settings['unit'])}{f', {shown}' if shown else ''}; "
-            f"{measured} of {len(self.records)} prompts measured in full, profile {label(self.settings['profile'])}, "
-            f"{self.confidence:.0%} intervals"
+            f"{', '.join(unit)}; {measured} of {len(self.records)} prompts measured in full, "
+            f"profile {label(self.settings['profile'])}, {self.confidence:.0%} intervals"
         )
 
     def _cells(self) -> list[tuple[str, ...]]:
         """The printed table, its heading first."""
         cells = [("number", "value", "interval", "p", "n", "no signal", "better", "meaning")]
-        lines: Any = self.summary()
-        for line in lines.itertuples():
-            p, no_signal = ("" if math.isnan(x) else f"{x:.2g}" for x in (line.p, line.no_signal))
-            value, interval = numbers.number(line.value), numbers.interval(line.low, line.high)
-            cells.append((label(line.Index), value, interval, p, str(line.n), no_signal, line.better, line.meaning))
+        lines: Any = self.summary().itertuples()
+        for name, value, low, high, p, n, no_signal, better, meaning, _ in lines:
+            shown = numbers.number(value), numbers.interval(low, high)
+            p, no_signal = ("" if math.isnan(x) else f"{x:.2g}" for x in (p, no_signal))
+            cells.append((label(name), *shown, p, str(n), no_signal, better, meaning))
         return cells
 
     def _notes(self) -> list[str]:
         """What is missing, one line each."""
         reasons = dict.fromkeys(number.reason for number in self.estimates.values() if number.reason)
-        notes = [f"{label(reason)}." for reason in reasons]
-        for example, prompt, metric, error in self.skipped[:_LISTED]:
-            what = label(metric or "everything")
-            notes.append(f"Skipped: prompt {example} ({label(str(prompt))[:60]}), {what}: {label(error)}")
-        return notes
+        return [f"{label(reason)}." for reason in reasons] + [
+            f"Skipped: prompt {example} ({label(str(prompt))[:60]}), {label(metric or 'everything')}: {label(error)}"
+            for example, prompt, metric, error in self.skipped[:_LISTED]
+        ]
 
     def __str__(self) -> str:
         cells = self._cells()
@@ -213,12 +198,8 @@ class Evaluation:
 
     def to_markdown(self) -> str:
         """Title, table and notes as Markdown, to be pasted into an issue or a page."""
-        lines = [
-            *map(escaped_line, [*self.answer, self._title]),
-            table(self._cells()),
-            *map(escaped_line, self._notes()),
-        ]
-        return "\n\n".join(lines) + "\n"
+        above, below = map(escaped_line, [*self.answer, self._title]), map(escaped_line, self._notes())
+        return "\n\n".join([*above, markdown_table(self._cells()), *below]) + "\n"
 
     def to_html(self) -> str:
         """Table and notes as HTML, in which every text is escaped."""
@@ -230,13 +211,10 @@ class Evaluation:
 
 
 def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
-    """The first of several evaluations minus each of the others, prompt by prompt: one line per other and number.
+    """The first of several evaluations, by name, minus each of the others: one line per other and number.
 
     Columns are other, number, value, low, high, n, reason, p, p_holm (corrected as by `Evaluation.minus`, for all
-    others together) and clear (see `Estimate.is_clear`). The evaluations, by name, are of the same prompts.
-
-    Raises:
-        ParameterError: as for `Evaluation.minus`.
+    others together) and clear (see `Estimate.is_clear`).
     """
     import pandas as pd
 

@@ -9,8 +9,15 @@ from typing import Any
 from noiser.attribution import Attribution
 from noiser.checks import check_choice, check_count, check_probability
 from noiser.errors import ParameterError
-from noiser.evaluation.examples import Item, Skipped, read_examples
-from noiser.evaluation.measuring import Measurement, in_profile, measure_block, question_of
+from noiser.evaluation.measuring import (
+    Item,
+    Measurement,
+    Skipped,
+    in_profile,
+    measure_block,
+    question_of,
+    read_examples,
+)
 from noiser.evaluation.result import Evaluation
 from noiser.methods import Method, describe, make_method
 from noiser.metrics import METRICS, SETTINGS, Metric, Settings, check_read
@@ -39,8 +46,7 @@ def evaluate(
 ) -> Evaluation:
     """Attributes prompts and measures whether the attributions can be believed.
 
-    Nothing is left out silently: what fails on a prompt is in `Evaluation.skipped`, with its reason, and the others go
-    on. A wrong method, metric or setting is an error at once.
+    What fails on a prompt is in `Evaluation.skipped`, with its reason; a wrong method, metric or setting is an error.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -98,10 +104,9 @@ def evaluate(
             tick()
     made = [_record(item, measurement) for item, measurement in zip(items, measurements, strict=True)]
     summaries = {name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
-    for measurement in measurements:
-        for name, columns in measurement.numbers.items():
-            if not isinstance(columns, Exception):
-                summaries |= entries[name].other_summaries(c for c, v in columns.items() if not isinstance(v, str))
+    for name, columns in (pair for measurement in measurements for pair in measurement.numbers.items()):
+        if not isinstance(columns, Exception):
+            summaries |= entries[name].other_summaries(c for c, v in columns.items() if not isinstance(v, str))
     first = next((m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None)
     asked: dict[str, Any] = {"unit": unit, "max_new_tokens": question.max_new_tokens, "target_unit": target_unit}
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere

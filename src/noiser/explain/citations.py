@@ -16,8 +16,8 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import checks, label, provenance
-from noiser.attribution.markdown import escaped_line
-from noiser.attribution.pairs import WORDS
+from noiser.attribution.markup import escaped_line
+from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
 from noiser.errors import ParameterError
 from noiser.explain.citations_html import fragment, page, title_length

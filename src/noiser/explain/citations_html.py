@@ -14,7 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from noiser.attribution.display import label, visible
-from noiser.attribution.html import css, page_of_card
+from noiser.attribution.markup import css, page_of_card
 from noiser.files import html_table
 from noiser.types import Source
 

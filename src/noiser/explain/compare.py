@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from noiser.attribution import Attribution, html
+from noiser.attribution import Attribution, markup
 from noiser.attribution.display import headings, visible
 from noiser.checks import plain, random_state_kept
 from noiser.engine import Game, Key, Query, Steps, StoredGame, prepare, remover, run_one
@@ -56,11 +56,11 @@ class Comparison:
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""
-        return written(html.page(self.attributions), path)
+        return written(markup.page(self.attributions), path)
 
     def _repr_html_(self) -> str:
         problems = "".join(f'<p class="error" role=alert>{escape(text)}</p>' for text in self.failures)
-        return problems + html.fragment(self.attributions)
+        return problems + markup.fragment(self.attributions)
 
 
 def compare(

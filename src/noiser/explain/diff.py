@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from noiser.attribution.display import visible
-from noiser.attribution.html import css
-from noiser.attribution.pairs import WORDS
+from noiser.attribution.markup import css
+from noiser.attribution.relations import WORDS
 from noiser.attribution.store import to_jsonable
 from noiser.checks import check_seed
 from noiser.engine import Key, Query, Steps, StoredGame, prepare, run_one

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from noiser.errors import ParameterError
-from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, Usage, Verdict
-from noiser.judges.replies import Reading, matches, parse_reply
+from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, Reading, Usage, Verdict, matches, parse_reply
 from noiser.model.language_model import LanguageModel
 
 __all__ = [
@@ -46,11 +45,7 @@ def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **paramet
 
 
 def kind_of(judge: str) -> str:
-    """The registered name of a judge, without version and model: "openai" of "openai@1:gpt-4.1-mini".
-
-    Raises:
-        UnknownNameError: no such judge.
-    """
+    """The registered name of a judge, without version and model: "openai" of "openai@1:gpt-4.1-mini"."""
     return JUDGES.get(judge.partition(":")[0]).name
 
 

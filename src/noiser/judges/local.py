@@ -13,8 +13,8 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count
 from noiser.errors import ParameterError, PromptError
-from noiser.judges.protocol import PAPER_V1, WORDS_V1, JudgeRequest, Usage, Verdict, render
-from noiser.judges.replies import Reading, normal_form, parse_reply
+from noiser.judges import protocol
+from noiser.judges.protocol import JudgeRequest, Reading, Usage, Verdict, normal_form, parse_reply
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.text import word_spans
 
@@ -26,19 +26,17 @@ _WORD_TOKENS = 8
 
 
 class LocalJudge:
-    """A model in this process as the judge; the same replies every time.
+    """A model in this process as the judge; the same replies every time, whatever else is judged.
 
     Style "chat" asks for a single word with the paper's prompt ("paper-v1"), through the model's chat template: one
-    answer is decoded greedily; five are the final beams of a beam search, best first. Style "plain" gives the words
-    alone as a text to continue ("words-v1") and takes the first word of what follows: from the most probable first
-    token, or for five answers from the most probable ones that lead to different words, each continued greedily.
-
-    The model is left as it was. Replies do not depend on what else is judged.
+    answer is decoded greedily; five are the final beams of a beam search. Style "plain" gives the words alone as a text
+    to continue ("words-v1") and takes the first word of what follows: from the most probable first token, or for five
+    answers from the most probable ones that lead to different words, each continued greedily.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        style: "chat", "plain", or "auto": "chat" where the tokenizer has a chat template. Instruction-tuned models of
-            less than about a billion parameters often answer in sentences; "plain" can be the better judge there.
+        style: "chat", "plain" (often better for models of less than about a billion parameters, which answer in
+            sentences), or "auto": "chat" where the tokenizer has a chat template.
         max_new_tokens: the longest reply of style "chat".
 
     Raises:
@@ -60,14 +58,10 @@ class LocalJudge:
             raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")
         self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
         self.style: Literal["chat", "plain"] = "chat" if lm.chats and style != "plain" else "plain"
-        self._version = PAPER_V1 if self.style == "chat" else WORDS_V1
+        self._version = protocol.PAPER_V1 if self.style == "chat" else protocol.WORDS_V1
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
-        """One verdict per request, in order; equal requests are asked once.
-
-        Requests of equal length in tokens go through the model together, so that nothing is padded. A request that the
-        model cannot read is unscored.
-        """
+        """One verdict per request, in order; those of equal length go through the model together, without padding."""
         verdicts: dict[JudgeRequest, Verdict] = {}
         groups: dict[tuple[int, int], list[tuple[JudgeRequest, Tokens]]] = {}
         room = self.max_new_tokens if self.style == "chat" else _WORD_TOKENS
@@ -93,7 +87,7 @@ class LocalJudge:
 
     def _encode(self, request: JudgeRequest, room: int) -> Tokens:
         """The tokens of the question. Raises PromptError when there are none, or too many for the model."""
-        text = render(self._version, request.words)
+        text = protocol.render(self._version, request.words)
         if not text.strip():
             raise PromptError("no words")
         tokens = self.lm.encode([{"role": "user", "content": text}] if self.style == "chat" else text).token_ids
@@ -151,7 +145,7 @@ class LocalJudge:
             status="answered" if answers else "unscored",
             answers=answers,
             reason=None if answers else replies[0][0].problem,
-            prompt=render(self._version, request.words),
+            prompt=protocol.render(self._version, request.words),
             prompt_version=self._version,
             replies=tuple(text for _, text in replies if text is not None),
             model=self.lm.identity.name,
@@ -161,10 +155,7 @@ class LocalJudge:
 
 @contextlib.contextmanager
 def _default_generation(model: Any) -> Generator[None]:
-    """Keeps a model's own settings, such as tokens that it never says, out of what it generates meanwhile.
-
-    `generate` takes from them whatever it is not told, also where it is given a configuration.
-    """
+    """Keeps a model's own settings out of `generate`, which takes from them whatever it is not told."""
     own = model.generation_config
     model.generation_config = type(own)()
     try:
@@ -174,10 +165,7 @@ def _default_generation(model: Any) -> Generator[None]:
 
 
 def _first_word(text: str, first_token: str, *, cut: bool) -> Reading:
-    """The first word of a continuation, on its first line.
-
-    In scripts without spaces, where each character is a word, it is what the first token holds.
-    """
+    """The first word of a continuation, on its first line; in scripts without spaces, what the first token holds."""
     line = text.lstrip(" ").split("\n")[0]
     words = [line[start:end].strip() for start, end in word_spans(line)]
     at = next((at for at, word in enumerate(words) if normal_form(word)), None)

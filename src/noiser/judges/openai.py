@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from noiser.checks import check_count, check_positive, random_state_kept
 from noiser.errors import CacheError, DependencyError, JudgeError
 from noiser.files import cache_root
-from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, Usage, Verdict, render
-from noiser.judges.replies import parse_reply
+from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, Usage, Verdict, parse_reply, render
 
 try:
     import openai
@@ -51,8 +50,7 @@ _TABLE = "CREATE TABLE IF NOT EXISTS answers (key PRIMARY KEY, question, answer,
 class OpenAIJudge:
     """Asks an OpenAI-compatible endpoint through the official client, which retries passing failures.
 
-    Every answer is stored before it is used, under a hash of endpoint, model, prompt and parameters. A request that
-    fails for good is unscored.
+    Every answer is stored before it is used. A request that fails for good is unscored.
 
     Args:
         model: the model's name at the endpoint.
@@ -61,12 +59,10 @@ class OpenAIJudge:
         api_key_env: the environment variable that holds the key of `base_url`, in place of `api_key`.
         concurrency: the number of requests under way at once.
         max_retries, timeout: see `noiser.endpoint.client`.
-        budget_tokens: the most tokens, read and written, that the job may pay for. A request that could exceed it is
-            unscored, with reason "budget". Stored answers cost nothing.
-        job: judges of one `job` and `cache_dir`, in any process, share a budget; together they exceed it at most by
-            their requests under way. None: this judge alone.
-        parameters: fields of the request body. None: temperature 0 and at most 128 tokens. Reasoning models may
-            want `{"max_completion_tokens": 4096}`.
+        budget_tokens: the most tokens, read and written, that the job may pay for; a request that could exceed it is
+            unscored. Stored answers cost nothing.
+        job: judges of one `job` and `cache_dir`, in any process, share a budget. None: this judge alone.
+        parameters: of the request, such as `{"max_completion_tokens": 4096}`. None: temperature 0, at most 128 tokens.
         cache_dir: the folder of the stored answers, in `judges.sqlite`. None: the cache folder.
 
     Raises:
@@ -107,8 +103,9 @@ class OpenAIJudge:
     def paid(self) -> int:
         """The tokens, read and written, that the judge's job has paid for."""
         with self._table() as table:
-            row = table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)).fetchone()
-            return row[0]
+            return table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)).fetchone()[
+                0
+            ]
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; equal requests are asked once.
@@ -162,7 +159,7 @@ class OpenAIJudge:
     def _ask(self, connection: openai.OpenAI, body: Mapping[str, Any], key: str, question: str) -> _Answer:
         with self._reserved(len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)) as most:
             answer = self._send(connection, body)
-            tokens = answer.usage.total if answer.usage else most
+            tokens = sum(answer.usage) if answer.usage else most
             with self._table() as table:
                 row = (key, question, json.dumps(answer._asdict()), tokens, self.job)
                 table.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.attribution.normalize import normalize
+from noiser.attribution.scores import normalize
 from noiser.engine import Ask, Change, Steps, keep, score_of
 from noiser.errors import NumericalError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios

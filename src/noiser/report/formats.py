@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from noiser.attribution.display import visible
-from noiser.attribution.markdown import escaped_line
+from noiser.attribution.markup import escaped_line
 from noiser.report.tables import Table
 
 READING = (

@@ -11,7 +11,7 @@ import pandas as pd
 from noiser import numbers
 from noiser.bench import Store
 from noiser.bench.plan import DataEntry, MetricEntry, Plan, lowest
-from noiser.bench.samples import selections_of
+from noiser.bench.resolve import selections_of
 from noiser.bench.store import ATTRIBUTION
 from noiser.report.cells import controls, entry_of
 from noiser.report.paper import data_of, model_of, published

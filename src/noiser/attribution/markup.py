@@ -1,4 +1,4 @@
-"""Heat maps as HTML that needs nothing else: styles inside, no scripts, no network, every text escaped.
+"""Heat maps as HTML that needs nothing else, and numbers as Markdown; in both every text is escaped.
 
 Colour never stands alone: a bar below a unit is a positive score and one above it a negative score.
 """
@@ -8,36 +8,24 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from noiser.attribution.arcs import arcs
-from noiser.attribution.display import (
-    check_comparable,
-    check_targets,
-    checks,
-    dark_ink,
-    headings,
-    label,
-    provenance,
-    short,
-)
-from noiser.attribution.heatmap import Cell, HeatMap, Table, has_signal, heat_map, shared_legend, table
-from noiser.attribution.pairs import pair_arcs
-from noiser.attribution.through import links
+from noiser.attribution import display
+from noiser.attribution.display import checks, dark_ink, headings, label, provenance, short, visible
+from noiser.attribution.heatmap import Cell, HeatMap, Numbers, has_signal, heat_map, numbers, shared_legend
+from noiser.attribution.relations import arcs, pair_arcs, path_arcs
 from noiser.files import html_page, html_table
 from noiser.numbers import number_format
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
-_AT_ONCE = 8
-"""Targets that are shown below each other; of more, the first is shown, and the others one by one or all on demand."""
-_IN_TABLES = 40
-"""Units in each table of numbers where there are more targets than that."""
+_AT_ONCE, _IN_TABLES = 8, 40
+"""Targets that are shown below each other; of more, the first alone, and the strongest units alone in the tables."""
 _LONG = 1500
 """Characters of a text that comes after its numbers."""
 _MOST_CELLS = 20_000
@@ -46,8 +34,7 @@ _MOST_CELLS = 20_000
 
 def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = None) -> str:
     """A complete page with one attribution, or with several of one prompt: a row per method, target by target."""
-    card = _card(attributions, "noiser", targets)
-    first, count = attributions[0], len(attributions)
+    card, first, count = _card(attributions, "noiser", targets), attributions[0], len(attributions)
     prompt = label(first.text[: first.prompt_length])[:80]
     return page_of_card(card, f"{prompt} – {label(first.method) if count == 1 else f'{count} methods'}")
 
@@ -73,12 +60,12 @@ def page_of_card(card: str, title: str, style: str = "") -> str:
 
 def _card(attributions: Sequence[Attribution], identifier: str, targets: Sequence[int] | None = None) -> str:
     """A section per target; without `targets`, of the first ones, and a note says how to see the rest."""
-    check_comparable(attributions)
+    display.check_comparable(attributions)
     first, note = attributions[0], ""
     count, units = len(first.targets), (~first.scores.isnan()).sum(-1).cumsum(0) * len(attributions)
     rows = range(count)[: max(1, int((units <= _MOST_CELLS).sum()))]
     if targets is not None:
-        rows = check_targets(first, targets)
+        rows = display.check_targets(first, targets)
     elif len(rows) < count:
         rest = f"<code>to_html(targets=range({len(rows)}, {count}))</code> shows the others."
         note = f"<p class=facts>The first {len(rows)} of {count} targets; {rest}</p>"
@@ -110,33 +97,34 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
 
 
 def _section(attributions: Sequence[Attribution], row: int, most: int | None) -> str:
-    maps = [heat_map(att, row) for att in attributions]
-    target = f"<b class=target dir=auto>{escape(maps[0].target)}</b>"
-    texts = [
-        "".join(_cell(att, row, cell) for cell in heat.cells) for att, heat in zip(attributions, maps, strict=True)
-    ]
-    same = all(att.units == attributions[0].units for att in attributions)
-    tables = [table(attributions, row, most)] if same else [table([att], row, most) for att in attributions]
-    numbers = f"<details><summary>scores in numbers</summary>{''.join(map(_table, tables))}</details>"
+    att, maps = attributions[0], [heat_map(att, row) for att in attributions]
+    heat, target = maps[0], f"<b class=target dir=auto>{escape(maps[0].target)}</b>"
+    texts = ["".join(_cell(a, row, cell) for cell in heat.cells) for a, heat in zip(attributions, maps, strict=True)]
+    groups = [[*attributions]] if all(each.units == att.units for each in attributions) else [[a] for a in attributions]
+    tables = "".join(_table(numbers(group, row, most)) for group in groups)
+    scores = f"<details><summary>scores in numbers</summary>{tables}</details>"
     if len(attributions) == 1:
-        paths = arcs(*links(attributions[0], row)) if "through" in attributions[0].info else ""
-        drawing = paths and f"<details open><summary>paths to this target</summary>{paths}</details>"
-        if maps[0].pairs:
-            paths = arcs(*pair_arcs(attributions[0], row))
-            drawing += f"<details open><summary>pairs of units</summary>{paths}</details>"
-        other = f"<span class=to> rather than <bdi>{escape(maps[0].foil)}</bdi></span>" if maps[0].foil else ""
+        drawing = "".join(
+            f"<details open><summary>{name}</summary>{arcs(*lines_and_arcs(att, row))}</details>"
+            for name, lines_and_arcs, there in (
+                ("paths to this target", path_arcs, "through" in att.info),
+                ("pairs of units", pair_arcs, heat.pairs),
+            )
+            if there
+        )
+        other = f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>" if heat.foil else ""
         shown = f'<p class="map" dir="auto">{texts[0]}<span class=to> → </span>{target}{other}</p>'
-        if sum(len(cell.text) for cell in maps[0].cells) > _LONG:
-            return f"<p>{target}{other}</p>{_facts(maps[0])}{numbers}{shown}{drawing}"
-        return f"{shown}{_facts(maps[0])}{drawing}{numbers}"
+        if sum(len(cell.text) for cell in heat.cells) > _LONG:
+            return f"<p>{target}{other}</p>{_facts(heat)}{scores}{shown}{drawing}"
+        return f"{shown}{_facts(heat)}{drawing}{scores}"
     common = shared_legend(maps)
-    legends = ["" if common is not None else f"<p class=facts>{_key(heat.meaning)}</p>" for heat in maps]
+    legends = ["" if common is not None else f"<p class=facts>{_key(each.meaning)}</p>" for each in maps]
     rows = "".join(
         f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>{legend}</div>'
         for heading, text, legend in zip(headings(attributions), texts, legends, strict=True)
     )
     legend = f"<p class=facts>{_key(common)}</p>" if common else ""
-    return f"<p class=facts>{target} {escape(maps[0].question)}</p>{rows}{legend}{numbers}"
+    return f"<p class=facts>{target} {escape(heat.question)}</p>{rows}{legend}{scores}"
 
 
 def _cell(att: Attribution, row: int, cell: Cell) -> str:
@@ -185,11 +173,11 @@ def _key(meaning: Mapping[str, str]) -> str:
     return "; ".join(keys)
 
 
-def _table(numbers: Table) -> str:
+def _table(table: Numbers) -> str:
     """One attribution gets a column of bars; the scores of several get colours, as they have a scale each."""
-    bars = numbers.head[1] == "score"
+    bars = table.head[1] == "score"
     rows: list[list[str]] = []
-    for (unit, *texts), weights in zip(numbers.rows, numbers.weights, strict=True):
+    for (unit, *texts), weights in zip(table.rows, table.weights, strict=True):
         values, weight = [*map(escape, texts)], weights[0]
         if not bars:
             values = [v and f'<span class="v {_tint(w)}>{v}</span>' for v, w in zip(values, weights, strict=True)]
@@ -198,8 +186,8 @@ def _table(numbers: Table) -> str:
         else:
             values.append(f'<i class="bar {"n" if weight < 0 else "p"}" style="--a:{abs(weight):.3f}"></i>')
         rows.append([escape(unit), *values])
-    note = f"<p class=facts>{numbers.note}</p>" if numbers.note else ""
-    return html_table([*map(escape, numbers.head), *[""] * bars], rows) + note
+    note = f"<p class=facts>{table.note}</p>" if table.note else ""
+    return html_table([*map(escape, table.head), *[""] * bars], rows) + note
 
 
 def _footer(att: Attribution) -> str:
@@ -207,3 +195,37 @@ def _footer(att: Attribution) -> str:
     versions = (label(f"{name} {version}") for name, version in att.versions.items())
     texts = [provenance(att), ", ".join(parameters), ", ".join(versions)]
     return f"<p>{escape(' · '.join(text for text in texts if text))}</p>"
+
+
+def markdown(att: Attribution) -> str:
+    """A table of the scores for each target, and where they come from."""
+    sections = [_markdown_section(att, row) for row in range(len(att.targets))]
+    return "\n\n".join([*sections, *map(_escaped, checks(att)), _escaped(provenance(att))]) + "\n"
+
+
+def _markdown_section(att: Attribution, row: int) -> str:
+    heat, scores = heat_map(att, row), numbers([att], row)
+    prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
+    first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**\n({_escaped(heat.facts)})"
+    table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
+    return "\n\n".join([first, table, *map(_escaped, heat.pairs)])
+
+
+def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """A table of the rows, the heading first, in which nothing is markup; columns in `right` align to the right."""
+    rule = "".join("---:|" if column in right else "---|" for column in range(len(rows[0])))
+    head, *lines = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
+    return "\n".join([head, f"|{rule}", *lines])
+
+
+def escaped_line(text: str) -> str:
+    r"""The text as a line of its own, in which nothing is markup and which begins no list, heading or rule.
+
+    >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
+    1\. \*a\* \- \[b\] \-0.5 \<c\>
+    """
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _escaped(text.lstrip()))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#&~])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""Coarser units out of finer ones: token scores become word, sentence or span scores."""
+"""Scores made comparable between rows, and joined into coarser units."""
 
 from __future__ import annotations
 
@@ -7,50 +7,103 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.errors import UnitError
+from noiser.errors import NumericalError, UnitError
 from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap
 from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
-Members = Float[Tensor, "targets members"]
-Reduced = Float[Tensor, " targets"]
+Row = Float[Tensor, "*rows units"]
+Valid = Bool[Tensor, "*rows units"]
 Columns = tuple[int, ...]
+Reduction = Callable[[Float[Tensor, "targets members"]], Float[Tensor, " targets"]]
+
+
+def normalize(scores: Row, kind: str = "sum") -> Row:
+    """Every row normalised by itself; see `Attribution.normalized`. A sum counts as 0 where |Σs| ≤ 2^-23 Σ|s|."""
+    check_choice("normalization", kind, NORMALIZATIONS)
+    if torch.isinf(scores).any():
+        count = f"{int(torch.isinf(scores).sum())} of {scores.numel()}"
+        raise NumericalError(f"{count} scores are infinite. Run the attribution again in float32 or bfloat16.")
+    valid = ~torch.isnan(scores)
+    return NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype).masked_fill(~valid, torch.nan)
+
+
+def _over(values: Row, total: Tensor, valid: Valid) -> Row:
+    """`values` divided by `total`; uniform over the valid units of rows where that is zero."""
+    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(total == 0, uniform, values / total.masked_fill(total == 0, 1))
+
+
+def _shares(weights: Row, valid: Valid) -> Row:
+    return _over(weights, weights.masked_fill(~valid, 0).sum(-1, keepdim=True), valid)
+
+
+def _sum(scores: Row, valid: Valid) -> Row:
+    present = scores.masked_fill(~valid, 0)
+    cancels = present.sum(-1, keepdim=True).abs() <= 2.0**-23 * present.abs().sum(-1, keepdim=True)
+    return _shares(scores.masked_fill(cancels, 0), valid)
+
+
+def _minmax(scores: Row, valid: Valid) -> Row:
+    if not valid.any():
+        return scores
+    low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
+    high = scores.masked_fill(~valid, -torch.inf).amax(-1, keepdim=True)
+    return _over(scores - low, high - low, valid)
+
+
+NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
+    "sum": _sum,
+    "positive": lambda scores, valid: _shares(scores.clamp(min=0), valid),
+    "abs_sum": lambda scores, valid: _shares(scores.abs(), valid),
+    "minmax": _minmax,
+    "softmax": lambda scores, valid: scores.masked_fill(~valid, -torch.inf).softmax(-1),
+    "none": lambda scores, _: scores,
+}
 
 _ORDER = ("token", *SEGMENTATIONS)
+_REDUCTIONS: dict[str, Reduction] = {
+    "sum": lambda members: members.sum(-1),
+    "mean": lambda members: members.mean(-1),
+    "max": lambda members: members.amax(-1),
+}
+_STDERRS: dict[str, Reduction] = {
+    "sum": lambda members: members.square().sum(-1).sqrt(),
+    "mean": lambda members: members.square().sum(-1).sqrt() / members.shape[-1],
+}
 
 
 def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
     """See `Attribution.aggregate`."""
-    check_choice("reduction", reduce, REDUCTIONS)
-    groups = _groups(att, unit)
-    spread = _STDERRS.get(reduce)
+    check_choice("reduction", reduce, _REDUCTIONS)
+    groups, spread = _groups(att, unit), _STDERRS.get(reduce)
+    info = {name: value for name, value in att.info.items() if name != "check"}  # of other scores
     return replace(
         att,
-        scores=_by_group(att.scores, groups, REDUCTIONS[reduce]),
+        scores=_by_group(att.scores, groups, _REDUCTIONS[reduce]),
         units=tuple(_joined(att, columns) for columns in groups),
         unit=unit if isinstance(unit, str) else "spans",
         stderr=None if att.stderr is None or spread is None else _by_group(att.stderr, groups, spread),
         pairs=(),
-        thresholds=None if att.thresholds is None else _by_group(att.thresholds, groups, REDUCTIONS["min"]),
-        info={
-            **{name: value for name, value in att.info.items() if name != "check"},  # of other scores
-            "aggregated": {"from": att.unit, "reduce": reduce},
-        },
+        thresholds=att.thresholds
+        if att.thresholds is None
+        else _by_group(att.thresholds, groups, lambda m: m.amin(-1)),
+        info={**info, "aggregated": {"from": att.unit, "reduce": reduce}},
     )
 
 
 def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
     """The columns of `att` that make up each new unit, in order."""
+    if unit == "source" and att.info.get("sources"):
+        unit = [(source["start"], source["end"]) for source in att.info["sources"]]
     if not isinstance(unit, str):
         return _groups_of_spans(att, unit)
-    if unit == "source" and att.info.get("sources"):
-        return _groups_of_spans(att, [(source["start"], source["end"]) for source in att.info["sources"]])
     check_choice("unit", unit, _ORDER, "A list of (start, end) character spans is possible too.")
     if unit == "token" and att.unit == "token":
         return [(column,) for column in range(len(att.units))]
@@ -61,8 +114,8 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
         )
     special = {*att.info.get("special_tokens", ())}
     alone = [span.start == span.end or not special.isdisjoint(span.token_indices) for span in att.units]
-    groups = [(column,) for column in range(len(att.units)) if alone[column]]
-    for run in _runs(att, [column for column in range(len(att.units)) if not alone[column]]):
+    groups = [(column,) for column, is_alone in enumerate(alone) if is_alone]
+    for run in _runs(att, [column for column, is_alone in enumerate(alone) if not is_alone]):
         tokens = [(att.units[column].start, att.units[column].end) for column in run]
         first, last = tokens[0][0], max(end for _, end in tokens)
         spans = [(first + start, first + end) for start, end in SEGMENTATIONS[unit](att.text[first:last])]
@@ -96,19 +149,17 @@ def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list
     spans = checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
     found = owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
-    groups: list[Columns] = []
+    groups = {place: tuple(i for i, index in enumerate(found) if index == rank) for rank, place in enumerate(order)}
     for place, (start, end) in enumerate(spans):
         if start < att.prompt_length < end:
             raise UnitError(
                 f"Span {(start, end)} joins the prompt and its continuation, which begins at {att.prompt_length}."
             )
-        columns = tuple(i for i, index in enumerate(found) if index is not None and order[index] == place)
-        if not columns:
+        if not groups[place]:
             raise UnitError(
                 f"The span ({start}, {end}), {att.text[start:end]!r}, holds no {att.unit} of these. Widen it."
             )
-        groups.append(columns)
-    return groups
+    return [groups[place] for place in range(len(spans))]
 
 
 def _joined(att: Attribution, columns: Columns) -> Span:
@@ -120,25 +171,7 @@ def _joined(att: Attribution, columns: Columns) -> Span:
 
 
 def _by_group(
-    values: Float[Tensor, "targets units"], groups: Sequence[Columns], reduction: Callable[[Members], Reduced]
+    values: Float[Tensor, "targets units"], groups: Sequence[Columns], reduction: Reduction
 ) -> Float[Tensor, "targets groups"]:
-    """Reduces each group of columns; NaN in a row where any member is NaN."""
-    result = values.new_empty((len(values), len(groups)))
-    for index, group in enumerate(groups):
-        members = values[:, list(group)]
-        result[:, index] = reduction(members).masked_fill(members.isnan().any(-1), torch.nan)
-    return result
-
-
-REDUCTIONS: dict[str, Callable[[Members], Reduced]] = {
-    "sum": lambda members: members.sum(-1),
-    "mean": lambda members: members.mean(-1),
-    "max": lambda members: members.amax(-1),
-    "abs_max": lambda members: members.gather(-1, members.abs().argmax(-1, keepdim=True)).squeeze(-1),
-    "min": lambda members: members.amin(-1),
-    "l2": lambda members: members.square().sum(-1).sqrt(),
-}
-_STDERRS: dict[str, Callable[[Members], Reduced]] = {
-    "sum": REDUCTIONS["l2"],
-    "mean": lambda members: members.square().sum(-1).sqrt() / members.shape[-1],
-}
+    """Each group of columns reduced; NaN in a row where any member is NaN."""
+    return torch.stack([values[:, :0].sum(1), *(reduction(values[:, list(group)]) for group in groups)], 1)[:, 1:]
