@@ -126,7 +126,7 @@ def answers():
 
 
 @pytest.fixture
-def quiz(monkeypatch):
+def quiz():
     """A data set whose answers are those of the tiny Llama for every other prompt, and one prompt it cannot read."""
     from noiser.data import DATA_SETS, Example, Reading, Recipe, Source
 
@@ -138,10 +138,9 @@ def quiz(monkeypatch):
     recipe = Recipe(
         source=Source(files=(), licence="ours", citation=""), read=lambda paths: Reading(examples, ("a note",))
     )
-    monkeypatch.setattr(DATA_SETS, "_entries", dict(DATA_SETS._entries))
-    monkeypatch.setattr(DATA_SETS, "_newest", dict(DATA_SETS._newest))
     DATA_SETS.register("quiz", lambda: recipe, summary="a quiz")
-    return examples
+    yield examples
+    del DATA_SETS._own["quiz@1"]
 
 
 QUIZ = """
