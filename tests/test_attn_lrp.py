@@ -12,7 +12,7 @@ import noiser
 from engine_for_tests import query_of, run_method
 from noiser.engine.gradients import ruled
 from noiser.errors import UnsupportedModelError
-from noiser.methods.attn_lrp import AttnLrp, identity
+from noiser.methods.relevance import AttnLrp, identity
 from tiny import SIZES, random_model, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"

@@ -10,8 +10,8 @@ import noiser
 from engine_for_tests import clean, distributions, query_of
 from noiser.engine import replace
 from noiser.engine.gradients import derivative
-from noiser.methods.deeplift import DeepLift, rescale
 from noiser.methods.gradients import InputXGradient
+from noiser.methods.relevance import DeepLift, rescale
 from tiny import FAMILIES, SIZES, random_model, tiny, tiny_tokenizer
 
 PROMPT = "The quick fox sings"

@@ -20,7 +20,7 @@ from noiser.methods import (
     IntegratedGradients,
     SequentialIntegratedGradients,
 )
-from noiser.methods.protocol import movable_positions
+from noiser.methods.gradients import movable_positions
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"

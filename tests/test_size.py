@@ -13,24 +13,24 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 958,
+    "": 953,
     "attribution": 1_697,
     "bench": 1_426,
     "cli": 843,
     "data": 748,
     "engine": 1_807,
     "evaluation": 616,
-    "explain": 1_853,
-    "integrations": 716,
+    "explain": 1_848,
+    "integrations": 614,
     "judges": 709,
-    "methods": 2_024,
+    "methods": 1_780,
     "metrics": 1_801,
     "model": 1_921,
     "report": 1_087,
     "server": 1_125,
     "text": 880,
 }
-ALL, FILES = 20_211, 140
+ALL, FILES = 19_855, 135
 AROUND = {"tests": 17_325, "benchmarks": 1_994}
 ASSETS = 253  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words

@@ -6,7 +6,7 @@ import torch
 import noiser
 from noiser.errors import ParameterError
 from noiser.explain import tolerance
-from noiser.methods.noise import draw_noise
+from noiser.methods.noiser import draw_noise
 from noiser.text import token_texts
 from noiser.types import Span, Target
 from tiny import tiny, tiny_model, tiny_tokenizer

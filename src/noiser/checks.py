@@ -31,11 +31,6 @@ def check_count(name: str, got: object, least: int = 1) -> int:
     return int(got)
 
 
-def set_count(parameters: object, name: str, least: int = 1) -> None:
-    """Makes a field of a frozen dataclass the integer that it is. Raises what `check_count` does."""
-    object.__setattr__(parameters, name, check_count(name, getattr(parameters, name), least))
-
-
 def check_seed(got: object) -> int:
     """The number. Raises ParameterError unless it is a seed that torch takes."""
     if not isinstance(got, Integral) or isinstance(got, bool) or not -(2**63) <= int(got) < 2**64:

@@ -6,7 +6,7 @@ keeps its meaning. A family is a prefix for all names of another library, such a
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,8 +94,8 @@ class Registry(Generic[T]):
         name = name if unversioned(name) in names else renamed(name)
         prefix, colon, bare = name.partition(":")
         if colon and (family := self.families.get(prefix)):
-            bare, (module, _, function) = bare.removesuffix("@1"), family.place.partition(":")
-            factory = getattr(importlib.import_module(module), function)(bare)
+            bare = bare.removesuffix("@1")
+            factory = pkgutil.resolve_name(family.place)(bare)
             return Entry(name=f"{prefix}:{bare}", version=1, factory=factory, summary=family.summary)
         fitting = [entry for entry in self._entries.values() if name in (entry.name, entry.versioned_name)]
         if not fitting:

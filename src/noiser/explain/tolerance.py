@@ -17,7 +17,6 @@ from noiser.engine import Ask, Effect, Query, Steps, effect_of, restore, run_one
 from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
 from noiser.methods import Noiser
-from noiser.methods.noise import check_noise, draw_k, draw_noise
 from noiser.model import LanguageModel
 from noiser.numbers import number_format
 from noiser.registry import unversioned
@@ -160,8 +159,4 @@ def _noise(query: Query, att: Attribution) -> Tensor:
     by_noiser = unversioned(att.method) in ("noiser", "noiser_relative")
     method = Noiser(**{k: v for k, v in att.parameters.items() if by_noiser and k in ("samples", "bounding", "noise")})
     longest, rng = max(len(unit.token_indices) for unit in att.units), torch.Generator().manual_seed(att.seed)
-    if method.bounding == "random":
-        draw_k(rng)
-    if method.noise is None:
-        return draw_noise(method.samples, longest, query.embedding_dim, rng)
-    return check_noise(method.noise, longest, query.embedding_dim)
+    return method.draw(longest, query.embedding_dim, rng)[1]

@@ -1,31 +1,23 @@
-"""Captum's methods as methods of Noiser: `method="captum:ShapleyValueSampling"`.
-
-Captum sees a function of the rows of the embedding table that may change; special tokens and template text stay.
-"""
+"""Captum's methods as methods of Noiser: `method="captum:ShapleyValueSampling"`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice
-from noiser.engine import BASELINES, Baseline, Call, Query, Steps
+from noiser.engine import Ask, Baseline, Call, Query, Steps, ask, differentiate, replace
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
-from noiser.integrations.engine import TargetFunction
-from noiser.methods.gradients import GradientScore, Reduce, reduce_dimensions
-from noiser.methods.protocol import Scores, movable_positions, sum_over_units
+from noiser.methods.gradients import GradientScore, Reduce, movable_positions, reduce_dimensions
+from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
 
-__all__ = ["CaptumMethod", "factory"]
-
-_BATCH = 32
-"""Perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its own."""
+_BATCH = 32  # perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its own
 
 _OURS = (
     *("forward_func", "inputs", "baselines", "target", "additional_forward_args", "feature_mask", "show_progress"),
@@ -42,7 +34,7 @@ _OFFERED = (
 
 @dataclass(frozen=True)
 class CaptumMethod(LibraryMethod):
-    """A method of `captum.attr` on the rows of the embedding table.
+    """A method of `captum.attr` on the rows of the embedding table; special tokens and template text stay.
 
     A perturbation method has the units before the target as its features: a unit that is taken away gets the baseline
     row at each of its tokens. A gradient method moves every token that is not frozen, and a unit's score is the sum
@@ -70,31 +62,33 @@ class CaptumMethod(LibraryMethod):
         return {name: getattr(module, name) for name in _OFFERED if name in module.__all__}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         cls = self.class_of(self.name)
-        check_choice("baseline", self.baseline, BASELINES)
-        check_choice("score", self.score, get_args(GradientScore))
-        check_choice("reduce", self.reduce, get_args(Reduce))
         check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.attribute, *_OURS))
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores of every unit for every target; see `Method`."""
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for g in query.causal_mask.any(-1).nonzero().flatten().tolist():
             scores[g] = yield Call(query, partial(self._run, g=g, rng=rng))
         return Scores(scores=scores, info={"captum": version_of("captum"), "frozen_tokens": "kept"})
 
     def _run(self, lm: LanguageModel, query: Query, g: int, rng: torch.Generator) -> Float[Tensor, " units"]:
-        """Scores for one target."""
         cls = self.class_of(self.name)
         features = _features(query, g) if "feature_mask" in names_of(cls.attribute) else {}
         positions = [*features] or [i for i in movable_positions(query) if i <= query.target_rows[g][0]]
         rows = query.context.rows[positions][None].clone()
-        arguments = self._arguments(cls, rows, query.baseline(self.baseline).to(rows))
+        of_class, of_call = self.split()
+        defaults = {
+            "baselines": query.baseline(self.baseline).to(rows).expand_as(rows).clone(),
+            "perturbations_per_eval": _BATCH,
+            "sliding_window_shapes": (1, rows.shape[-1]),
+        }
+        arguments = {name: value for name, value in defaults.items() if name in names_of(cls.attribute)}
+        arguments |= {key: _as_tuple(value) for key, value in of_call.items()}
         if features:
             numbers = torch.tensor([*features.values()], device=rows.device)
             arguments["feature_mask"] = numbers[:, None].expand(rows.shape).contiguous()
         replaces = bool(features) or "sliding_window_shapes" in arguments
-        of_class, _ = self.split()
         with seeded(rng, lm.device), self.explained():
             method = cls(TargetFunction(lm, query, g, tuple(positions), self.score), **of_class)
             attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[0].detach()
@@ -105,16 +99,6 @@ class CaptumMethod(LibraryMethod):
         if features:
             tokens[[i for unit in query.units for i in unit.token_indices[1:]]] = 0
         return sum_over_units(query, tokens.expand(len(query.targets), -1))[g]
-
-    def _arguments(self, cls: Any, rows: Float[Tensor, "1 positions dim"], base: Tensor) -> dict[str, Any]:
-        """Those of the class's `attribute`: defaults, then settings."""
-        defaults = {
-            "baselines": base.expand_as(rows).clone(),
-            "perturbations_per_eval": _BATCH,
-            "sliding_window_shapes": (1, rows.shape[-1]),
-        }
-        settings = {key: _as_tuple(value) for key, value in self.split()[1].items()}
-        return {name: value for name, value in defaults.items() if name in names_of(cls.attribute)} | settings
 
 
 def _features(query: Query, g: int) -> dict[int, int]:
@@ -128,4 +112,34 @@ def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
-factory = CaptumMethod.factory
+class TargetFunction:
+    """From rows at some positions to target g's score, [batch, positions, dim] to [batch]; differentiable."""
+
+    def __init__(
+        self, lm: LanguageModel, query: Query, g: int, positions: tuple[int, ...], score: GradientScore
+    ) -> None:
+        self.lm, self.query, self.g, self.positions, self.read = lm, query, g, positions, query.score(score)
+
+    def __call__(self, rows: Float[Tensor, "batch positions dim"]) -> Float[Tensor, " batch"]:
+        if torch.is_grad_enabled() and rows.requires_grad:
+            return _Differentiable.apply(rows, self)  # pyright: ignore
+        (values,) = ask(self.lm, Ask(self.query, [replace(self.positions, rows.detach(), (self.g,))], self.read))
+        return values[0].to(rows)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The function with the engine's own gradients, so that all passes run in the engine's batches."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
+        at = function.positions
+        changes = [replace(at, row[None], (function.g,)) for row in rows.detach()]
+        slopes = list(differentiate(function.lm, function.query, changes, function.read))
+        ctx.save_for_backward(torch.stack([slope.gradient[list(at)] for slope in slopes]).to(rows))
+        return torch.stack([slope.value for slope in slopes]).to(rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (slopes,) = ctx.saved_tensors
+        return grads[0][:, None, None] * slopes, None

@@ -1,4 +1,4 @@
-"""Settings, errors and random numbers of other libraries' functions, as the adapters share them."""
+"""What the adapters share: settings, errors and random numbers of other libraries' functions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import torch
 
 from noiser.checks import check_choice, random_state_kept
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
+from noiser.methods.protocol import Parameters
 from noiser.model.runtime import is_out_of_memory
 
 
 @dataclass(frozen=True)
-class LibraryMethod:
+class LibraryMethod(Parameters):
     """What the methods of all packages have: the package's own name, and settings of its class and function."""
 
     library: ClassVar[str]
@@ -31,7 +32,6 @@ class LibraryMethod:
 
     @classmethod
     def _classes(cls) -> Mapping[str, Any]:
-        """The package's classes by name. Raises DependencyError where it is not installed."""
         raise NotImplementedError
 
     @classmethod
@@ -41,7 +41,6 @@ class LibraryMethod:
 
     @classmethod
     def class_of(cls, name: str) -> Any:
-        """A class. Raises UnknownNameError without such a method."""
         classes, prefix = cls._classes(), cls.library.lower()
         if name not in classes:
             raise UnknownNameError("method", f"{prefix}:{name}", [f"{prefix}:{other}" for other in classes], cls.hint)
@@ -62,7 +61,6 @@ class LibraryMethod:
 
     @property
     def registry_name(self) -> str:
-        """The method's name in a result."""
         return f"{self.library.lower()}:{self.name}@1"
 
     def split(self, *without: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,8 +1,4 @@
-"""Estimators of shapiq as methods of Noiser: `method="shapiq:KernelSHAP"`.
-
-shapiq sees a game and nothing else: masks of players in, values out. The players are the units before a target; a mask
-is answered as `noiser.KernelShap` answers it, by the engine, in batches and after the clean prefix.
-"""
+"""Estimators of shapiq as methods of Noiser: `method="shapiq:KernelSHAP"`."""
 
 from __future__ import annotations
 
@@ -12,20 +8,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, set_count
-from noiser.engine import ABSENCES, SCORES, Absence, Call, Game, Query, ScoreName, Steps, remover
+from noiser.engine import Absence, Call, Game, Query, ScoreName, Steps, remover, run_one
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
-from noiser.integrations.engine import target_game
-from noiser.methods.coalitions import table
-from noiser.methods.protocol import Scores
+from noiser.methods.occlusion import table, widened
+from noiser.methods.protocol import Scores, TwoOrMore
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
-
-__all__ = ["ShapiqMethod", "factory"]
 
 _OURS = ("n", "index", "random_state", "top_order", "budget", "game")
 """Arguments of shapiq's classes and of their `approximate` that the adapter gives."""
@@ -35,22 +28,20 @@ _OURS = ("n", "index", "random_state", "top_order", "budget", "game")
 class ShapiqMethod(LibraryMethod):
     """An approximator of Shapley values of `shapiq`, on the units before each target.
 
-    Targets with the same units before them share their masks: each is run once. shapiq draws from a seed that follows
-    the caller's; global random states are put back.
+    A mask is answered as `noiser.KernelShap` answers it; equal ones of several targets are run once. shapiq draws from
+    a seed that follows the caller's; global random states are put back.
 
     Args:
         name: the class's name, such as "KernelSHAP"; `ShapiqMethod.names()` lists them.
-        budget: masks that it may ask about; equal ones are run once. None for 16 n + 130, with n the units before the
-            target, as many as `noiser.KernelShap` takes.
-        baseline: replacement of a unit, as for `noiser.KernelShap`.
-        score: value of a mask, as for `noiser.KernelShap`: "prob", "logprob", "logit" or "hellinger".
+        budget: masks that it may ask about. None for 16 n + 130, with n the units before the target.
+        baseline, score: how a unit is removed, and the value of a mask; as for `noiser.Occlusion`.
         settings: of shapiq's class and its `approximate`, such as `{"pairing_trick": True}`.
     """
 
     library = "shapiq"
     hint = "Approximators of interactions alone score sets of units, not units."
 
-    budget: int | None = field(default=None, kw_only=True)
+    budget: TwoOrMore | None = field(default=None, kw_only=True)
     baseline: Absence = field(default="zero", kw_only=True)
     score: ScoreName = field(default="prob", kw_only=True)
 
@@ -59,26 +50,26 @@ class ShapiqMethod(LibraryMethod):
         return {each.__name__: each for each in imported("shapiq.approximator", "shapiq").SV_APPROXIMATORS}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         cls = self.class_of(self.name)
-        if self.budget is not None:
-            set_count(self, "budget", least=2)
-        check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, SCORES)
         check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.approximate, *_OURS))
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores of every unit for every target; see `Method`."""
         game = Game(query, self.score, remover(query, self.baseline))
         rows = yield Call(query, partial(self._play, game=game, rng=rng))
         return Scores(scores=table(game, rows), info={"shapiq": version_of("shapiq")})
 
     def _play(self, lm: LanguageModel, _: Query, game: Game, rng: torch.Generator) -> list[Float64[Tensor, " seen"]]:
-        """For each target the scores of the units before it."""
         seed = int(torch.randint(2**31, (), generator=rng))
         rows = list[Float64[Tensor, " seen"]]()
-        for g in range(len(game.units)):
+        for g, seen in enumerate(game.units):
+
+            def play(players: Any, g: int = g, seen: Tensor = seen) -> Any:
+                kept = widened(torch.as_tensor(np.atleast_2d(players).astype(bool)), seen, game.mask.shape[1])
+                return run_one(lm, game(kept))[g].numpy()  # for all targets: another one may ask for the same input
+
             with seeded(rng, lm.device):
-                rows.append(self._approximate(*target_game(lm, game, g), seed))
+                rows.append(self._approximate(play, len(seen), seed))
         return rows
 
     def _approximate(self, game: Callable[..., Any], players: int, seed: int) -> Float64[Tensor, " players"]:
@@ -91,6 +82,3 @@ class ShapiqMethod(LibraryMethod):
             warnings.filterwarnings("ignore", "Not all budget is required", UserWarning)  # all 2^n masks are fewer
             values = cls(n=players, random_state=seed, **of_class).approximate(budget=budget, game=game, **of_call)
             return torch.as_tensor(values.get_n_order_values(1), dtype=torch.float64)
-
-
-factory = ShapiqMethod.factory

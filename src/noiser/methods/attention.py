@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -12,40 +11,32 @@ from torch import Tensor
 
 from noiser.engine import Attentions, Query, Steps
 from noiser.errors import ParameterError
-from noiser.methods.protocol import Scores, sum_over_units
+from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastAttention:
+class LastAttention(InnerMethod):
     """How much the position that predicts the target attends to each token in the last layer, mean over heads.
 
-    Scores are the weights themselves, not normalised again: what goes to frozen tokens, for most models the larger
-    part, is in no score. In a model that mixes attention with other layers, the last layer that has attention counts.
-    A target span has the mean over the positions that predict its tokens.
+    Scores are the weights themselves, not normalised again: the part that goes to frozen tokens, in most models the
+    larger one, is in no score. A target span has the mean over the positions that predict its tokens.
     """
 
-    looks_inside: ClassVar[bool] = True
-
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Scores of every unit for every target; see `Method`."""
         maps = yield _attentions(query)
         return _scores(query, maps[-1][list(query.logit_positions)])
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionRollout:
+class AttentionRollout(InnerMethod):
     """How much of the position that predicts the target comes from each token, by attention over all layers.
 
     Every layer passes on half of what a position attends to and half of the position itself: Â = ½A + ½I, with A the
     mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar and Zuidema 2020, section 4).
-    Frozen tokens take part in the products. Layers of other kinds, in models that mix them, have no A and are
-    left out of the product. A target span has the mean over the positions that predict its tokens.
+    Frozen tokens take part. A target span has the mean over the positions that predict its tokens.
     """
 
-    looks_inside: ClassVar[bool] = True
-
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Scores of every unit for every target; see `Method`."""
         maps = yield _attentions(query)
         return _scores(query, rollout(maps, query.logit_positions))
 
@@ -59,7 +50,6 @@ def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int])
 
 
 def _attentions(query: Query) -> Attentions:
-    """The request for weights, which know nothing of a foil or a number of the caller's own."""
     if query.of is not None or query.foil_id is not None:
         raise ParameterError(
             "Attention weights are the same whatever is explained: leave out the foil, or the function of your own "

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, check_not_negative, set_count
-from noiser.engine import BASELINES, Ask, Baseline, Integrals, Path, Query, Steps, remover
-from noiser.methods.noise import draw_noise
-from noiser.methods.protocol import Scores, movable_groups, movable_positions, sum_over_units
+from noiser.checks import check_not_negative
+from noiser.engine import Ask, Baseline, Integrals, Path, Query, Steps, remover
+from noiser.methods.noiser import draw_noise
+from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 
 Reduce = Literal["l2", "sum"]
 GradientScore = Literal["prob", "logprob"]
+Groups = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+"""Positions that go to a baseline together, and the targets that are explained by that."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputXGradient:
+class InputXGradient(InnerMethod):
     """Gradient of the target's probability with respect to each token's embedding, times that embedding.
 
-    With F the objective and x_i row i of the embedding table, the contribution of dimension j of token i is
-    x_ij ∂F/∂x_ij (Shrikumar et al. 2016; Denil et al. 2014). A unit's score is the sum over its tokens.
+    With F the objective, the contribution of dimension j of token i is x_ij ∂F/∂x_ij (Shrikumar et al. 2016; Denil et
+    al. 2014). A unit's score is the sum over its tokens.
 
     Args:
         reduce: from dimensions to a token's score: "l2", the norm of the contributions, never negative; "sum", their
@@ -32,17 +34,10 @@ class InputXGradient:
         score: what is differentiated: "prob" or "logprob"; with a foil, the difference of the two tokens'.
     """
 
-    looks_inside: ClassVar[bool] = True
-
     reduce: Reduce = "l2"
     score: GradientScore = "prob"
 
-    def __post_init__(self) -> None:
-        check_choice("reduce", self.reduce, get_args(Reduce))
-        check_choice("score", self.score, get_args(GradientScore))
-
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Scores of every unit for every target; see `Method`."""
         # The end of the path from the zero row: its direction there is the embedding itself.
         positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
         contributions, _ = yield Integrals(query, [Path(positions)], query.score(self.score))
@@ -50,7 +45,7 @@ class InputXGradient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntegratedGradients:
+class IntegratedGradients(InnerMethod):
     """Integral of the gradient on the straight path from a baseline input to the input (Sundararajan et al. 2017).
 
     With x' the input in which every token that is not frozen (nor of the target span) holds the baseline row, the
@@ -64,19 +59,12 @@ class IntegratedGradients:
         score: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
     """
 
-    looks_inside: ClassVar[bool] = True
-
     n_steps: int = 50
     reduce: Reduce = "sum"
     baseline: Baseline = "zero"
     score: GradientScore = "prob"
 
-    def __post_init__(self) -> None:
-        set_count(self, "n_steps")
-        _check_path(self)
-
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Scores of every unit for every target; see `Method`."""
         contributions, losses = yield from self._integrated(query, movable_groups(query))
         difference = losses.nansum(1)
         delta = difference - contributions.sum((-1, -2)).cpu()
@@ -86,9 +74,9 @@ class IntegratedGradients:
         )
 
     def _integrated(
-        self, query: Query, groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+        self, query: Query, groups: Groups
     ) -> Steps[tuple[Float[Tensor, "targets length dim"], Float64[Tensor, "targets groups"]]]:
-        """Contributions, and what targets lose where the path of their group begins, NaN for those of other groups."""
+        """Contributions, and what targets lose where the path of their group begins, NaN for other groups."""
         alphas, weights = gauss_legendre(self.n_steps)
         paths = [Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
         read, remove = query.score(self.score), remover(query, self.baseline)
@@ -102,36 +90,25 @@ class IntegratedGradients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientShap:
+class GradientShap(InnerMethod):
     """Expected gradients: random points on noisy paths from a baseline (Lundberg and Lee 2017; Erion et al. 2021).
 
     For each sample, α ~ U(0, 1) and ε ~ N(0, stdev²) are drawn, the same for all targets; the contribution of
-    dimension j of token i is the mean over samples of (x_ij + ε_ij - x'_ij) ∂F/∂x_ij(x' + α (x + ε - x')). Without
-    noise it converges to integrated gradients, at the rate of Monte Carlo.
+    dimension j of token i is the mean over samples of (x_ij + ε_ij - x'_ij) ∂F/∂x_ij(x' + α (x + ε - x')).
 
     Args:
         samples: random points.
         stdev: standard deviation of the noise on every dimension of the rows of the embedding table.
-        reduce: as for `IntegratedGradients`; standard errors are given for "sum".
-        baseline: as for `IntegratedGradients`.
-        score: as for `IntegratedGradients`.
+        reduce, baseline, score: as for `IntegratedGradients`; standard errors are given for "sum".
     """
 
-    looks_inside: ClassVar[bool] = True
-
     samples: int = 5
-    stdev: float = 0.0
+    stdev: Annotated[float, check_not_negative] = 0.0
     reduce: Reduce = "sum"
     baseline: Baseline = "zero"
     score: GradientScore = "prob"
 
-    def __post_init__(self) -> None:
-        set_count(self, "samples")
-        check_not_negative("stdev", self.stdev)
-        _check_path(self)
-
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores of every unit for every target; see `Method`."""
         positions, count = movable_positions(query), self.samples
         alphas = torch.rand(count, generator=rng, dtype=torch.float32).tolist()
         noise = draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else None
@@ -155,9 +132,8 @@ class SequentialIntegratedGradients(IntegratedGradients):
     """Integrated gradients for one unit at a time, all other tokens unchanged (Enguehard 2023, section 2.2).
 
     With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension j of its token i is
-    (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. Only the unit and what follows it is run. By "sum"
-    the score is F(x) - F(x'(u)), which `Occlusion` with the same baseline finds in one pass; what the quadrature
-    leaves of that is `info["delta"]`, targets by units.
+    (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. By "sum" the score is F(x) - F(x'(u)), which `Occlusion` with
+    the same baseline finds in one pass; what the quadrature leaves of that is `info["delta"]`, targets by units.
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature, for each unit.
@@ -165,7 +141,6 @@ class SequentialIntegratedGradients(IntegratedGradients):
     """
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Scores of every unit for every target; see `Method`."""
         positions = [unit.token_indices for unit in query.units]
         groups = [*zip(positions, query.targets_per_unit, strict=True)]
         contributions, losses = yield from self._integrated(query, groups)
@@ -193,7 +168,16 @@ def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce)
     return contributions.norm(dim=-1) if reduce == "l2" else contributions.sum(-1)
 
 
-def _check_path(method: IntegratedGradients | GradientShap) -> None:
-    check_choice("reduce", method.reduce, get_args(Reduce))
-    check_choice("baseline", method.baseline, BASELINES)
-    check_choice("score", method.score, get_args(GradientScore))
+def movable_positions(query: Query) -> tuple[int, ...]:
+    """The positions that go to a baseline: every token that is not frozen, and every token of a unit."""
+    units = {position for unit in query.units for position in unit.token_indices}
+    return tuple(i for i, frozen in enumerate(query.encoding.frozen) if not frozen or i in units)
+
+
+def movable_groups(query: Query) -> Groups:
+    """All movable positions, with the targets that share them: the own tokens of a target span stay as they are."""
+    movable = movable_positions(query)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for target, rows in enumerate(query.target_rows):
+        groups.setdefault(tuple(p for p in movable if p not in rows[1:]), []).append(target)
+    return [(positions, tuple(targets)) for positions, targets in groups.items()]

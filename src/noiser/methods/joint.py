@@ -3,78 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, set_count
-from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, StoredGame, remover
-from noiser.methods.coalitions import draw_per_unit, table
+from noiser.engine import Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.methods.occlusion import draw_per_unit, table
 from noiser.methods.pairs import Value, find_pairs
-from noiser.methods.protocol import Scores
+from noiser.methods.protocol import Parameters, Scores, TwoOrMore
 from noiser.types import Pair, RemovalName
 
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
 
-_PRIOR = 0.3
-"""How many pairs count as much as the belief that last and first steps matter alike in the middle."""
+_PRIOR = 0.3  # how many pairs count as much as the belief that last and first steps matter alike in the middle
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joint:
+class Joint(Parameters):
     """Scores each unit by the effect of its presence at the ends and in the middle, among random sets of other units.
 
-    With z in {0, 1}^n marking the units that are kept and f(z) what is predicted, a unit has an effect at the ends, the
-    mean of its last step f(X) - f(all but u) and its first, f(u alone) - f(nothing); and an effect in the middle, its
-    Banzhaf value φ: the mean of g(z with u) - g(z without u) over all z of the other units. The ends are run exactly;
-    the middle is fitted to random z and their complements, by least squares with a ridge towards a mix of the last and
-    first steps of g, l and e:
+    With z in {0, 1}^n marking the units that are kept and f(z) the prediction, a unit's effect at the ends is the
+    mean of its last step f(X) - f(all but u) and its first, f(u alone) - f(nothing), which are run exactly. Its effect
+    in the middle is its Banzhaf value φ, the mean of g(z with u) - g(z without u) over all z of the other units, fitted
+    to random z and their complements by least squares, with a ridge towards a mix of the last and first steps of g, l
+    and e, a and b being held near ½ as by a third of a pair:
 
-        argmin over φ, a, b of  Σ over pairs (g(z) - g(1 - z) - (2z - 1)·φ)² + ‖φ - a l - b e‖²,
+        argmin over φ, a, b of  Σ over pairs (g(z) - g(1 - z) - (2z - 1)·φ)² + ‖φ - a l - b e‖²
 
-    with a and b held near ½ as by a third of a pair.
-
-    Both are brought to the same size Σ|·|, that of the ends. The units have the order of the mean of both: a fit to
-    random z alone is blind to what decides while the prediction still stands, which the ends see; and one unit at a
-    time, a fact that stands twice can be missed, which the middle sees. How far apart the scores lie is what the middle
-    says, since its effects are those that add up: the nearest numbers to φ that have this order (isotonic regression).
-    The mean of both stays in with a weight of n / (n + pairs), since few pairs say little, and units that the
-    regression makes equal keep their order.
-
-    `Attribution.stderr` is the standard error of the drawn pairs. Ours; design/estimator.md says how it was chosen.
+    Both are brought to the same size Σ|·|, that of the ends. The units have the order of the mean of both: the middle
+    alone is blind to what decides while the prediction still stands, and the ends can miss a fact that stands twice.
+    The scores are the nearest numbers to φ with this order (isotonic regression), since effects in the middle add up.
+    The mean of both stays in with a weight of n / (n + pairs), as few pairs say little, and units that the regression
+    makes equal keep their order. `Attribution.stderr` is the standard error of the drawn pairs. Ours;
+    design/estimator.md says how it was chosen.
 
     Args:
         samples: inputs, apart from the empty and the whole one, 2 n of them the single steps. None for 8 n, with n
             the units before the first target, which costs what the default `Noiser` does. 2^n or more is exact.
         removal: how the units that are not kept are removed: "zero" or "mean" rows, relative "noise" of twice their
             size, "delete" or "hidden"; see `noiser.engine.remover`.
-        score: what f and g are. "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost and
-            still weighs it most while it stands, and g = log p / (1 - p), in which effects add up. The others are
-            both f and g: "prob", "logprob", "logit", or "hellinger", minus the distance to the clean distribution,
-            which asks what the whole distribution depends on and not what speaks for the target. With a foil, "root",
-            "logit" and "logprob" are log odds of the target against it, and "prob" the difference.
+        score: "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost and still weighs it
+            most while it stands, and g = log p / (1 - p), in which effects add up. The others are both f and g: "prob",
+            "logprob", "logit", or "hellinger", minus the distance to the clean distribution, which does not ask what
+            speaks for the target. With a foil, "root", "logit" and "logprob" are log odds of the target against it,
+            and "prob" the difference.
         pairs: the pairs of units to look for, see `Attribution.pairs`. "free": those that the inputs show anyway. A
             number: so many further inputs for each target check the likeliest. None: none.
     """
 
-    samples: int | None = None
+    samples: TwoOrMore | None = None
     removal: RemovalName = "zero"
     score: JointScore = "root"
-    pairs: int | Literal["free"] | None = "free"
-
-    def __post_init__(self) -> None:
-        if self.samples is not None:
-            set_count(self, "samples", least=2)
-        check_choice("removal", self.removal, REMOVALS)
-        check_choice("score", self.score, get_args(JointScore))
-        if self.pairs not in (None, "free"):
-            set_count(self, "pairs", least=2)
+    pairs: TwoOrMore | Literal["free"] | None = "free"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores the game in which units are removed."""
         noise = rng
         if self.removal == "noise":  # as many numbers as there are tokens: the inputs must not depend on how many
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
@@ -114,11 +99,7 @@ class Joint:
         )
 
     def _draw(self, counts: list[int], units: int, rng: torch.Generator) -> tuple[Bool[Tensor, "pairs units"], int]:
-        """One of each pair of complementary inputs, and the number of units up to which all of them are there.
-
-        `counts` are the units of each target, the first ones of all units. A target with fewer inputs than `samples`
-        has all of its own, several times if other targets have more units; else they are drawn for the first target.
-        """
+        """One of each pair of complementary inputs, and the number of a target's units up to which all are there."""
         samples = max(self.samples or 8 * counts[0], 2 * counts[0])
         exact = max((count for count in counts if samples >= 2**count), default=0)
         pairs = max(1, (samples - 2 * counts[0]) // 2)
@@ -170,13 +151,10 @@ def _fit(
     differences: Float64[Tensor, " pairs"],
     guesses: Float64[Tensor, "2 seen"] | None,
 ) -> _Fit:
-    """The φ that minimises Σ (differences - (2 kept - 1)·φ)² + ‖φ - w·guesses‖² + p ‖w - ½‖².
-
-    p is 0.3 times the mean square of (2 kept - 1)·guess. Without guesses, all pairs are there and nothing was drawn.
-    """
+    """The φ that minimises Σ (differences - (2 kept - 1)·φ)² + ‖φ - w·guesses‖² + p ‖w - ½‖²."""
     signs = 2 * kept.double() - 1
     units = signs.shape[1]
-    if guesses is None:
+    if guesses is None:  # all pairs are there, and nothing was drawn
         return _Fit(signs.T @ differences / len(signs), torch.zeros(units, 1, dtype=torch.float64))
     basis = torch.cat([guesses.T, torch.eye(units, dtype=torch.float64)], 1)  # φ = basis @ (w, φ - w·guesses)
     design = signs @ basis

@@ -6,18 +6,16 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.checks import check_choice, check_positive, set_count
-from noiser.engine import SCORES, Ask, Effect, Query, ScoreName, Steps, effect_of, expected_norm, leads, noise
+from noiser.engine import Ask, Effect, Query, ScoreName, Steps, effect_of, expected_norm, leads, noise
 from noiser.errors import ParameterError
-from noiser.methods.noise import as_noise, check_noise, draw_k, draw_noise
-from noiser.methods.protocol import Scores
-from noiser.methods.search import TIE, Mode, Probe, Search, bisection, certified
+from noiser.methods.protocol import Parameters, Scores
+from noiser.methods.search import Mode, Probe, Search, bisection, certified
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
@@ -28,7 +26,7 @@ ROUNDING = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noiser:
+class Noiser(Parameters):
     """Scores each unit by how far the prediction falls when its embeddings get the noise that every unit tolerates.
 
     With P̄(u, k) the mean next-token distribution over `samples` inputs in which unit u has k times standard normal
@@ -38,21 +36,19 @@ class Noiser:
 
     Args:
         samples: noise vectors M, shared by all units, all k and all targets.
-        steps: halvings of the bisection; thresholds have a resolution of 2^-steps. When a unit flips at every probe,
-            halving goes on until it does not, so k is never 0.
+        steps: halvings of the bisection, to a resolution of 2^-steps; more where a unit flips at every probe.
         bounding: the k of each unit: "k_min" or "k_max", the smallest or largest k_u of all units (per target);
             "k_max_per_unit", its own k_u; "norm_l1", "norm_l2", "norm_linf", 1 / E‖n‖; "random", one U(0, 1) number;
             "none", 1; a number, that k; "relative", r ‖e‖ / E‖n‖₂ for a token with embedding e, which needs no search.
-        score: "prob" (the paper) or another of `noiser.engine.SCORES`, such as "logprob"; "hellinger", the distance
-            between the whole distributions, sees every token and is never negative.
+        score: "prob" (the paper) or another of `noiser.engine.SCORES`; "hellinger", the distance between the whole
+            distributions, sees every token and is never negative.
         r: size of "relative" noise, in norms of the embedding.
-        search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit flips; it follows
-            the units that a few noise samples say tolerate least, at half the cost. "bisection" is the paper's
-            algorithm, each unit by itself. The two differ where a unit flips at some k but not at a larger one that
-            bisection probes. None: "certified" where it can be, else "bisection", as the other boundings need it.
+        search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit flips, at half the
+            cost of "bisection", the paper's algorithm. The two differ where a unit flips at some k but not at a larger
+            one that bisection probes. None: "certified" where it can be; the other boundings need bisection.
         profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
             of the bisection is returned rather than the last that did not flip.
-        noise: the caller's own noise, [samples, dim] or [samples, positions, dim] for units of several tokens, with
+        noise: the caller's own noise, [samples, dim], or [samples, positions, dim] for units of several tokens, with
             `samples` left out.
     """
 
@@ -66,24 +62,17 @@ class Noiser:
     noise: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        set_count(self, "samples")
-        set_count(self, "steps")
+        super().__post_init__()
         if self.noise is not None:
-            object.__setattr__(self, "noise", as_noise(self.noise))
-            if self.samples not in (Noiser.samples, len(self.noise)):
-                raise ParameterError(f"samples is {self.samples} and noise has {len(self.noise)}; leave samples out.")
-            object.__setattr__(self, "samples", len(self.noise))
-        if isinstance(self.bounding, str):
-            check_choice("bounding", self.bounding, get_args(Bounding), "A number is also accepted, as k itself.")
-        else:
-            check_positive("bounding", self.bounding)
-        check_choice("score", self.score, SCORES)
-        check_choice("profile", self.profile, get_args(Profile))
-        check_positive("r", self.r)
-        if self.search is not None:
-            check_choice("search", self.search, ("certified", "bisection"))
+            try:
+                noise = torch.as_tensor(self.noise, device="cpu")  # a saved file, or a command line, has lists
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ParameterError(f"noise is not an array of numbers: {error}. Pass [samples, dim].") from error
+            if self.samples not in (Noiser.samples, len(noise)):
+                raise ParameterError(f"samples is {self.samples} and noise has {len(noise)}; leave samples out.")
+            self.__dict__.update(noise=noise, samples=len(noise))  # the dataclass is frozen
         if self.search == "bisection" and self.bounding not in _SEARCHES:  # nothing is searched
-            object.__setattr__(self, "search", None)
+            self.__dict__.update(search=None)
         if self.search == "certified" and not self.certifies:
             raise ParameterError(
                 "search='certified' finds the smallest threshold; expected bounding='k_min' and profile='paper', got "
@@ -92,18 +81,35 @@ class Noiser:
 
     @property
     def certifies(self) -> bool:
-        """Whether the search is the certified one."""
         return self.search != "bisection" and (self.bounding, self.profile) == ("k_min", "paper")
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Whether special tokens are units: only in the published script."""
         return "perturbed" if self.profile == "authors" else "frozen"
 
+    def draw(self, longest: int, dim: int, rng: torch.Generator) -> tuple[float, Float[Tensor, "samples longest dim"]]:
+        """The k of bounding "random" (else NaN), and the noise: the caller's own, or drawn."""
+        k = float(torch.rand((), generator=rng, dtype=torch.float64)) if self.bounding == "random" else math.nan
+        if self.noise is None:
+            return k, draw_noise(self.samples, longest, dim, rng)
+        noise = self.noise[:, None] if self.noise.ndim == 2 and longest == 1 else self.noise
+        fits = noise.ndim == 3 and len(noise) and noise.shape[1] >= longest and noise.shape[2] == dim
+        if not fits or not torch.isfinite(noise).all():
+            raise ParameterError(
+                f"noise has shape {list(self.noise.shape)}; expected finite numbers, [samples, {dim}] for units of one "
+                f"token, or [samples, positions, {dim}] with {longest} or more positions, the longest unit's tokens."
+            )
+        return k, noise.float()
+
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Searches, bounds and scores; see the class."""
         call = _Call(self, query, rng)
         return (yield from call.score((yield from call.search())))
+
+
+def draw_noise(samples: int, longest: int, dim: int, rng: torch.Generator) -> Float[Tensor, "samples longest dim"]:
+    """Independent N(0, 1) numbers, position by position: the first ones do not depend on the longest unit."""
+    blocks = [torch.randn(samples, dim, generator=rng, device="cpu", dtype=torch.float32) for _ in range(longest)]
+    return torch.stack(blocks, dim=1)
 
 
 class _Call:
@@ -113,14 +119,13 @@ class _Call:
         self.method, self.query = method, query
         self.units = [unit.token_indices for unit in query.units]
         k, dim = method.bounding, query.embedding_dim
-        named = {"random": draw_k(rng) if k == "random" else math.nan, "none": 1.0, "relative": method.r}
+        self.relative = k == "relative"
+        drawn, noise = method.draw(max(map(len, self.units)), dim, rng)
+        self.noise = noise.to(query.device)  # once, not for every change
         if isinstance(k, str) and k.startswith("norm_"):
             k = 1 / expected_norm(k.removeprefix("norm_"), dim)  # pyright: ignore
+        named = {"random": drawn, "none": 1.0, "relative": method.r}
         self.fixed = named.get(k, math.nan) if isinstance(k, str) else float(k)
-        self.relative = str(k) == "relative"
-        longest, own = max(map(len, self.units)), method.noise
-        drawn = draw_noise(method.samples, longest, dim, rng) if own is None else check_noise(own, longest, dim)
-        self.noise = drawn.to(query.device)  # once, not for every change
         self.read = effect_of(query.score(method.score), query.foil_id)
         self.effects: dict[tuple[int, Probe], Effect] = {}
 
@@ -145,15 +150,15 @@ class _Call:
         thresholds, tied = torch.full(mask.shape, torch.nan, dtype=torch.float64), False
         if method.bounding not in _SEARCHES:
             return thresholds
-        searches: dict[int, Search] = {}
-        for g, units in enumerate(row.nonzero()[:, 0].tolist() for row in mask):
-            mode, last_probe = _SEARCHES[str(method.bounding)], method.profile == "authors"
-            searches[g] = (
-                certified(units, steps=method.steps, samples=len(self.noise))
-                if method.certifies
-                else bisection(units, mode=mode, steps=method.steps, last_probe=last_probe)
-            )
-        answers: dict[int, Any] = dict.fromkeys(searches)
+        mode, last_probe = _SEARCHES[str(method.bounding)], method.profile == "authors"
+
+        def start(units: list[int]) -> Search:
+            if method.certifies:
+                return certified(units, steps=method.steps, samples=len(self.noise))
+            return bisection(units, mode=mode, steps=method.steps, last_probe=last_probe)
+
+        searches = [start(row.nonzero()[:, 0].tolist()) for row in mask]
+        answers: dict[int, Any] = dict.fromkeys(range(len(searches)))
         while answers:
             rounds: dict[int, list[Probe]] = {}
             for g, answer in answers.items():
@@ -168,17 +173,20 @@ class _Call:
         return thresholds
 
     def _warn_of_ties(self, tied: bool) -> None:
-        query = self.query
+        query, dtype = self.query, self.query.context.inputs.dtype
         clean = [leads(c, c, ids, query.foil_id).abs().min() for c, ids in zip(query.clean_of, query.ids, strict=True)]
-        dtype = query.context.inputs.dtype
         moved = ROUNDING * torch.finfo(dtype).eps
         if tied:
-            warnings.warn(f"{TIE} Load the model with dtype='float32'.", stacklevel=3)
-        elif dtype.itemsize == 2 and min(clean) < moved:  # said once of many prompts: the text is the same
-            name = str(dtype).removeprefix("torch.")
             warnings.warn(
-                f"A target leads its strongest rival by less than {moved:.2g} in log odds, which {name} moves leads "
-                "by: the scores' order may be rounding's. Load the model with dtype='float32'.",
+                "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to "
+                "tell them apart. The scores of this target mean little. Load the model with dtype='float32'.",
+                stacklevel=3,
+            )
+        elif dtype.itemsize == 2 and min(clean) < moved:  # said once of many prompts: the text is the same
+            warnings.warn(
+                f"A target leads its strongest rival by less than {moved:.2g} in log odds, which "
+                f"{str(dtype).removeprefix('torch.')} moves leads by: the scores' order may be rounding's. Load the "
+                "model with dtype='float32'.",
                 stacklevel=3,
             )
 

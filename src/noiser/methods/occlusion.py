@@ -1,21 +1,38 @@
-"""Occlusion: take one unit away and see how far the prediction falls (Zeiler and Fergus 2014)."""
+"""Methods that remove units: what they share, and the two simplest, one unit taken away or added at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
 
-from noiser.engine import Steps, StoredGame
-from noiser.methods.protocol import GameMethod, Scores
+from noiser.engine import Absence, Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.methods.protocol import Parameters, Scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class GameMethod(Parameters):
+    """A method that scores the game in which units are removed; `play` says how. Fields are as for `Occlusion`."""
+
+    baseline: Absence = "zero"
+    score: ScoreName = "prob"
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+        """Scores of the units of a game, also of one that is stored."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occlusion(GameMethod):
     """Scores each unit by the signed drop of the prediction when all its rows are replaced by the baseline.
 
-    s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil). One short sequence per unit serves all
-    targets.
+    s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil) (Zeiler and Fergus 2014).
 
     Args:
         baseline: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens are taken out, and
@@ -25,7 +42,6 @@ class Occlusion(GameMethod):
     """
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Asks for the value of every target without each unit before it."""
         values = yield from game(~torch.eye(game.mask.shape[1], dtype=torch.bool))
         return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))
 
@@ -38,7 +54,26 @@ class Added(GameMethod):
     """
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        """Asks for the value of every target with the first units alone."""
         count = game.mask.shape[1]
         values = yield from game(torch.ones(count + 1, count, dtype=torch.bool).tril(-1))
         return Scores(scores=values.diff(dim=-1).masked_fill(~game.mask, torch.nan))
+
+
+def widened(kept: Bool[Tensor, "inputs players"], units: Tensor, count: int) -> Bool[Tensor, "inputs _"]:
+    """Inputs of some units as inputs of all `count` units; those that do not play are kept."""
+    whole = torch.ones(len(kept), count, dtype=torch.bool)
+    whole[:, units] = kept
+    return whole
+
+
+def table(game: StoredGame, rows: Sequence[Tensor]) -> Float[Tensor, "targets units"]:
+    """Numbers for the units of each target as one table, with NaN elsewhere."""
+    filled = torch.full(game.mask.shape, torch.nan, dtype=torch.float32)
+    for line, units, row in zip(filled, game.units, rows, strict=True):
+        line[units] = row.float()
+    return filled
+
+
+def draw_per_unit(samples: int, units: int, rng: torch.Generator) -> Float[Tensor, "samples units"]:
+    """Independent U(0, 1) numbers, which for a unit do not depend on how many units follow it."""
+    return torch.stack([torch.rand(samples, generator=rng, dtype=torch.float32) for _ in range(units)], dim=1)

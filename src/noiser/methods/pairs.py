@@ -26,12 +26,11 @@ RIDGE = 1.0
 STEP, ALONE, BOTH = 0.25, 0.2, 0.5
 """Shares of the whole effect: the least of each unit of a pair, alone or as the last one to go; what the weaker unit of
 those that decide only together must not have alone; and the least of both alone, where that was run."""
-EITHER, TOGETHER = 0.8, 0.1
-"""The least size of an interaction as a share of the largest effect of a single unit."""
+EITHER, TOGETHER = 0.8, 0.1  # the least size of an interaction as a share of the largest effect of a single unit
 LEVEL = 0.05
 
 
-class Candidates(NamedTuple):
+class _Candidates(NamedTuple):
     """Pairs of the units that a target has, the likeliest first, and which kinds each may be."""
 
     i: Int64[np.ndarray, " candidates"]
@@ -40,22 +39,14 @@ class Candidates(NamedTuple):
     enough: Bool[np.ndarray, " candidates"]
 
 
-def candidates(steps: Float64[Tensor, "2 seen"], effect: Float64[Tensor, ""]) -> Candidates:
-    """Pairs whose last steps (for "together") or first steps (for "either") each have a quarter of the whole effect.
-
-    Of two units that decide only together, the weaker one does little alone. None if the prompt speaks against the
-    target, or has one unit.
-
-    Args:
-        steps: each unit's last step, from all but it to all, and its first, from nothing to it alone.
-        effect: the value of all units minus that of none.
-    """
+def _candidates(steps: Float64[Tensor, "2 seen"], effect: Float64[Tensor, ""]) -> _Candidates:
+    """Pairs whose last steps (for "together") or first steps (for "either") each have a quarter of the whole effect."""
     last, first = (steps / effect).numpy() if effect > 0 else np.zeros(steps.shape)
     last, first = (np.triu(np.minimum.outer(step, step), 1) for step in (last, first))
     needed, enough = (last >= STEP) & (first < ALONE), first >= STEP
     size = np.where(needed | enough, np.maximum(last * needed, first * enough), 0)
     i, j = np.unravel_index((-size).argsort(axis=None, kind="stable")[: np.count_nonzero(size)], size.shape)
-    return Candidates(i, j, needed[i, j], enough[i, j])
+    return _Candidates(i, j, needed[i, j], enough[i, j])
 
 
 def find_pairs(
@@ -71,10 +62,10 @@ def find_pairs(
     """The pairs of all targets, sorted by size within a target.
 
     Args:
-        game: the game, which is asked for the inputs that check candidates.
+        game: plays the inputs that check candidates.
         half: one of each pair of complementary inputs that were drawn.
         values: of nothing, all but each unit, each unit alone, then the drawn inputs and their complements.
-        steps: each unit's last and first step, of these values.
+        steps: each unit's last step, from all but it to all, and its first, from nothing to it alone.
         value: from the values of the game to those of which the interactions are.
         exact: the number of units up to which the drawn inputs are all there are, and interactions have no error.
         checks: further inputs for each target: with both units of a candidate alone, and with all others.
@@ -82,7 +73,7 @@ def find_pairs(
     units, whole = half.shape[1], value(game.whole)
     sizes = [1, units, units, len(half), len(half)]
     nothing, without, alone, ones, others = values.split(sizes, dim=1)
-    likely = [candidates(steps[:, g, seen], whole[g] - nothing[g, 0]) for g, seen in enumerate(game.units)]
+    likely = [_candidates(steps[:, g, seen], whole[g] - nothing[g, 0]) for g, seen in enumerate(game.units)]
     both: list[Bool[Tensor, "checks units"]] = []
     for some, seen in zip(likely, game.units, strict=True):
         columns = seen[torch.from_numpy(np.stack([some.i, some.j], 1)[: checks // 2])]
@@ -93,13 +84,13 @@ def find_pairs(
         kept, kept_values, left_values = [half], [ones[g]], [others[g]]
         one, other = value(checked[g]).tensor_split(2)
         few = (one - nothing[g] < BOTH * (whole[g] - nothing[g])).nonzero()[:, 0].numpy()
-        some = Candidates(*(np.delete(each, few) for each in likely[g]))
+        some = _Candidates(*(np.delete(each, few) for each in likely[g]))
         if len(seen) > exact:
             kept = [torch.ones(1, units, dtype=torch.bool), torch.eye(units, dtype=torch.bool)[seen], half, both[g]]
             kept_values = [whole[g, None], alone[g, seen], ones[g], one]
             left_values = [nothing[g], without[g, seen], others[g], other]
         rows = torch.cat(kept)[:, seen]
-        found = large_pairs(some, rows, torch.cat(kept_values), torch.cat(left_values), exact=len(seen) <= exact)
+        found = _large_pairs(some, rows, torch.cat(kept_values), torch.cat(left_values), exact=len(seen) <= exact)
         pairs += [
             Pair(g, (int(seen[i]), int(seen[j])), score, stderr, "together" if score > 0 else "either")
             for i, j, score, stderr in found
@@ -107,8 +98,8 @@ def find_pairs(
     return tuple(pairs)
 
 
-def large_pairs(
-    likely: Candidates,
+def _large_pairs(
+    likely: _Candidates,
     kept: Bool[Tensor, "rows seen"],
     ones: Float64[Tensor, " rows"],
     others: Float64[Tensor, " rows"],
@@ -117,15 +108,8 @@ def large_pairs(
 ) -> list[tuple[int, int, float, float]]:
     """The large pairs that differ from 0, the largest first: two units, the interaction and its standard error.
 
-    Interactions are fitted to the means of complementary inputs by kernel ridge regression over all pairs. Standard
-    errors are HC2, and p-values are corrected by Bonferroni over the candidates.
-
-    Args:
-        likely: the pairs that may be named.
-        kept: one of each pair of complementary inputs.
-        ones: the values of these inputs.
-        others: the values of their complements.
-        exact: whether these are all inputs: interactions are then means, without an error.
+    `ones` and `others` are the values of `kept` and of its complements. Interactions are fitted to their means by
+    kernel ridge regression over all pairs; standard errors are HC2, p-values corrected by Bonferroni.
     """
     i, j, needed, enough = likely
     tests, units = len(i), kept.shape[1]
@@ -159,8 +143,8 @@ def _interactions(
 ) -> tuple[Float64[np.ndarray, " candidates"], Float64[np.ndarray, " candidates"]]:
     """The interaction of each candidate and its standard error.
 
-    The products of two signs have the kernel ((s·t)² - n) / 2, of which, with the ridge, there is the `inverse`. A
-    constant and the sum of all products have no penalty, and the candidates' own products only with `penalty`.
+    `inverse` is that of the kernel of products of two signs, ((s·t)² - n) / 2, with the ridge. A constant and the sum
+    of all products have no penalty, and the candidates' own products only with `penalty`.
     """
     (rows, units), products = signs.shape, signs[:, i] * signs[:, j]
     if inverse is None:  # every input is there

@@ -1,20 +1,22 @@
-"""The form of a method: a frozen dataclass of hyper-parameters, whose call asks an engine and returns scores."""
+"""The form of a method, and methods by name."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from inspect import signature
-from typing import Any, Protocol, runtime_checkable
+from types import UnionType
+from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice
-from noiser.engine import ABSENCES, SCORES, Absence, Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.checks import check_choice, check_count, check_positive, check_probability
+from noiser.engine import Query, Steps
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.files import json_or_text
 from noiser.registry import Entry, Registry
@@ -29,9 +31,9 @@ class Scores:
         scores: [targets, units]; NaN where the unit is not before the target.
         thresholds: [targets, units]; Noiser only.
         k_min: [targets]; Noiser only.
-        stderr: [targets, units]; of methods that average over samples.
+        stderr: [targets, units].
         pairs: units that decide together, or of which either would do.
-        info: plain values worth keeping with the result; what was run is added to them.
+        info: plain values worth keeping with the result.
     """
 
     scores: Float[Tensor, "targets units"]
@@ -49,13 +51,10 @@ class Scores:
 
 @runtime_checkable
 class Method(Protocol):
-    """An attribution method. Fields are hyper-parameters; the call yields requests and returns scores.
+    """An attribution method: a frozen dataclass of hyper-parameters, whose call yields requests and returns scores.
 
-    Ours check their fields when they are made: UnknownNameError for a name, ParameterError for another value. What the
-    model or its tokenizer lacks is an error of the call.
-
-    A class may have `looks_inside = True`: it asks for gradients, attention, relevance or the model itself, which only
-    a model in this process answers. `check_answers` then refuses others before anything runs.
+    A class that asks for gradients, attention, relevance or the model itself has `looks_inside = True`: what is not a
+    model in this process is then refused before anything runs.
     """
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
@@ -63,24 +62,51 @@ class Method(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class GameMethod:
-    """A method that scores the game in which units are removed; `play` says how. Fields are as for `Occlusion`."""
+Probability = Annotated[float, check_probability]
+TwoOrMore = Annotated[int, lambda name, got: check_count(name, got, least=2)]  # pyright: ignore
 
-    baseline: Absence = "zero"
-    score: ScoreName = "prob"
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Hyper-parameters, whose types are checked: names of a `Literal`, integers from 1 on, numbers above 0, or None.
+
+    The metadata of an `Annotated` type is another check, a function of the field's name and value.
+    """
 
     def __post_init__(self) -> None:
-        check_choice("baseline", self.baseline, ABSENCES)
-        check_choice("score", self.score, SCORES)
+        for name, (known, optional, check) in _domains(type(self)).items():
+            got = getattr(self, name)
+            if (got is None and optional) or (known and got in known):
+                continue
+            if known and (check is None or isinstance(got, str)):
+                check_choice(name, got, known, "A number is also accepted." if check else "")
+            elif check:
+                number = check(name, got)
+                object.__setattr__(self, name, got if number is None else number)
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        """Scores of every unit for every target; see `Method`."""
-        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
-        """Scores of the units of a game, also of one that is stored."""
-        raise NotImplementedError
+@dataclass(frozen=True, kw_only=True)
+class InnerMethod(Parameters):
+    """A method that asks for gradients, attention or relevance, which only a model in this process answers."""
+
+    looks_inside = True
+
+
+@cache
+def _domains(parameters: type) -> dict[str, tuple[tuple[str, ...], bool, Callable[[str, object], Any] | None]]:
+    """By the names of fields: the known names, whether None is allowed, and the check of a number."""
+    hints, domains = get_type_hints(parameters, include_extras=True), {}
+    for name in (each.name for each in fields(parameters)):
+        types = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
+        known = tuple(value for each in types if get_origin(each) is Literal for value in get_args(each))
+        checks = [each.__metadata__[0] for each in types if get_origin(each) is Annotated]
+        checks += [check for number, check in ((int, check_count), (float, check_positive)) if number in types]
+        domains[name] = known, type(None) in types, next(iter(checks), None)
+    return domains
+
+
+METHODS: Registry[Method] = Registry("method", "noiser.methods")
+"""Every method by name; packages add theirs through the entry point `noiser.methods`."""
 
 
 def check_answers(method: Method, model: str, looks_inside: bool) -> None:
@@ -94,32 +120,6 @@ def check_answers(method: Method, model: str, looks_inside: bool) -> None:
         )
 
 
-METHODS: Registry[Method] = Registry("method", "noiser.methods")
-"""Every method by name; packages add theirs through the entry point `noiser.methods`."""
-
-
-# ---- what methods share --------------------------------------------------------------------------------------------
-
-
-def movable_positions(query: Query) -> tuple[int, ...]:
-    """The positions that go to a baseline: every token that is not frozen, and every token of a unit."""
-    units = {position for unit in query.units for position in unit.token_indices}
-    return tuple(i for i, frozen in enumerate(query.encoding.frozen) if not frozen or i in units)
-
-
-def movable_groups(query: Query) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Positions that go to a baseline together, and the targets that are explained by that.
-
-    A target span's own tokens, as what the model has said, stay as they are. Targets of single tokens, which never are
-    among their own inputs, share all movable positions.
-    """
-    movable = movable_positions(query)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for target, rows in enumerate(query.target_rows):
-        groups.setdefault(tuple(p for p in movable if p not in rows[1:]), []).append(target)
-    return [(positions, tuple(targets)) for positions, targets in groups.items()]
-
-
 def sum_over_units(
     query: Query, scores: Float[Tensor, "*samples targets length"]
 ) -> Float[Tensor, "*samples targets units"]:
@@ -127,9 +127,6 @@ def sum_over_units(
     scores = scores.cpu()
     sums = torch.stack([scores[..., list(unit.token_indices)].sum(-1) for unit in query.units], -1)
     return sums.masked_fill(~query.causal_mask, torch.nan)
-
-
-# ---- methods by name, and the name of a method ---------------------------------------------------------------------
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
@@ -174,7 +171,7 @@ def scored(method: Method, query: Query, seed: int = 0) -> Steps[Scores]:
 def describe(method: Method) -> tuple[str, Mapping[str, Any]]:
     """A method's versioned name, such as "noiser@2", and its hyper-parameters.
 
-    The name is that of the method's class; but that of a function, such as "noiser_relative", which makes an equal one.
+    The name is that of the class, unless a factory such as "noiser_relative" makes an equal method.
     """
 
     def makes(entry: Entry[Method]) -> bool:

@@ -32,15 +32,9 @@ class Thresholds(NamedTuple):
 
 
 Search = Generator[list[Probe], Mapping[Probe, Effect], Thresholds]
-"""A search at work."""
 
 SMALLEST = 2.0**-40
 """The k at which a search ends that finds a flip at every k."""
-
-TIE = (
-    "The prediction changes under noise as small as 1e-12: two tokens tie, or the precision is too low to tell them "
-    "apart. The scores of this target mean little."
-)
 
 
 def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False) -> Search:
@@ -48,13 +42,8 @@ def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool 
 
     All units that are still searched have made the same probes. So when only some flip at k the others tolerate more:
     they are dropped in mode "min", those that flip in mode "max". The rest have the thresholds of a bisection of their
-    own. A unit that flips at every one of the `steps` probes goes on, halving k, until it does not.
-
-    Args:
-        units: indices of the units to search.
-        mode: "min" or "max": only the smallest or largest threshold is wanted; "each": all of them.
-        steps: halvings, so thresholds are multiples of 2^-steps.
-        last_probe: return the last probe instead of the largest k that did not flip, as the authors' script does.
+    own. A unit that flips at every one of the `steps` probes goes on, halving k, until it does not. `last_probe`
+    returns the last probe instead of the largest k that did not flip, as the authors' script does.
     """
     interval, done, tied = dict.fromkeys(units, (0.0, 1.0)), 0, False
     active = set(interval)
@@ -80,8 +69,6 @@ def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool 
     return Thresholds({u: (low + high) / 2 if last_probe else low for u, (low, high) in interval.items()}, tied)
 
 
-# ---- the certified minimum -----------------------------------------------------------------------------------------
-
 FIRST = 2.0**-4  # where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1
 NEAR = (3.0, 2.0, 1.5)  # how many times the smallest estimate a unit's may be to stay after each round of screening
 LAST = -2.0  # the least that a lead counts: how far behind the token is says little about where it was overtaken
@@ -96,24 +83,18 @@ def certified(units: Iterable[int], *, steps: int, samples: int) -> Search:
     is followed to the last k at which none of them flips. *Certifying*: the others are probed at that k. When none
     flips the search is over, and these probes are the scores' own; units that do flip are then followed as well.
 
-    No unit flips at the k that it returns, and one flips at k + 2^-steps (where one flips at 2^-steps, at 2k). It is
-    what `bisection` returns unless a unit flips at some k and not at a larger one.
-
-    Args:
-        units: indices of the units.
-        steps: thresholds are multiples of 2^-steps, or where a unit flips at all of them smaller powers of 2.
-        samples: noise samples of a probe; a fifth of them, one at least, are enough for screening.
+    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k. Screening takes a fifth of the samples.
     """
     units = list(units)
     leads: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
-    root, followed = Root(FIRST, steps=steps), units
+    root, followed = _Root(FIRST, steps=steps), units
     for near in NEAR:
         effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
         for (unit, k, _), effect in effects.items():
             leads[unit][k] = max(effect.lead, LAST)
         estimates = {unit: _crossing(leads[unit]) for unit in followed}
         smallest = min(estimates.values())
-        root = Root(smallest, steps=steps)
+        root = _Root(smallest, steps=steps)
         followed = [unit for unit in followed if estimates[unit] <= near * smallest]
         if len(followed) == 1:
             break
@@ -129,13 +110,12 @@ def certified(units: Iterable[int], *, steps: int, samples: int) -> Search:
             least = min(effect.lead for effect in effects.values())
             uncertain, at_once = uncertain[len(effects) :], len(units)
         if not flipped:
-            break
+            return Thresholds(dict.fromkeys(followed, root.low), root.tied)
         followed = flipped
         root.fall(max(least, LAST))
-    return Thresholds(dict.fromkeys(followed, root.low), root.tied)
 
 
-class Root:
+class _Root:
     """The last k of the grid 1/n, 2/n, ... below 1, n = 2^steps, where a lead that starts at 1 is not lost.
 
     Regula falsi with the Illinois rule, and bisection where that is slow. A lead that is lost at 1/n is followed
@@ -152,12 +132,10 @@ class Root:
 
     @property
     def tied(self) -> bool:
-        """Whether the lead is lost at every k."""
-        return self._high <= SMALLEST
+        return self._high <= SMALLEST  # the lead is lost at every k
 
     @property
     def found(self) -> bool:
-        """Whether `low` is the answer."""
         return self.low > 0 and self._high - self.low <= self._cell
 
     @property
@@ -180,7 +158,6 @@ class Root:
         return followed
 
     def _update(self, k: float, lead: float, *, flips: bool) -> None:
-        """Takes the lead at one of `next`, negative where it is lost."""
         width = self._high - self.low
         again = flips is self._last_flipped
         if flips:

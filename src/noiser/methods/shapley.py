@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import set_count
 from noiser.engine import Steps, StoredGame
-from noiser.methods.coalitions import draw_per_unit, table, widened
-from noiser.methods.protocol import GameMethod, Scores
+from noiser.methods.occlusion import GameMethod, draw_per_unit, table, widened
+from noiser.methods.protocol import Scores, TwoOrMore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,28 +23,19 @@ class KernelShap(GameMethod):
 
         Σ_z π(z) (f(z) - f(0) - z·φ)²   with   Σ φ = f(X) - f(0),    π(z) = (n - 1) / (C(n, |z|) |z| (n - |z|)),
 
-    (Lundberg and Lee 2017, theorem 2). With all 2^n coalitions that is the Shapley value itself. With fewer, sizes are
-    taken whole from the outside in (one unit missing, one unit kept, ...) while they deserve it by their weight, and
-    the rest of `samples` is drawn from π in complementary pairs. The sum is met exactly in any case.
-
-    Targets with the same units share their coalitions; the scores of a target do not depend on later targets.
+    (Lundberg and Lee 2017, theorem 2). With fewer than all 2^n coalitions, sizes are taken whole from the outside in
+    (one unit missing, one unit kept, ...) while they deserve it by their weight, and the rest of `samples` is drawn
+    from π in complementary pairs. The sum is met exactly in any case. Targets with the same units share coalitions.
 
     Args:
         samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before
             the target: exact up to 8 units. 2^n or more is exact.
-        baseline: how a unit is removed; as for `Occlusion`.
-        score: f; see `noiser.engine.SCORES`.
+        baseline, score: how a unit is removed, and f; as for `Occlusion`.
     """
 
-    samples: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples is not None:
-            set_count(self, "samples", least=2)
+    samples: TwoOrMore | None = None
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
-        """Runs the coalitions of every target, shared by targets with as many units, then solves for each."""
         samples = {n: self.samples or 16 * n + 128 for n in map(len, game.units)}
         drawn = {n: draw_coalitions(n, count, rng) for n, count in samples.items()}
         inputs: list[Tensor] = []
@@ -66,26 +56,18 @@ class ShapleySampling(GameMethod):
     """Scores each unit by its mean marginal contribution when units join the baseline input in random orders.
 
     φ_u = mean over orders of f(u and the units before it) - f(the units before it): an unbiased estimate of the
-    Shapley value (Castro, Gómez and Tejada 2009). In every order, and so in their mean, the scores sum to
-    f(X) - f(all units replaced). Each random order is walked forwards and backwards (antithetic: what interacts with
-    what came first is seen from both ends). `Attribution.stderr` is the standard error over these pairs.
-
-    The orders are shared by all targets; among the units before a target they are random orders too.
+    Shapley value (Castro, Gómez and Tejada 2009), whose sum is f(X) - f(all units replaced). Each random order is
+    walked forwards and backwards; `Attribution.stderr` is the standard error over these pairs. All targets share the
+    orders.
 
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs per order.
-        baseline: how a unit is removed; as for `Occlusion`.
-        score: f; see `noiser.engine.SCORES`.
+        baseline, score: how a unit is removed, and f; as for `Occlusion`.
     """
 
     permutations: int = 25
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_count(self, "permutations")
-
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
-        """Runs the coalitions of every order once for all targets."""
         units = game.mask.shape[1]
         ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
         ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
@@ -99,16 +81,10 @@ class ShapleySampling(GameMethod):
         return Scores(scores=table(game, [pair.mean(0) for pair in pairs]), stderr=table(game, spread))
 
 
-# ---- coalitions for a regression ------------------------------------------------------------------------------------
-
-
 def draw_coalitions(
     units: int, samples: int, generator: torch.Generator
 ) -> tuple[Bool[Tensor, "coalitions units"], Float64[Tensor, " coalitions"]]:
-    """Coalitions of units, and their weights in the Shapley kernel.
-
-    Sizes are whole where their share of the samples covers them, the rest are random pairs.
-    """
+    """Coalitions of units, and their weights in the Shapley kernel."""
     kept: list[Tensor] = []
     weights: list[float] = []
     # A size s weighs C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)) in all.
@@ -142,11 +118,7 @@ def shapley_regression(
 ) -> Float64[Tensor, " units"]:
     """The φ with Σ φ = gain that minimises Σ weights (values - kept·φ)²; of several, the one nearest to equal shares.
 
-    Args:
-        kept: coalitions; those that hold no unit or all of them are left out.
-        values: f(z) - f(0).
-        weights: of the Shapley kernel.
-        gain: f(X) - f(0).
+    Values are f(z) - f(0), and gain is f(X) - f(0). Coalitions of no unit, or of all, do not count.
     """
     import numpy as np
 

@@ -1,7 +1,4 @@
-"""Linear surrogates: LIME (Ribeiro, Singh and Guestrin 2016), and ContextCite (Cohen-Wang et al. 2024).
-
-A surrogate says how much of a prediction is a sum over the units that are kept.
-"""
+"""Linear surrogates: LIME (Ribeiro, Singh and Guestrin 2016), and ContextCite (Cohen-Wang et al. 2024)."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.checks import check_positive, check_probability, random_state_kept, set_count
+from noiser.checks import random_state_kept
 from noiser.engine import ScoreName, Steps, StoredGame
-from noiser.methods.coalitions import draw_per_unit, table
-from noiser.methods.protocol import GameMethod, Scores
+from noiser.methods.occlusion import GameMethod, draw_per_unit, table
+from noiser.methods.protocol import Probability, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,33 +25,23 @@ class Lime(GameMethod):
 
         min over w, b of  Σ_z π(z) (f(z) - b - z·w)² + alpha ‖w‖²,    π(z) = exp(-D(z)² / (2 kernel_width²)),
 
-    where D(z) = 1 - sqrt(share of units left) is the cosine distance between z and the whole input; both are as in the
-    authors' code for text (there a distance of 100 D and a width of 25). The whole input is one sample more.
-    The masks are shared by all targets; the fit of a target has the units before it alone.
+    where D(z) = 1 - sqrt(share of units left) is the cosine distance between z and the whole input, one sample more,
+    as in the authors' code for text (there a distance of 100 D and a width of 25). All targets share the masks.
 
     Args:
         samples: inputs with units missing.
         mask_probability: of each unit in each of them.
-        baseline: how a unit is removed; as for `Occlusion`.
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
-        score: f; see `noiser.engine.SCORES`.
+        baseline, score: how a unit is removed, and f; as for `Occlusion`.
     """
 
     samples: int = 50
-    mask_probability: float = 0.3
+    mask_probability: Probability = 0.3
     alpha: float = 1.0
     kernel_width: float = 0.25
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_count(self, "samples")
-        check_probability("mask_probability", self.mask_probability)
-        check_positive("alpha", self.alpha)
-        check_positive("kernel_width", self.kernel_width)
-
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
-        """Runs every mask once for all targets, then fits each target."""
         units = game.mask.shape[1]
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
@@ -72,36 +59,26 @@ class ContextCite(GameMethod):
     """Scores each unit by its weight in a sparse linear model of the prediction's log-odds.
 
     In each of `samples` inputs every unit is kept with probability `keep_probability`, independently. The scores are
-    the weights of a Lasso of log p / (1 - p) on the marks of the units that are kept, each mark standardised, the
-    weights given for the marks themselves, as in the authors' code. Many scores are exactly 0. It is meant for
-    sources: `unit="sentence"`, or spans of the caller's.
+    the weights of a Lasso of log p / (1 - p), or with a foil log p(target) / p(foil), on the marks of the units that
+    are kept, which are standardised for the fit. Many scores are exactly 0. It is meant for sources:
+    `unit="sentence"`, or spans of the caller's.
 
-    Two defaults differ from the paper. A source is removed by replacing its rows with the baseline, so that no
-    position moves; the paper deletes its text (`baseline="delete"`). And each target token is explained on its own;
-    the paper explains the log-odds of a whole response (`target_unit="all"`).
-    With a foil the log-odds are those within the pair, log p(target) / p(foil).
+    Two defaults differ from the paper, which deletes the text of a source (`baseline="delete"`), and explains the
+    log-odds of a whole response (`target_unit="all"`).
 
     Args:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
-        baseline: how a unit is removed; as for `Occlusion`.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
-        score: the score that is predicted; see `noiser.engine.SCORES`.
+        baseline, score: how a unit is removed, and the predicted number; as for `Occlusion`.
     """
 
     samples: int = 64
-    keep_probability: float = 0.5
+    keep_probability: Probability = 0.5
     alpha: float = 0.01
     score: ScoreName = "logit"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        set_count(self, "samples")
-        check_probability("keep_probability", self.keep_probability)
-        check_positive("alpha", self.alpha)
-
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
-        """Runs every mask once for all targets, then fits each target."""
         kept = draw_per_unit(self.samples, game.mask.shape[1], rng) < self.keep_probability
         values = yield from game(kept)
         inputs = zip(game.units, values, strict=True)
@@ -133,10 +110,7 @@ def ridge(
 
 
 def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples"], alpha: float) -> Surrogate:
-    """Minimises ½ mean (values - intercept - z·w)² + alpha ‖w‖₁ over the columns z of `kept`, standardised.
-
-    The weights returned are those of `kept` itself. A unit that is kept always, or never, gets 0.
-    """
+    """Minimises ½ mean (values - intercept - z·w)² + alpha ‖w‖₁, z standardised; the weights are for `kept` itself."""
     with random_state_kept():
         from sklearn.linear_model import Lasso
         from sklearn.preprocessing import StandardScaler
@@ -153,6 +127,5 @@ def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples
 
 
 def _scores(game: StoredGame, fits: Sequence[Surrogate]) -> Scores:
-    """The weights of each target's fit."""
     info = {"intercept": [fit.intercept for fit in fits], "r2": [fit.r2 for fit in fits]}
     return Scores(scores=table(game, [fit.weights for fit in fits]), info=info)

@@ -1,0 +1,125 @@
+"""Relevance passed back layer by layer with derivatives of one's own choice: DeepLIFT, and AttnLRP."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.engine import Baseline, Query, Relevance, Steps, remover
+from noiser.engine.gradients import Activation, derivative, widened
+from noiser.engine.scores import Read, score_of
+from noiser.methods.gradients import GradientScore, movable_groups
+from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+
+Softmax = Literal["taylor", "constant"]
+
+ATTENTION: dict[Softmax, tuple[float, float]] = {"taylor": (4, 2), "constant": (math.inf, 1)}
+"""What the gradients of queries and keys, and of values, are divided by. Taylor: half to the values; the other half to
+the weights, and of that half each to queries and keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepLift(InnerMethod):
+    """Contribution of each token to the difference between two predictions: of the input and of a baseline input.
+
+    The baseline input b runs first, then x. At every activation function f (a module of torch or transformers: SiLU,
+    GELU, tanh, ReLU, ...) the way back multiplies by Δf/Δx instead of f'(x), the rescale rule (Shrikumar et al. 2017,
+    section 3.5.1); products, attention, normalisation and the final softmax pass their gradients at x. A token's
+    contribution is Σ_d (x_d - b_d) m_d, with m the multipliers that arrive at its row of the embedding table; a
+    unit's is the sum over its tokens. What the contributions leave of F(x) - F(b), nothing in a network of affine
+    layers and elementwise nonlinearities, is in `info["delta"]`, one number per target.
+
+    Args:
+        baseline, score: as for `IntegratedGradients`.
+    """
+
+    baseline: Baseline = "zero"
+    score: GradientScore = "prob"
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        read = query.score(self.score)
+        difference = torch.zeros(len(query.targets))
+        contributions = torch.zeros(len(difference), len(query.encoding.token_ids), dtype=torch.float64)
+        remove = remover(query, self.baseline)
+        for positions, targets in movable_groups(query):
+            values, found = yield Relevance(query, read, rescale, remove(positions, targets))
+            difference[list(targets)], contributions[list(targets)] = values[:, 0] - values[:, 1], found
+        delta = difference - contributions.sum(-1)
+        return Scores(
+            scores=sum_over_units(query, contributions),
+            info={"delta": delta.tolist(), "difference": difference.tolist()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttnLrp(InnerMethod):
+    """Relevance of each token for the target's logit, by rules for attention too (Achtibat et al. 2024, section 3).
+
+    In the form input × gradient, the gradient being that of a network with other derivatives: an elementwise
+    nonlinearity passes relevance unchanged, (f(x) - f(0))/x; a product of two activations (gates, queries with keys,
+    attention with values) halves it between them; the factor of a normalisation is a constant; the softmax of attention
+    is linearised where it stands. A token's relevance is Σ_d x_d g_d, a unit's the sum over its tokens.
+
+    Biases, position embeddings and the softmax take or add some relevance, other layers conserve it: `info` holds, one
+    number per target, the logit ("explained"), the sum over all tokens ("relevance"; of frozen ones: "frozen") and
+    their ratio ("conservation"). State-space models have no rules. Its inventors describe the method as patented, and
+    free for personal and scientific use.
+
+    Args:
+        softmax: "taylor", the paper's rule; "constant", attention weights are constants, as in CP-LRP (Ali et al.
+            2022): the values then get all the relevance, and without biases the sum is exactly the logit.
+    """
+
+    softmax: Softmax = "taylor"
+
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+        values, relevance = yield Relevance(query, _logit(query), identity, attention=ATTENTION[self.softmax])
+        explained, total = values[:, 0].tolist(), relevance.sum(-1).tolist()
+        return Scores(
+            scores=sum_over_units(query, relevance),
+            info={
+                "explained": explained,
+                "relevance": total,
+                "frozen": relevance[:, list(query.encoding.frozen)].sum(-1).tolist(),
+                "conservation": [r / e if e else float("nan") for r, e in zip(total, explained, strict=True)],
+            },
+        )
+
+
+def rescale(f: Activation, x: Float[Tensor, "*shape"], reference: Tensor | None) -> Float[Tensor, "*shape"]:
+    """(f(x) - f(b)) / (x - b) for an input x and the reference b; f'(x) where they are too near to divide."""
+    x = widened(x)
+    if reference is None or reference.shape != x.shape:  # a mixture of experts sends other tokens to an expert then
+        return derivative(f, x)
+    b = widened(reference)
+    near = (x - b).abs() <= torch.finfo(x.dtype).eps ** 0.5 * x.abs().clamp_min(1)
+    return _slope(f, x, b, near)
+
+
+def identity(f: Activation, x: Float[Tensor, "*shape"], _: Tensor | None) -> Float[Tensor, "*shape"]:
+    """(f(x) - f(0)) / x; f'(x) where x is too near to 0 to divide by."""
+    x = widened(x)
+    return _slope(f, x, x.new_zeros(1), x.abs() <= torch.finfo(x.dtype).eps ** 0.5)
+
+
+def _slope(f: Activation, x: Tensor, b: Tensor, near: Tensor) -> Tensor:
+    secant = (f(x) - f(b)) / torch.where(near, 1, x - b)
+    return torch.where(near, derivative(f, x), secant) if near.any() else secant
+
+
+def _logit(query: Query) -> Read:
+    """The sum of the logits of the target's tokens, which no softmax normalises; or the caller's own number."""
+    if query.of is not None:
+        return score_of("logit", of=query.of)
+    foil = query.foil_id
+
+    def raw(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG001 - the arguments of every score
+        own = logits.gather(-1, ids.expand(len(logits), -1)[..., None])[..., 0].sum(-1)
+        return own if foil is None else own - logits[:, 0, foil]
+
+    return raw
