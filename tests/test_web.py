@@ -77,51 +77,58 @@ def test_a_link_of_the_earlier_page_shows_the_same_scores(web, name):
         assert row == pytest.approx(wanted, abs=1e-5, nan_ok=True)
 
 
-def test_the_answer_is_the_library_s_and_leaves_no_hook(web):
-    found = answer(web.ask(prompt=PROMPT, methods="occlusion,random,occlusion", seed="3"))
+MESSAGES = [{"role": "user", "content": "The trains"}]
+CALL = 'user: Where?\ntool: The old bank is near.\nassistant: {"name": "near", "arguments": {"river": "bank"}}'
+ACTION = {"target": "action", "target_unit": "all", "unit": "turn"}
+BEFORE = "The slow fox sings near the river"
+WHEN, LATE = "When do the trains run?", " The trains run late."
+ASKED = {
+    "methods": (
+        {"prompt": PROMPT, "methods": "occlusion,random,occlusion", "seed": "3"},
+        lambda lm: noiser.compare(lm, PROMPT, ["occlusion", "random"], seed=3),
+    ),
+    "chat": (
+        {"prompt": "user: The trains", "chat": "1", "methods": "random", "unit": "turn"},
+        lambda lm: noiser.compare(lm, MESSAGES, ["random"], unit="turn", max_new_tokens=40),
+    ),
+    "action": (
+        {"prompt": CALL, "chat": "1", "methods": "occlusion", **ACTION},
+        lambda lm: noiser.compare(lm, parse_chat(CALL), ["occlusion"], **ACTION),
+    ),
+    "edits": (
+        {"prompt": PROMPT, "before": BEFORE, "target": " bank"},
+        lambda lm: noiser.diff(lm, BEFORE, PROMPT, target=" bank"),
+    ),
+    **{
+        f"sources between {name}": (
+            {"prompt": WHEN, "sources": sources, "target": LATE},
+            lambda lm: noiser.cite(lm, WHEN, SOURCES.split("\n---\n"), answer=LATE),
+        )
+        for name, sources in (("rules", SOURCES), ("blank lines", SOURCES.replace("---", "")))
+    },
+}
+
+
+def without_costs(value):
+    """An answer without what depends on how passes were packed."""
+    if isinstance(value, list):
+        return [without_costs(each) for each in value]
+    costs = re.compile("passes|forwards|seconds|info")
+    if isinstance(value, dict):
+        return {key: without_costs(each) for key, each in value.items() if not costs.search(key)}
+    return value
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
+    asked, call = ASKED[name]
     lm = chatty("llama")
-    expected = [noiser.attribute(lm, PROMPT, method=name, seed=3).to_dict() for name in ("occlusion", "random")]
-    for record in [*found["saved"], *expected]:
-        record["info"] = {}
-    assert found["saved"] == expected
-    assert re.findall(r"<h3>(.*?)</h3>", found["html"]) == ["occlusion", "random"]
+    found, expected = answer(web.ask(**asked)), call(lm)
+    results = getattr(expected, "attributions", [expected])
+    assert without_costs(found["saved"]) == without_costs([json.loads(json.dumps(each.to_dict())) for each in results])
+    shown, wanted = (re.sub(r"noiser-\w+|[\d.,]+", "", html) for html in (found["html"], expected._repr_html_()))
+    assert shown == wanted
     assert not any(module._forward_pre_hooks for module in lm.model.modules())
-
-
-def test_a_chat_explains_its_whole_answer(web):
-    record = answer(web.ask(prompt="user: The trains", chat="1", methods="random", unit="turn"))["saved"][0]
-    messages = [{"role": "user", "content": "The trains"}]
-    expected = noiser.attribute(chatty("llama"), messages, method="random", unit="turn", max_new_tokens=40).to_dict()
-    assert (record["targets"], record["units"]) == (expected["targets"], expected["units"])
-
-
-def test_a_tool_call_is_explained(web):
-    call = '{"name": "near", "arguments": {"river": "bank"}}'
-    chat = f"user: The trains\ntool: The old bank is near the river.\nassistant: {call}"
-    asked = {"target": "action", "target_unit": "all", "unit": "turn"}
-    expected = noiser.attribute(chatty("llama"), parse_chat(chat), method="occlusion", **asked).to_dict()
-    shown = answer(web.ask(prompt=chat, chat="1", methods="occlusion", **asked))["saved"][0]
-    assert shown["targets"] == expected["targets"]
-    assert scores(shown) == [pytest.approx(row, abs=1e-5) for row in scores(expected)]
-
-
-def test_an_earlier_version_is_compared(web):
-    found = answer(web.ask(prompt=PROMPT, before="The slow fox sings near the river", target=" bank"))
-    expected = noiser.diff(chatty("llama"), "The slow fox sings near the river", PROMPT, target=" bank")
-    assert found["saved"] == [expected.to_dict()]
-    assert found["html"] == expected._repr_html_()
-
-
-def test_sources_are_cited_as_the_library_cites(web):
-    found = answer(web.ask(prompt="When do the trains run?", sources=SOURCES, target=" The trains run late."))
-    expected = noiser.cite(
-        chatty("llama"), "When do the trains run?", SOURCES.split("\n---\n"), answer=" The trains run late."
-    )
-    paragraphs = SOURCES.replace("---", "")
-    again = answer(web.ask(prompt="When do the trains run?", sources=paragraphs, target=" The trains run late."))
-    assert scores(again["saved"][0]["attribution"]) == scores(found["saved"][0]["attribution"])
-    assert scores(found["saved"][0]["attribution"]) == scores(expected.to_dict()["attribution"])
-    assert "noiser-cite" in found["html"]
 
 
 @pytest.mark.parametrize(
@@ -222,16 +229,6 @@ API = {
 }
 
 
-def without_costs(value):
-    """An answer without what depends on how passes were packed."""
-    if isinstance(value, list):
-        return [without_costs(each) for each in value]
-    costs = re.compile("passes|forwards|seconds|info")
-    if isinstance(value, dict):
-        return {key: without_costs(each) for key, each in value.items() if not costs.search(key)}
-    return value
-
-
 @pytest.mark.parametrize("name", API)
 def test_the_api_answers_as_save_writes(web, name):
     asked, call = API[name]
@@ -310,11 +307,15 @@ def test_models_are_loaded_once_and_one_question_computes_at_a_time():
     assert sorted(loaded) == ["gemma3", "llama"]
 
 
-def test_folders_of_one_name_are_models_of_their_own(tmp_path):
+def test_folders_of_one_name_are_models_of_their_own_and_others_are_known_by_their_names(tmp_path):
     named = [tmp_path / name for name in ("a/last", "b/last", "c/best")]
     for folder in named:
         folder.mkdir(parents=True)
-    assert [*Models([*map(str, named)], chatty).names][:3] == [str(named[0]), str(named[1]), "best"]
+    models = Models([*map(str, named)], lambda name: noiser.wrap(chatty("llama").model, chatty("llama").tokenizer))
+    assert [*models.names][:3] == [str(named[0]), str(named[1]), "best"]
+    with served(load=models._load, named=models._named) as web:
+        saved = answer(web.ask(prompt=PROMPT, model="best", methods="random"))["saved"][0]
+    assert saved["model"]["name"] == "best"
 
 
 async def end_of(job):

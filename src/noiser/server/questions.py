@@ -148,7 +148,7 @@ def reference_html(routes: Iterable[Any]) -> str:
 def _fields(record: type[BaseModel]) -> str:
     rows: list[list[str]] = []
     for name, field in record.model_fields.items():
-        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(field.annotation))
+        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(field.annotation)).replace("None", "null")
         default = "needed" if field.is_required() else json.dumps(field.default)
         rows.append([f"<code>{name}</code>", *map(escape, (kind, default, field.description or ""))])
     return html_table(["field", "type", "default", ""], rows)
