@@ -7,6 +7,7 @@ import io
 import json
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ import noiser.model
 from noiser.cli import app, terminal
 from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError
-from noiser.files import json_text
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from tiny import tiny
@@ -80,62 +80,60 @@ def test_methods_and_metrics_are_listed_with_defaults_and_settings(noiser_comman
 # ---- every command with a model --------------------------------------------------------------------------------------
 
 
-def test_attribute_is_the_library_s(noiser_command, tmp_path, capsys):
-    options = ["--method=noiser", "--seed=3", "--set=samples=4", "--unit=word", "--max-new-tokens=2"]
-    arguments = ["attribute", PROMPT, *options]
-    method = noiser.Noiser(samples=4)
-    expected = noiser.attribute(tiny("llama"), PROMPT, method=method, seed=3, unit="word", max_new_tokens=2)
-    result = noiser_command(*arguments, "--format", "json")
-    assert (result.exit_code, result.stderr) == (0, LOADING)
-    (tmp_path / "a.json").write_text(result.stdout, encoding="utf-8")
-    att = noiser.Attribution.load(tmp_path / "a.json")
-    assert att == expected
+WHERE, ANSWER = "Where is the lute?", "In the attic."
+TEXTS = [("notes.txt", "The lute is in the attic."), ("news.txt", "It rains.")]
+CITE = ["cite", WHERE, "--source", "notes.txt", "--source", "news.txt", "--answer", ANSWER, "--unit", "source"]
+TWO = [PROMPT, "The lazy dog sleeps"]
+QUICK = ["--method=occlusion", "--metrics=soft_scores", "--metric-set=masks=2"]
+SOFT = {"masks": 2, "normalization": "positive", "seed": 5}
+COMMANDS = {
+    "attribute": (
+        ["--method=noiser", "--seed=3", "--set=samples=4", "--unit=word", "--max-new-tokens=2"],
+        lambda lm: noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=4), seed=3, unit="word", max_new_tokens=2),
+    ),
+    "attribute a contrast": (
+        ["--method", "occlusion", "--target", " fox", "--foil", " dog"],
+        lambda lm: noiser.attribute(lm, PROMPT, method="occlusion", target=" fox", foil=" dog"),
+    ),
+    "compare": (
+        ["--methods", "noiser, noiser_relative", "--target", " fox"],
+        lambda lm: noiser.compare(lm, PROMPT, ["noiser", "noiser_relative"], target=" fox"),
+    ),
+    "cite": (CITE, lambda lm: noiser.cite(lm, WHERE, TEXTS, answer=ANSWER, unit="source")),
+    "evaluate": (
+        ["The lazy dog sleeps", *QUICK, "--metric-set=normalization=positive", "--seed=5"],
+        lambda lm: noiser.evaluate(lm, TWO, "occlusion", "soft_scores", **SOFT),
+    ),
+}
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in TEXTS:
+        Path(name).write_text(f"{text}\n", encoding="utf-8-sig")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_shows_what_the_library_returns(noiser_command, sources, capsys, name):
+    arguments, call = COMMANDS[name]
+    command = arguments if arguments[0] == name else [name.split()[0], PROMPT, *arguments]
+    expected = call(tiny("llama"))
     print(expected)
-    assert noiser_command(*arguments).stdout == capsys.readouterr().out
-    assert noiser_command(*arguments, "--format", "html").stdout.strip() == expected.to_html().strip()
+    assert noiser_command(*command).stdout == capsys.readouterr().out.lstrip("\n")
+    result = noiser_command(*command, "--format", "json")
+    records = [att.to_dict() for att in expected] if name == "compare" else expected.to_dict()
+    assert (json.loads(result.stdout), result.stderr) == (json.loads(json.dumps(records)), LOADING)
+    assert "<html" in noiser_command(*command, "--format", "html").stdout
 
 
-def test_the_target_and_the_foil(noiser_command):
-    common = ["attribute", PROMPT, "--method", "occlusion", "--format", "json"]
-    att = json.loads(noiser_command(*common, "--target", " fox", "--foil", " dog").stdout)
-    expected = noiser.attribute(tiny("llama"), PROMPT, method="occlusion", target=" fox", foil=" dog").to_dict()
-    assert (att["targets"], att["foil"]) == (expected["targets"], expected["foil"])
-
-
-def test_compare(noiser_command):
-    methods = ["--methods", "noiser, noiser_relative", "--target", " fox"]
-    first, second = json.loads(noiser_command("compare", PROMPT, *methods, "--format", "json").stdout)
-    assert (first["method"], second["method"]) == ("noiser@2", "noiser_relative@1")
-    assert first["targets"][0]["text"] == second["targets"][0]["text"] == " fox"
-    for form in ("text", "html"):
-        assert "noiser_relative" in noiser_command("compare", PROMPT, *methods, "--format", form).stdout
-
-
-def test_cite(noiser_command, tmp_path):
-    texts, sources = [("notes.txt", "The lute is in the attic."), ("news.txt", "It rains.")], []
-    for name, text in texts:
-        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8-sig")
-        sources += ["--source", str(tmp_path / name)]
-    arguments = ["cite", "Where is the lute?", *sources, "--answer", "In the attic.", "--unit", "source"]
-    expected = noiser.cite(tiny("llama"), "Where is the lute?", texts, answer="In the attic.", unit="source")
-    assert noiser_command(*arguments).stdout == f"{expected}\n".lstrip("\n")
-    record = json.loads(noiser_command(*arguments, "--format", "json").stdout)
-    assert record == json.loads(json_text(expected.to_dict()))
-    assert "<html" in noiser_command(*arguments, "--set", "baseline=zero", "--format", "html").stdout
-    for checked in ([*arguments, "--accuracy", "fast"], ["attribute", PROMPT, "--method", "random"]):
+def test_hidden_sources_and_checks(noiser_command, sources):
+    assert "<html" in noiser_command(*CITE, "--set", "baseline=zero", "--format", "html").stdout
+    for checked in ([*CITE, "--accuracy", "fast"], ["attribute", PROMPT, "--method", "random"]):
         assert "8 random removals" in " ".join(noiser_command(*checked, "--check", "8").stdout.split())
 
 
-def test_evaluate(noiser_command):
-    arguments = ["evaluate", PROMPT, "The lazy dog sleeps", "--method", "occlusion", "--metrics", "soft_scores"]
-    arguments += ["--metric-set", "masks=2", "--metric-set", "normalization=positive", "--seed", "5"]
-    settings = {"masks": 2, "normalization": "positive", "seed": 5}
-    expected = noiser.evaluate(tiny("llama"), [PROMPT, "The lazy dog sleeps"], "occlusion", "soft_scores", **settings)
-    assert json.loads(noiser_command(*arguments, "--format", "json").stdout) == json.loads(expected.dumps())
-    assert noiser_command(*arguments).stdout == f"{expected}\n"
-    page = noiser_command(*arguments, "--format", "html").stdout
-    assert page.count("<table>") == page.count("</html>") == page.count("<div class=wide tabindex=0>") == 1
-    assert "<th scope=row dir=auto>soft_nc</th>" in page
+def test_evaluate_reads_stdin(noiser_command):
     record = json.dumps({"prompt": PROMPT, "target": " fox"})
     typed = f"\n{PROMPT}\u2028and\x85on\r\n-\n{record}\n{PROMPT}\n"  # a dash of stdin is a prompt
     quick = ["--metrics", "erasure", "--method", "occlusion", "--format", "json"]
@@ -326,15 +324,6 @@ def test_chat_prompts(typed):
 # ---- the progress bar ------------------------------------------------------------------------------------------------
 
 
-def terminal_stderr(monkeypatch):
-    """A stderr that says it is a terminal."""
-    text = io.StringIO()
-    text.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", text)
-    monkeypatch.setenv("TERM", "xterm")
-    return text
-
-
 def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
     times = iter([0.0, 4.0, 10.0, 20.0])
     monkeypatch.setattr(
@@ -347,23 +336,15 @@ def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("patience", "shows"), [(60.0, False), (0.0, True)])
-def test_a_bar_only_for_what_takes_long(monkeypatch, patience, shows):
-    stderr = terminal_stderr(monkeypatch)
-    with terminal.progress_bar("[/b] \x1b]0;owned\x07", patience) as update:
+def test_a_bar_only_for_what_takes_long_and_closed_after_an_error(monkeypatch, patience, shows):
+    stderr = io.StringIO()
+    stderr.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    with suppress(NoiserError), terminal.progress_bar("[/b] \x1b]0;owned\x07", patience) as update:
         update(1, 2)
         update(2, 4)
-    assert ("[/b] ⟨U+001B⟩]0;owned⟨U+0007⟩" in stderr.getvalue()) == shows
-
-
-def test_the_bar_is_closed_after_an_error(monkeypatch):
-    stderr = terminal_stderr(monkeypatch)
-
-    def work():
-        with terminal.progress_bar("Attributing", patience=0.0) as update:
-            update(1, 2)
-            raise NoiserError
-
-    with pytest.raises(NoiserError):
-        work()
+        raise NoiserError
     text = stderr.getvalue()
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is shown again"
+    assert ("[/b] ⟨U+001B⟩]0;owned⟨U+0007⟩" in text) == shows
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor is shown again"
