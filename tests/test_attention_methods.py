@@ -9,7 +9,7 @@ import transformers
 import noiser
 from engine_for_tests import query_of
 from noiser.methods import AttentionGradient, AttentionRollout, LastAttention
-from noiser.model.attention import attention_maps
+from noiser.model.abilities import attention_maps
 from tiny import FAMILIES, SIZES, random_model, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings by the river"

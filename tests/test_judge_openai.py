@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import openai
 import pytest
 
 from chat_server import CUT, ChatServer, Step, completion
+from noiser import endpoint
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, Usage, make_judge
 from noiser.judges.openai import OpenAIJudge
@@ -135,15 +137,38 @@ def test_what_passes_is_tried_again(name):
         (Step(400, {"error": {"message": f"bad key {KEY}"}}), r"400.*bad key \[key\]", 1),
         (Step(body=b"<html>Welcome</html>", kind="text/html"), "not a chat completion: <html>", 1),
         (Step(body={"choices": []}), "not a chat completion", 1),
+        (Step(body=completion("w" * 20_000)), "more than 10,000 bytes", 1),
     ],
 )
-def test_what_does_not_pass_is_unscored_and_not_stored(step, says, tries):
+def test_what_does_not_pass_is_unscored_and_not_stored(step, says, tries, monkeypatch):
+    monkeypatch.setattr(endpoint, "LARGEST", 10_000)
     with ChatServer(lambda words, before: step if words[-1] == "w0" else None) as server:
         for asked in (1, 2):
             bad, good = judge_at(server, api_key=KEY).judge(requests_of(2))
             assert (bad.status, bad.lost, good.answers) == ("unscored", True, ("w1",))
             assert re.search(says, bad.reason), bad.reason
             assert server.hits["word", "w0"] == tries * asked
+            assert server.headers[-1]["accept-encoding"] == "identity"
+
+
+SPELLINGS = [
+    KEY,
+    KEY[::-1],
+    KEY.upper(),
+    KEY.encode().hex(),
+    " ".join(KEY),
+    "".join(f"%{ord(c):02X}" for c in KEY),
+    "".join(f"\\u{ord(c):04x}" for c in KEY),
+    "".join(f"&#{ord(c)};" for c in KEY),
+    *(base64.b64encode(f"{lead}{KEY}".encode()).decode() for lead in ("", "x", "xy", "Bearer ")),
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_spelling_of_the_key_is_told(spelling):
+    error = openai.OpenAIError(f"Bad key {spelling} for the model llama-3.3-70b")
+    told = endpoint.problem(error, endpoint.Endpoint("https://host/v1", KEY))
+    assert re.fullmatch(r"Bad key \w{0,10}\[key\] for the model llama-3.3-70b", told), told
 
 
 @pytest.mark.parametrize(

@@ -76,18 +76,13 @@ def test_threads_take_turns_with_a_model():
 
 
 @pytest.mark.parametrize("method", ["attn_lrp", "noiser"])
-def test_a_caller_in_inference_mode_gets_the_same_scores(method):
+def test_a_caller_in_inference_mode_or_autocast_gets_the_same_scores(method):
     expected = noiser.attribute(tiny("llama"), PROMPT, method=method)
     lm = noiser.wrap(tiny("llama").model, tiny_tokenizer())
     with torch.inference_mode():
-        found = noiser.attribute(lm, PROMPT, method=method)
-    assert torch.equal(found.scores, expected.scores)
-
-
-def test_what_a_model_can_do_does_not_depend_on_a_callers_autocast():
-    lm = noiser.wrap(tiny("gemma3").model, tiny_tokenizer())
+        assert torch.equal(noiser.attribute(lm, PROMPT, method=method).scores, expected.scores)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert lm.abilities == tiny("gemma3").abilities
+        assert noiser.wrap(tiny("gemma3").model, tiny_tokenizer()).abilities == tiny("gemma3").abilities
 
 
 def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
@@ -101,8 +96,8 @@ def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
         return (), given | {"inputs_embeds": rows}
 
     lm.model.model.register_forward_pre_hook(spoil, with_kwargs=True)
-    found = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3).scores
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    again = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3).scores
+    torch.testing.assert_close(again, expected, equal_nan=True)
 
 
 def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
@@ -180,22 +175,13 @@ def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("could not create a primitive"),
-        RuntimeError("std::bad_alloc"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
-        OSError(12, "Cannot allocate memory"),
-    ],
-)
-def test_memory_that_runs_out_is_recognised(error):
-    assert is_out_of_memory(error)
-    assert not is_out_of_memory(ValueError(str(error)))
+def test_memory_that_runs_out_is_recognised():
+    said = ["could not create a primitive", "std::bad_alloc", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling it"]
+    said += ["DefaultCPUAllocator: can't allocate memory: you tried it", "DefaultCPUAllocator: not enough memory: you"]
+    errors = [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), OSError(12, "Cannot allocate memory")]
+    for error in (*errors, *map(RuntimeError, said)):
+        assert is_out_of_memory(error)
+        assert not is_out_of_memory(ValueError(str(error)))
     assert not is_out_of_memory(RuntimeError("a shape is wrong"))
 
 
@@ -237,17 +223,6 @@ def dynamic_steps(linear):
     return forward
 
 
-def outlier_columns(linear):
-    """LLM.int8: columns that are large anywhere in the batch are exact, the others have a few bits."""
-
-    def forward(x):
-        large = x.abs().flatten(0, -2).amax(0) > 3
-        step = x.masked_fill(large, 0).abs().amax(-1, keepdim=True).clamp_min(1e-9) / 63
-        return functional.linear(torch.where(large, x, (x / step).round() * step), linear.weight)
-
-    return forward
-
-
 def full_experts(linear):
     """Each of two experts takes the first half of the tokens of a batch at most; the others go past it."""
 
@@ -262,7 +237,7 @@ def full_experts(linear):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [dynamic_steps, outlier_columns, full_experts])
+@pytest.mark.parametrize("kind", [dynamic_steps, full_experts])
 def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(kind, dtype):
     model = tiny_model("llama").eval().to(dtype)
     for layer in model.model.layers:

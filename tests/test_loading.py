@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import gguf
@@ -165,17 +164,14 @@ def test_damaged_folder(folder, name, harm):
     assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "said"),
-    [
+def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch):
+    for error, kind, said in (
         (ImportError("SentencePiece is needed"), DependencyError, "needs a package .* SentencePiece"),
         (torch.OutOfMemoryError("CUDA out of memory"), ModelError, "does not fit into memory.* smaller dtype"),
-    ],
-)
-def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch, error, kind, said):
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error))
-    with pytest.raises(kind, match=said):
-        noiser.load_model(folder)
+    ):
+        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error))
+        with pytest.raises(kind, match=said):
+            noiser.load_model(folder)
 
 
 def test_code_of_the_checkpoint_is_not_run(folder):
@@ -268,14 +264,14 @@ def test_unknown_name(name):
     [
         ({"dtype": "float8"}, "dtype is 'float8'; expected one of auto, float32"),
         ({"device": "toaster"}, "device is 'toaster', which this machine does not have"),
-        ({"device": "cuda:99"}, "device is 'cuda:99', which this machine does not have"),
         ({"device": "cpu", "device_map": "auto"}, "exclude each other"),
+        ({"revision": "main"}, "revision is 'main', and gemma-3-270m is built in"),
         ({"tensor_parallel_size": 2}, "'tensor_parallel_size' is for models named vllm:"),
     ],
 )
 def test_impossible_options(folder, unchecked, options, says):
     with pytest.raises(ParameterError, match=says):
-        noiser.load_model(folder, **options)
+        noiser.load_model("gemma-3-270m" if "revision" in options else folder, **options)
 
 
 @pytest.mark.slow
@@ -315,25 +311,15 @@ def test_a_gguf_file_is_the_same_model_and_is_converted_once(gguf_file, folder, 
         (lambda data: b"", ModelError),
         (lambda data: data[: len(data) // 2], ModelError),
         (lambda data: b"PK\x03\x04" + data[4:], ModelError),
+        (lambda data: data[:16] + (2**24).to_bytes(8, "little") + data[24:], ModelError),
         (lambda data: data.replace(b"llama", b"lemon"), Unsupported),
     ],
-    ids=["empty", "cut short", "another format", "another architecture"],
+    ids=["empty", "cut short", "another format", "sixteen million keys", "another architecture"],
 )
 def test_a_gguf_file_that_cannot_be_converted(gguf_file, cache, harm, kind):
     gguf_file.write_bytes(harm(gguf_file.read_bytes()))
     with pytest.raises(kind, match=r"tiny\.gguf"):
         noiser.load_model(gguf_file)
-    assert left_in(cache) == []
-
-
-def test_a_gguf_file_that_lacks_weights(tmp_path, llama, cache):
-    partial = SimpleNamespace(
-        config=llama.config,
-        state_dict=lambda: {name: w for name, w in llama.state_dict().items() if "layers.1.mlp" not in name},
-    )
-    path = write_gguf(tmp_path / "partial.gguf", partial, tiny_tokenizer())
-    with pytest.raises(ModelError, match=r"lacks 3 weights of the model, such as .*layers.1.mlp"):
-        noiser.load_model(path)
     assert left_in(cache) == []
 
 
@@ -381,11 +367,6 @@ def test_one_process_converts_and_a_killed_one_leaves_nothing(gguf_file, cache):
     assert out == f"converting\n{gguf_file}\n", err
     assert start(0).communicate(timeout=300)[0] == f"{gguf_file}\n"
     assert len(left_in(cache)) == 1
-
-
-def test_a_built_in_model_has_one_revision():
-    with pytest.raises(ParameterError, match="revision is 'main', and gemma-3-270m is built in"):
-        noiser.load_model("gemma-3-270m", revision="main")
 
 
 def test_weights_in_parts_are_joined(tmp_path, whole_gguf, llama, monkeypatch, cache):

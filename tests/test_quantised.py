@@ -19,15 +19,18 @@ torchao = pytest.mark.skipif(
 )
 
 
+def wrap(model):
+    return noiser.wrap(model, tiny_tokenizer())
+
+
 def by_torchao(family, name, **options):
-    """A tiny model whose linear layers are quantised, its language model, and the unquantised one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchao's own, on import
+    """A tiny model whose linear layers are quantised, and the unquantised one."""
+    with warnings.catch_warnings(action="ignore"):  # torchao's own, on import
         from torchao import quantization
 
         model = tiny_model(family).eval()
         quantization.quantize_(model, getattr(quantization, name)(), **options)
-    return noiser.wrap(model, tiny_tokenizer()), noiser.wrap(tiny_model(family).eval(), tiny_tokenizer())
+    return wrap(model), wrap(tiny_model(family).eval())
 
 
 @torchao
@@ -62,8 +65,7 @@ def test_noise_on_a_quantised_table_is_on_the_rows_that_it_stands_for():
 
 @torchao
 def test_a_folder_that_transformers_quantised_is_loaded(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         from torchao.quantization import Int8WeightOnlyConfig
         from transformers import AutoModelForCausalLM, TorchAoConfig
 
@@ -76,7 +78,7 @@ def test_a_folder_that_transformers_quantised_is_loaded(tmp_path):
         lm = noiser.load_model(tmp_path / "int8", device="cpu")
     assert lm.identity.dtype.endswith(", torchao")
     found = noiser.attribute(lm, PROMPT, method="occlusion")
-    expected = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion")
+    expected = noiser.attribute(wrap(model), PROMPT, method="occlusion")
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
 
 
@@ -107,7 +109,7 @@ def packed():
             setattr(model.get_submodule(parent), own, layer)
             with torch.no_grad():
                 same.get_submodule(name).weight.copy_(layer(torch.eye(layer.shape[1])).T)
-    return noiser.wrap(model, tiny_tokenizer()), noiser.wrap(same, tiny_tokenizer())
+    return wrap(model), wrap(same)
 
 
 @pytest.mark.parametrize("method", [*WITHOUT_GRADIENTS, *WITH_GRADIENTS, noiser.Noiser(samples=3)])
@@ -124,17 +126,13 @@ def test_layers_of_packed_bytes_give_the_scores_of_what_they_stand_for(packed, m
 def test_the_identity_says_how_a_model_is_quantised(settings):
     model = tiny_model("llama")
     model.config.quantization_config = settings
-    assert noiser.wrap(model, tiny_tokenizer()).identity.dtype == "float32, bitsandbytes"
+    assert wrap(model).identity.dtype == "float32, bitsandbytes"
 
 
 @torch.library.custom_op("noiser_tests::kernel", mutates_args=())
 def kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A product of another library's, registered without a backward pass."""
     return x @ weight.T
-
-
-def wrap(model):
-    return noiser.wrap(model, tiny_tokenizer())
 
 
 class Repacked(nn.Linear):
@@ -178,9 +176,7 @@ def test_kernels_without_a_backward_pass_are_refused(repacking, method, mode):
     before = torch._C._get_autograd_fallback_mode()
     torch._C._set_autograd_fallback_mode(mode)
     try:
-        with pytest.raises(
-            UnsupportedModelError, match=r"^No gradient passes through this LlamaForCausalLM.*occlusion"
-        ):
+        with pytest.raises(UnsupportedModelError, match=r"^No gradient passes through this Llama.*occlusion"):
             noiser.attribute(wrap(repacking), PROMPT, method=method)
     finally:
         torch._C._set_autograd_fallback_mode(before)

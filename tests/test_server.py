@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import socket
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -24,13 +27,7 @@ OPTIONS = {"unit": "word", "method": noiser.Occlusion(baseline="delete", score="
 
 
 class Vllm:
-    """Answers /v1/completions and /v1/models as vLLM's server does.
-
-    Args:
-        network: a model of transformers.
-        root: the folder that the list of models names.
-        trouble: called with the number of the request; None for an answer, a status, or a body in place of one.
-    """
+    """Answers as vLLM's server does; `trouble` gives a status or body in place of the answer to a numbered request."""
 
     def __init__(self, network, root, trouble=lambda number: None):
         self.network, self.trouble = network, trouble
@@ -56,8 +53,15 @@ class Vllm:
         return {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
 
 
-@contextmanager
-def serving(vllm):
+@pytest.fixture
+def vllm(local, folder):
+    return Vllm(local.model, str(folder))
+
+
+@pytest.fixture
+def address(vllm):
+    """Of a server of `vllm`."""
+
     class Vllms(Handler):
         def get(self):
             self.reply(200, {"object": "list", "data": vllm.listed})
@@ -69,27 +73,14 @@ def serving(vllm):
                 vllm.bodies.append(body)
                 vllm.keys.append(self.headers["Authorization"])
                 answer = vllm.complete(body)
-            if isinstance(trouble, int):
-                self.reply(trouble, {"error": {"message": "no"}})
-            else:
-                self.reply(200, trouble or answer)
+            status = trouble if isinstance(trouble, int) else 200
+            self.reply(status, {"error": {"message": "no"}} if status != 200 else trouble or answer)
 
         def reply(self, status, content):
             self.answer(json.dumps(content).encode(), status, **{"Retry-After-Ms": "1"})
 
     with served_by(Vllms) as address:
         yield f"{address}/v1"
-
-
-@pytest.fixture
-def vllm(local, folder):
-    return Vllm(local.model, str(folder))
-
-
-@pytest.fixture
-def address(vllm):
-    with serving(vllm) as address:
-        yield address
 
 
 @pytest.mark.parametrize(
@@ -168,11 +159,33 @@ def test_what_was_not_sent_is_spread_evenly():
     assert row[1].log() == pytest.approx(-0.5)
 
 
+@pytest.mark.parametrize("kind", ["a compressed reply", "a reply that never ends"])
+def test_what_would_take_all_memory_or_time_is_refused(kind):
+    def reply(server):
+        with server.accept()[0] as connection, suppress(OSError):
+            connection.recv(2**16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+            if kind == "a compressed reply":
+                body = gzip.compress(b'{"data": []}')
+                connection.sendall(b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            while kind == "a reply that never ends":
+                connection.sendall(b"x")
+                time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=reply, args=[server], daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        with pytest.raises(ModelError, match=r"gave no answer: .*(encoded as gzip|timed out|took too long)"):
+            noiser.load_model(address, timeout=0.5, max_retries=0)
+        thread.join()
+
+
 @pytest.mark.parametrize(
     "change",
-    [lambda _: 0.0, lambda _: -1.0, lambda value: value / math.log(10), lambda _: -9999.0, lambda value: -value,
-     lambda value: value if value > -4 else -9999.0, lambda value: value - 5, lambda _: math.nan],
-    ids=["zeros", "ones", "decimal", "nothing", "positive", "masked", "too small", "nan"],
+    [lambda _: -1.0, lambda value: value / math.log(10), lambda value: value if value > -4 else -9999.0,
+     lambda value: value - 5, lambda _: math.nan],
+    ids=["ones", "decimal", "masked", "too small", "nan"],
 )  # fmt: skip
 def test_what_is_no_distribution_is_refused(vllm, address, change):
     complete = vllm.complete

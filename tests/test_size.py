@@ -13,25 +13,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 953,
+    "": 1_027,
     "attribution": 1_697,
     "bench": 1_426,
     "cli": 843,
     "data": 748,
-    "engine": 1_807,
+    "engine": 1_808,
     "evaluation": 616,
     "explain": 1_848,
     "integrations": 614,
     "judges": 709,
     "methods": 1_780,
     "metrics": 1_801,
-    "model": 1_921,
+    "model": 1_893,
     "report": 1_087,
     "server": 1_125,
-    "text": 880,
+    "text": 900,
 }
-ALL, FILES = 19_855, 135
-AROUND = {"tests": 17_307, "benchmarks": 1_994}
+ALL, FILES = 19_922, 134
+AROUND = {"tests": 17_297, "benchmarks": 1_994}
 ASSETS = 253  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

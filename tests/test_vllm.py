@@ -1,4 +1,4 @@
-import importlib.util
+import importlib
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -108,17 +108,14 @@ def test_says_which_model_it_is(served, folder, local):
     assert engine_of(served).settings["max_num_seqs"] == 8
 
 
-def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wrong(served, local):
+def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wrong(served, local, monkeypatch):
     llm = engine_of(served)
     for trouble, expected in ((RuntimeError("Dead"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)):
         llm.trouble = trouble
         with pytest.raises(expected, match=r"vLLM failed: RuntimeError: Dead|^$"):
             noiser.attribute(served, PROMPT, method="occlusion")
         assert_same(*(noiser.attribute(lm, PROMPT, method="occlusion") for lm in (served, local)))
-
-
-def test_logits_that_did_not_come_back_are_an_error(served, monkeypatch):
-    monkeypatch.setattr(engine_of(served), "collective_rpc", lambda method: [([], b"")])
+    monkeypatch.setattr(llm, "collective_rpc", lambda method: [([], b"")])
     with pytest.raises(ModelError, match="vLLM failed: StopIteration"):
         noiser.attribute(served, PROMPT, method="occlusion")
 
@@ -148,13 +145,9 @@ def test_the_workers_keep_the_rows_of_requests(monkeypatch):
     assert worker.TakeLogits().take_logits() == ([], b"")
 
 
-def test_another_models_table_is_noticed(folder, tmp_path, monkeypatch):
-    vllm_for_tests.install(monkeypatch)
-    lm = noiser.load_model(f"vllm:{folder}", device="cpu")
-    from noiser.model.served import measure_embedding_scale
-
+def test_another_models_table_is_noticed(served):
     with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
-        measure_embedding_scale(engine_of(lm), lm.model.embedding.weight.flip(0), None)
+        noiser.model.served.measure_embedding_scale(engine_of(served), served.model.embedding.weight.flip(0), None)
 
 
 def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):
@@ -175,8 +168,7 @@ QUIET = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def vllm():
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed; scripts/vllm sets up an environment with it and runs these tests there")
+    pytest.importorskip("vllm", reason="scripts/vllm sets up an environment with it and runs these tests there")
 
 
 @pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
+import math
 import os
 import re
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import openai
 
 from noiser.errors import NoiserError, ParameterError
+
+LARGEST = 64 << 20
+"""The most bytes that a reply may have."""
 
 _OFFICIAL = "https://api.openai.com/v1"
 _ADDRESS = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::\d+)?(?:/[^\s?#@\\]*)?", re.IGNORECASE)
@@ -58,14 +66,74 @@ def _is_local(address: str) -> bool:
 
 
 def client(endpoint: Endpoint, *, timeout: float = 60.0, max_retries: int = 5) -> openai.OpenAI:
-    """The official client; it repeats requests as `Retry-After` says, and uses no proxy to reach this machine."""
-    return openai.OpenAI(
-        base_url=endpoint.address,
-        api_key=endpoint.key or "none",
-        timeout=timeout,
-        max_retries=max_retries,
-        http_client=openai.DefaultHttpxClient(trust_env=not _is_local(endpoint.address)),
-    )
+    """The official client; it repeats requests after 408, 409, 429, 5xx, time-outs and lost connections.
+
+    It waits as long as `Retry-After` says, and uses no proxy to reach this machine. A request counts as lost after
+    `timeout` seconds in all.
+    """
+    http = _Client(timeout, trust_env=not _is_local(endpoint.address))
+    key, address = endpoint.key or "none", endpoint.address
+    return openai.OpenAI(base_url=address, api_key=key, timeout=timeout, max_retries=max_retries, http_client=http)
+
+
+class _Client(openai.DefaultHttpxClient):
+    """Takes no encoded reply, which could expand, none above `LARGEST` bytes, and ends a request at its deadline."""
+
+    def __init__(self, seconds: float, **options: Any) -> None:
+        hooks = {"response": [_refuse_encodings]}
+        super().__init__(headers={"Accept-Encoding": "identity"}, event_hooks=hooks, **options)
+        self._seconds, self._limits = seconds, _Limits()
+        for transport in (self._transport, *self._mounts.values()):  # a proxy has one of its own
+            if pool := getattr(transport, "_pool", None):
+                pool._network_backend = _Limited(pool._network_backend, self._limits)
+
+    def send(self, request: Any, **options: Any) -> Any:
+        """Sends a request, with a deadline and a largest reply for all that this thread reads of it."""
+        self._limits.deadline, self._limits.left = time.monotonic() + self._seconds, LARGEST
+        return super().send(request, **options)
+
+
+def _refuse_encodings(response: Any) -> None:
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise openai.OpenAIError(f"The reply is encoded as {encoding:.40}, which was not asked for.")
+
+
+class _Limits(threading.local):
+    """The deadline of a thread's request, and the bytes that its reply may still have."""
+
+    deadline, left = math.inf, LARGEST
+
+    def seconds(self, timeout: float | None) -> float:
+        """The seconds that are left. Raises OpenAIError where there are none."""
+        rest = self.deadline - time.monotonic()
+        if rest <= 0:
+            raise openai.OpenAIError("The request took too long.")
+        return rest if timeout is None else min(rest, timeout)
+
+
+class _Limited:
+    """httpcore's network, or a connection of it, that keeps to the limits of the request under way."""
+
+    def __init__(self, network: Any, limits: _Limits) -> None:
+        self._network, self._limits = network, limits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, **more: Any) -> _Limited:
+        return _Limited(self._network.connect_tcp(host, port, self._limits.seconds(timeout), **more), self._limits)
+
+    def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> _Limited:
+        seconds = self._limits.seconds(timeout)
+        return _Limited(self._network.start_tls(ssl_context, server_hostname, seconds), self._limits)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        found: bytes = self._network.read(max_bytes, self._limits.seconds(timeout))
+        self._limits.left -= len(found)
+        if self._limits.left < 0:
+            raise openai.OpenAIError(f"The reply has more than {LARGEST:,} bytes.")
+        return found
 
 
 def is_fatal(error: Exception) -> bool:
@@ -76,6 +144,16 @@ def is_fatal(error: Exception) -> bool:
 
 
 def problem(error: Exception, endpoint: Endpoint) -> str:
-    """The reason of a failure in one line of at most 240 characters, without the key."""
-    text = " ".join(f"{error} {error.__cause__ or ''}".split())
-    return (text.replace(endpoint.key, "[key]") if endpoint.key else text)[:240]
+    """The reason of a failure in one line of at most 240 characters, without the key in any usual spelling."""
+    text, key = f"{error} {error.__cause__ or ''}", endpoint.key
+
+    def spelled(part: str) -> str:
+        escapes = (rf"{re.escape(c)}|(?:%|\\+x|\\+u00|&\#x0*){ord(c):02x};?|&\#0*{ord(c)};" for c in part)
+        return r"[\W_]{0,4}?".join(f"(?:{each})" for each in escapes)
+
+    if key:  # forwards and backwards, with its characters escaped or apart, in base64 and hexadecimal
+        coded = [base64.b64encode(bytes(lead) + key.encode()).decode()[lead and lead + 1 : -4] for lead in range(3)]
+        patterns = [spelled(key), spelled(key[::-1]), *(rf"{spelled(part)}[\w+/=]*" for part in coded)]
+        for pattern in (*patterns, key.encode().hex()):
+            text = re.sub(pattern, "[key]", text, flags=re.IGNORECASE)
+    return " ".join(text.split())[:240]

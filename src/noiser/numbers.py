@@ -11,11 +11,7 @@ Form = Literal["decimal", "percent", "quantity"]
 
 
 def number(value: float, form: Form = "decimal") -> str:
-    r"""The text of a number, with a true minus sign; a percentage has no unit, and NaN is a dash.
-
-    >>> number(-0.12345), number(0.4567, "percent"), number(1234.5, "quantity"), number(float("nan"))
-    ('−0.123', '45.7', '1\xa0234', '–')
-    """
+    """The text of a number, with a true minus sign; a percentage has no unit, and NaN is a dash."""
     if math.isnan(value):
         return "–"
     if form == "percent":

@@ -192,6 +192,6 @@ class Question:
         if self.special_tokens is not None:
             check_choice("special_tokens", self.special_tokens, get_args(SpecialTokens))
         if self.of is not None and not callable(self.of):
-            raise ParameterError(f"of is {self.of!r}; expected a function of log-probabilities.")
+            raise ParameterError(f"of is {self.of!r}; expected a function, such as noiser.objectives.entropy.")
         if self.of is not None and self.foil is not None:
             raise ParameterError("foil= and of= cannot be combined; pass one of them.")

@@ -18,7 +18,7 @@ from noiser.engine.changes import Change
 from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
-from noiser.model.attention import divide_gradient, shared_attention
+from noiser.model.abilities import divide_gradient, shared_attention
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.runtime import add_hook, free_memory, is_out_of_memory, running
 

@@ -25,8 +25,9 @@ from noiser.engine.gradients import (
 from noiser.engine.query import Query, Request
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
-from noiser.model.attention import attention_maps, eager_of, set_attention
+from noiser.model.abilities import attention_maps
 from noiser.model.language_model import LanguageModel
+from noiser.model.packing import eager, set_attention
 from noiser.types import Baseline
 
 
@@ -205,7 +206,7 @@ class Gates(Inside):
             if sliding_window not in masks:
                 masks[sliding_window] = _mask(at, opened, begin, k.shape[-2], sliding_window)
             seen = masks[sliding_window].to(q).clamp_min(torch.finfo(q.dtype).min)
-            return eager_of(module)(module, q, k, v, seen, **options)[0], None
+            return eager(module, q, k, v, seen, **options)[0], None
 
         found = torch.zeros(len(query.targets), len(query.token_ids), dtype=torch.float64)
         targets, inputs = range(len(found)), context.inputs[None, begin:]

@@ -30,8 +30,8 @@ from noiser.errors import ParameterError
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods import METHODS, Method, Scores, make_method, scored
 from noiser.methods.protocol import sum_over_units
-from noiser.model.attention import set_attention
 from noiser.model.language_model import LanguageModel
+from noiser.model.packing import set_attention
 from noiser.model.runtime import twin
 from noiser.registry import version_of
 from noiser.text import Encoding, extend, make_units

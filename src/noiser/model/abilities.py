@@ -1,23 +1,28 @@
-"""How a model can be run, found out by running it on eight tokens; no architecture is known by its name."""
+"""What a model can do, found out by running it on eight tokens; the weights of its attention, and shares of gradients.
+
+No architecture is known by its name.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from noiser.errors import ModelError, UnsupportedModelError
-from noiser.model.packing import Branch, Context, packed_logits
-from noiser.model.runtime import is_out_of_memory
+from noiser.model.packing import Branch, Context, packed_logits, set_attention
+from noiser.model.runtime import held, is_out_of_memory, put, running, unhook
 
+_CAPTURING = "_output_capturing_hooks_installed"  # transformers' mark on a model whose hooks collect weights
 _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "accelerate", "einops", "jaxtyping")
 
 
@@ -33,7 +38,7 @@ class Abilities:
 
 
 def find_abilities(lm: Any) -> Abilities:
-    """How a model can be run, found while it runs; in passes of one sequence where batches change its numbers."""
+    """How a model can be run, found by running it; one whose numbers depend on the batch gets one sequence a pass."""
     size, pads = lm.vocabulary_size, {setting(lm.model.config, "pad_token_id"), lm.tokenizer.pad_token_id}
     spaced = torch.linspace(1, size - 1, 8, dtype=torch.float64).long().tolist()
     unpadded = (next((i for i in (*range(first, size), 0) if i not in pads), first) for first in spaced)
@@ -166,3 +171,70 @@ def logits_agree(
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return float(difference.abs().max()) <= 1e-3 * deviation
     return float(difference.square().mean().sqrt()) <= (0.01 if closely else 0.1) * deviation
+
+
+def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
+    """Attention weights of each layer that has attention, first to last, mean over heads, float32.
+
+    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
+
+    Raises:
+        UnsupportedModelError: no layer has attention, or the model does not return its weights.
+    """
+    length = len(token_ids)
+
+    def are_weights(found: Any) -> bool:
+        return isinstance(found, Tensor) and found.ndim == 4 and found.shape[-2:] == (length, length)
+
+    def average(_module: Any, _inputs: Any, output: Any) -> Any:
+        """Weights leave their layer averaged over heads: memory holds one map per layer, not per head."""
+        if isinstance(output, tuple) and are_weights(output[1:2] and output[1]):
+            return (output[0], output[1].float().mean(1, keepdim=True), *output[2:])
+        return None
+
+    with running(lm.model):
+        set_attention(lm.model, "eager")
+        undo = held(lm.model).undo
+        for module in lm.model.modules():  # hooks that transformers installs to collect the weights are taken out again
+            undo.append(partial(unhook, module._forward_hooks, {*module._forward_hooks}))
+            put(vars(module), _CAPTURING, _CAPTURING in vars(module), undo)
+            module.register_forward_hook(average, prepend=True)  # before the hooks that collect
+        out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
+    layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
+    if not layers or not all(map(are_weights, layers)):
+        raise UnsupportedModelError(
+            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method "
+            "that does not read them, such as 'noiser' or 'occlusion', or load a model with code of its own with "
+            "attn_implementation='eager'."
+        )
+    return [weights[0].float().mean(0) for weights in layers]
+
+
+def divide_gradient(x: Tensor, by: float) -> Tensor:
+    """`x`, whose gradient is divided by a number on its way back."""
+    if not x.requires_grad:
+        return x
+    same = x.view_as(x)
+    same.register_hook(partial(torch.mul, other=1 / by))
+    return same
+
+
+@contextlib.contextmanager
+def shared_attention(model: Any, queries_keys: float, values: float) -> Generator[None]:
+    """Within it, gradients that attention returns for queries, keys and values are divided by these numbers."""
+    ran = False
+
+    def share(own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Any:
+        nonlocal ran
+        ran = True
+        q, k, v = (divide_gradient(x, by) for x, by in ((q, queries_keys), (k, queries_keys), (v, values)))
+        return own(module, q, k, v, *args, **options)
+
+    with running(model, gradients=True):
+        set_attention(model, share)
+        yield
+    if not ran:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no attention that runs through transformers' AttentionInterface, which alone "
+            "has rules for relevance. Take another method, such as 'integrated_gradients', 'occlusion' or 'noiser'."
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import struct
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -116,6 +117,11 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    with files[0].open("rb") as file:
+        kind, tensors, keys = struct.unpack("<4s4xQQ", file.read(24).ljust(24, b"\0"))
+    if kind != b"GGUF" or tensors > 100_000 or keys > 10_000:  # real ones have thousands, and some 50; more take long
+        text = f"{files[0]} is not a GGUF file, or declares {keys} keys and {tensors} tensors."
+        raise ModelError(f"{text} Fetch it again.")
     with tempfile.TemporaryDirectory(dir=folder.parent) as source:  # transformers would read neighbours of the file
         if len(files) == 1:
             Path(source, "model.gguf").symlink_to(files[0].resolve())

@@ -229,9 +229,8 @@ def _explain(name: str, error: Exception) -> NoiserError:
     if is_out_of_memory(error):
         return ModelError(f"{model} does not fit into memory: {said}. Load it in a smaller dtype or device_map='auto'.")
     if "trust_remote_code" in str(error):
-        return ModelError(
-            f"{model} comes with code of its own. If you trust it, pass trust_remote_code=True (--trust-remote-code)."
-        )
+        trust = "If you trust it, pass trust_remote_code=True (--trust-remote-code)."
+        return ModelError(f"{model} comes with code of its own. {trust}")
     if "Unrecognized configuration class" in said or "not supported" in said:
         text = f"{model} is not a causal language model that transformers can load: {said[:150]}."
         return UnsupportedModelError(f"{text} Take a decoder-only model.")

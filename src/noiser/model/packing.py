@@ -7,17 +7,18 @@ prompt attend, by the model's own attention function and with one mask, to their
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from noiser.model.attention import eager_of, set_attention
-from noiser.model.runtime import running
+from noiser.model.runtime import configs, held, put, running
 
 BLOCK, BLOCK_ON_CPU = 1024, 128
 """Tokens that attend together. A longer sequence is cut into such blocks."""
@@ -28,13 +29,10 @@ KeysValues = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class Context:
-    """A clean sequence, and the keys and values of its tokens that have run.
+    """A clean sequence, and the keys and values of the `done` tokens that have run.
 
-    Attributes:
-        inputs: [length, dim], what the model reads: rows of its embedding table, times `scale`.
-        scale: the factor that the embedding module puts on the rows.
-        cache: of `done` tokens, or more where a later pass failed; also those outside of windows.
-        done: how many tokens are cached.
+    `inputs` are rows of the embedding table times `scale`. The cache has more tokens where a later pass failed, and
+    those outside of windows.
     """
 
     inputs: Float[Tensor, "length dim"]
@@ -80,11 +78,9 @@ def cache_argument(cache: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Branch:
-    """Sequences that leave a clean one at `start`, all equally long.
+    """Sequences, all equally long, that leave a clean one at `start`, up to where it is cached.
 
     Attributes:
-        context: the clean sequence; its first `start` tokens are cached.
-        start: the position of their first token.
         inputs: [copies, length, dim], what the model reads.
         wanted: positions, counted from the beginning of the clean sequence, whose logits are wanted.
         hidden: positions to which no later token of the sequences attends.
@@ -99,12 +95,6 @@ class Branch:
     hidden: tuple[int, ...] = ()
     record: bool = False
     tokens: Sequence[tuple[int, ...]] = ()
-
-
-def by_branch(branches: Sequence[Branch], logits: Tensor) -> list[Float[Tensor, "copies wanted vocab"]]:
-    """Rows of logits, copy by copy of branch after branch, as a tensor for each branch."""
-    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
-    return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
 
 
 class _Block(NamedTuple):
@@ -161,19 +151,12 @@ class _Pass:
         return oldest, mask
 
     def attend(
-        self,
-        own: Callable[..., Any],
-        module: torch.nn.Module,
-        query: Float[Tensor, "one heads tokens dim"],
-        key: Float[Tensor, "one kv_heads tokens dim"],
-        value: Float[Tensor, "one kv_heads tokens dim_v"],
-        attention_mask: Tensor | None,  # noqa: ARG002 - the registry's signature
-        sliding_window: int | None = None,
-        **options: Any,
+        self, own: Any, module: Any, *states: Tensor | None, sliding_window: int | None = None, **options: Any
     ) -> tuple[Float[Tensor, "one tokens heads dim_v"], None]:
-        """Causal attention of packed sequences, as a function of transformers' registry."""
-        own = eager_of(module) if options.get("softcap") else own
-        layer = int(module.layer_idx)  # pyright: ignore
+        """Causal attention of packed sequences [1, heads, tokens, dim], as a function of transformers' registry."""
+        query, key, value = cast("tuple[Tensor, ...]", states[:3])
+        own = eager if options.get("softcap") else own
+        layer = int(module.layer_idx)
         self.windows[layer] = sliding_window
         for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
             if branch.record:
@@ -188,6 +171,31 @@ class _Pass:
         return torch.cat(out, 1), None
 
 
+def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
+    """Replaces the attention while a model runs, by name or by a function (own, module, q, k, v, mask, **options)."""
+    undo = held(model).undo
+    if not isinstance(attention, str):
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        functions: Any = AttentionInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
+        masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
+        own = "eager" if model.config._attn_implementation == "eager" else "sdpa"
+        put(functions, name := f"noiser-{id(model)}", partial(attention, functions.get(own, eager)), undo)
+        if masked:  # transformers makes no mask for a name that is not there
+            put(masks, name, masks[own], undo)
+        if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
+            undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        attention = name
+    for config in configs(model):  # the public setter checks, and may fetch, the kernels of what is put back
+        put(vars(config), "_attn_implementation_internal", attention, undo)
+
+
+def eager(module: nn.Module, *states: Any, **options: Any) -> Any:
+    """The output of the eager attention function of a module's architecture."""
+    return sys.modules[type(module).__module__].eager_attention_forward(module, *states, **options)
+
+
 def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | None] | None = None) -> list[Tensor]:
     """Logits [copies, wanted, vocab] of every branch, from one pass; `windows` gets each layer's window."""
     inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
@@ -200,7 +208,8 @@ def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | 
                 branch.context.done = branch.start + branch.inputs.shape[1]
     if windows is not None:
         windows |= run.windows
-    return by_branch(branches, logits)
+    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
+    return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
 
 
 def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:

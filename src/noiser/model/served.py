@@ -19,7 +19,7 @@ from noiser.files import parse_json
 from noiser.model.abilities import Abilities, setting
 from noiser.model.language_model import LanguageModel
 from noiser.model.loading import Options, Place, explained, find, revision_of
-from noiser.model.packing import Branch, by_branch
+from noiser.model.packing import Branch
 from noiser.model.runtime import running
 from noiser.types import ModelIdentity
 
@@ -115,7 +115,8 @@ def predict(llm: Any, branches: Sequence[Branch]) -> list[Tensor]:
     """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them."""
     cut = [each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted]
     logits = torch.cat([logits_of(llm, cut[i : i + MOST_ROWS]) for i in range(0, len(cut), MOST_ROWS)])
-    return by_branch(branches, logits)
+    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
+    return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
 
 
 def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
@@ -206,7 +207,7 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
 
 
 def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config: Any) -> float:
-    """The factor between rows of the table and the model's input: of those known, what predicts as the tokens do."""
+    """The factor between rows of the table and the model's input: the known one that predicts as the tokens do."""
     ids = torch.linspace(1, len(table) - 1, 8, dtype=torch.float64).long()
     declared = [setting(config, name, int | float) for name in ("embedding_multiplier", "scale_emb")]
     scales = [1.0, table.shape[1] ** 0.5, *filter(None, declared)]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.text.tokens import untruncated
 
 _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -45,9 +46,14 @@ def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def render_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], *, closed: bool = False
-) -> str:
-    """A chat by the tokenizer's template, up to where the assistant goes on; with `closed` up to its last message."""
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any],
+    *,
+    closed: bool = False,
+    **more: Any,
+) -> Any:
+    """The text of a chat by the tokenizer's template, for the assistant to go on; `closed`: up to the last message."""
     template, kind = getattr(tokenizer, "chat_template", None), type(tokenizer).__name__
     if not template:
         raise PromptError(f"{kind} has no chat template; pass a text, or set one for this chat.")
@@ -63,7 +69,8 @@ def render_chat(
     begun = not closed and messages[-1]["role"] == "assistant"
     options = {"tokenize": False, "add_generation_prompt": not (begun or closed), "continue_final_message": begun}
     try:
-        return tokenizer.apply_chat_template(messages, **options, **kwargs)
+        with untruncated(tokenizer):
+            return tokenizer.apply_chat_template(messages, return_dict=False, **options | more, **kwargs)
     except Exception as error:  # templates raise whatever their authors chose
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(f"The chat template refuses these messages, by {roles:.200}: {error}.") from error

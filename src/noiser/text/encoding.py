@@ -6,13 +6,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 from noiser.checks import plain
 from noiser.errors import PromptError, TargetError, UnsupportedModelError
 from noiser.text.chat import check_messages, content_places, render_chat, warn_of_dropped
-from noiser.text.segments import Offset, join_overlapping
+from noiser.text.segments import Offset
 from noiser.text.tokens import Tokens, continuation, cover, tokenise
 from noiser.types import Prompt, Span
 
@@ -45,15 +44,16 @@ class Encoding:
     @cached_property
     def pieces(self) -> list[list[Span]]:
         """The smallest units of each region, in order: one token, or tokens that share a character."""
-        starts, pieces = [start for start, _ in self.regions], list[list[Span]]()
-        own = [index for index, frozen in enumerate(self.frozen) if not frozen]
-        for _, region in groupby(own, lambda index: bisect_right(starts, self.offsets[index][0])):
-            inside, found = list(region), list[Span]()
-            for group in join_overlapping([self.offsets[index] for index in inside]):
-                indices = tuple(inside[i] for i in group)
-                start, end = self.offsets[indices[0]][0], max(self.offsets[index][1] for index in indices)
-                found.append(Span(self.text[start:end], start, end, indices))
-            pieces.append(found)
+        starts, pieces, last = [start for start, _ in self.regions], list[list[Span]](), -1
+        for index, (start, end) in enumerate(self.offsets):
+            if not self.frozen[index]:
+                region, indices = bisect_right(starts, start), (index,)
+                pieces += [] if region == last else [[]]
+                if pieces[-1] and start < pieces[-1][-1].end:
+                    _, start, stop, before = pieces[-1].pop()
+                    end, indices = max(stop, end), (*before, index)
+                pieces[-1].append(Span(self.text[start:end], start, end, indices))
+                last = region
         return pieces
 
 
@@ -72,7 +72,7 @@ def encode(
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
-        UnsupportedModelError: a tokenizer without a Rust backend.
+        UnsupportedModelError: a tokenizer without a Rust backend, or that reads a chat as other tokens than its text.
     """
     if not getattr(tokenizer, "is_fast", False) or not hasattr(tokenizer, "backend_tokenizer"):
         raise UnsupportedModelError(
@@ -95,6 +95,11 @@ def encode(
     if context_length is not None and len(tokens.ids) > context_length:
         raise PromptError(
             f"The prompt has {len(tokens.ids)} tokens; the model can read {context_length}. Shorten the prompt."
+        )
+    if messages and rendered is None and list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids:
+        raise UnsupportedModelError(
+            f"{type(tokenizer).__name__} gives other token ids by apply_chat_template(tokenize=True) than for the text "
+            "of the same chat. Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
         )
     contents = content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
     if messages and rendered is None:
@@ -146,7 +151,7 @@ def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tupl
 
 
 def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
-    """The ids of a text as it follows the prompt, literally; where the prompt's own tokens would change, alone."""
+    """The ids of a text after the prompt, literally; tokenised apart where the prompt's own tokens would change."""
     before = [i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end]
     readings: list[tuple[int, ...]] = []
     for anchor in (encoding.text, "\n", ".", "a", "") if text else ():

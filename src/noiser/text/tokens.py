@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -29,18 +30,14 @@ class Tokens(NamedTuple):
     added: list[bool]
 
 
-def tokenise(
-    tokenizer: Any, text: str, *, add_special_tokens: bool = False, error: type[NoiserError] = PromptError
-) -> Tokens:
-    """The tokens of a text, whole, while other threads wait; the tokenizer truncates and pads afterwards as before."""
-    if half := re.search("[\ud800-\udfff]", text):
-        raise error(f"The text has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode.")
-    options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
+@contextmanager
+def untruncated(tokenizer: Any, error: type[NoiserError] = PromptError) -> Generator[None]:
+    """Keeps other threads away, and makes the tokenizer truncate and pad afterwards as it did before."""
     backend = tokenizer.backend_tokenizer
     with _settings:
         truncation, padding = backend.truncation, backend.padding
         try:
-            out = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, **options)
+            yield
         except BaseException as panic:  # the tokenizer's own is no Exception
             if type(panic).__name__ != "PanicException":
                 raise
@@ -50,6 +47,17 @@ def tokenise(
                 backend.enable_truncation(**truncation)
             if padding is not None:
                 backend.enable_padding(**padding)
+
+
+def tokenise(
+    tokenizer: Any, text: str, *, add_special_tokens: bool = False, error: type[NoiserError] = PromptError
+) -> Tokens:
+    """The tokens of a text, whole."""
+    if half := re.search("[\ud800-\udfff]", text):
+        raise error(f"The text has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode.")
+    options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
+    with untruncated(tokenizer, error):
+        out = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, **options)
     return Tokens(list(out["input_ids"]), list(out["offset_mapping"]), list(map(bool, out["special_tokens_mask"])))
 
 
@@ -102,7 +110,7 @@ def cover(
 
 
 def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
-    """The text of tokens as it follows others, and the characters of each, in linear time; half a one reads U+FFFD."""
+    """The text of tokens that follow others, and (start, end) of each, in linear time; half a one reads U+FFFD."""
     read = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     ids, done, begin, known = [*before, *token_ids], len(before), -2 * _CONTEXT, ""
     text, first, offsets = "", "", list[Offset]()
