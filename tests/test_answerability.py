@@ -15,7 +15,7 @@ from engine_for_tests import query_of
 from noiser.errors import JudgeError, UnitError
 from noiser.judges import JudgeRequest, Verdict
 from noiser.metrics import METRICS, Case
-from noiser.metrics.judged import JudgeStoppedError, scored_words
+from noiser.metrics.answerability import JudgeStoppedError, scored_words
 from noiser.types import Span, Target
 from tiny import tiny
 

@@ -19,9 +19,8 @@ from bench_for_tests import PROMPTS
 from noiser.errors import ParameterError
 from noiser.judges import Verdict
 from noiser.metrics import METRICS, Metric, Scale, estimate
-from noiser.metrics.answers import answers
 from noiser.metrics.bootstrap import corrected, holm, mean_gap, summed_log_ratios
-from noiser.metrics.metric import gap_to
+from noiser.metrics.metric import answers, gap_to
 from tiny import tiny
 from tokenizers_for_tests import CHAT_TEMPLATE
 

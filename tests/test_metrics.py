@@ -18,10 +18,10 @@ from metrics_for_tests import (
     valid_units,
     with_scores,
 )
-from noiser.metrics import METRICS, Case, Metric, keep_rates, lds, mass_matched, measured, normalised_aopc, soft
+from noiser.metrics import METRICS, Case, Metric, correlation, erasure, keep_rates, measured, soft
 from noiser.metrics.case import reference_scores
+from noiser.metrics.correlation import ranks
 from noiser.metrics.erasure import SHARES
-from noiser.metrics.stability import ranks
 
 # ---- soft masks ------------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ def test_mass_matched_equals_the_reference(options):
     case = case_of(lm, att, rates=rates, masks=masks, draws=draws)
     names = ("method", "random", "permuted", "position")
     compared = [att.scores[None], *(reference_scores(case, name) for name in names[1:])]
-    found = run(lm, mass_matched.curves(case, names, "score"))
+    found = run(lm, soft.curves(case, names, "score"))
     for curve, scores in zip(found, compared, strict=True):
         samples = [(i % len(scores), i % masks) for i in range(max(len(scores), masks))]
         for target, (r, rate) in itertools.product(range(len(att.targets)), enumerate(rates)):
@@ -242,16 +242,16 @@ def test_more_units_than_there_are_have_no_drop():
 def test_lds_equals_the_reference(options, removal):
     lm, att = attributed("gemma3", **options)
     case, own, permuted = case_of(lm, att, masks=12, seed=3, draws=2, removal=removal), [], []
-    for target, masks in enumerate(lds.masks_of(case, 12)):
+    for target, masks in enumerate(correlation.masks_of(case, 12)):
         units, logits = valid_units(att, target), []
         for mask in masks.tolist():
             p = probability(lm, att, target, [unit for unit in units if not mask[unit]], removal)
             logits.append(math.log(p / (1 - p)))
-        correlation = lambda row, masks=masks, units=units, logits=logits: (
+        correlated = lambda row, masks=masks, units=units, logits=logits: (
             stats.spearmanr([sum(row[unit] for unit in units if mask[unit]) for mask in masks], logits).statistic
         )
-        own.append(correlation(att.scores[target].tolist()))
-        permuted += [correlation(draw) for draw in reference_scores(case, "permuted")[:, target].tolist()]
+        own.append(correlated(att.scores[target].tolist()))
+        permuted += [correlated(draw) for draw in reference_scores(case, "permuted")[:, target].tolist()]
     found = columns(lm, case, "lds")
     assert found["lds"] == pytest.approx(np.mean(own), abs=1e-6)
     assert found["permuted_lds"] == pytest.approx(np.mean(permuted), abs=1e-6)
@@ -259,7 +259,7 @@ def test_lds_equals_the_reference(options, removal):
 
 def test_masks_keep_half_of_the_units_and_never_none():
     lm, att = attributed(prompt="The quick", unit="word")
-    (few,) = lds.masks_of(case_of(lm, att), 400)
+    (few,) = correlation.masks_of(case_of(lm, att), 400)
     kinds = [tuple(row) for row in few.tolist()]
     assert kinds.count((True, True)) == pytest.approx(200, abs=40)  # one that would keep none keeps all
     assert kinds.count((True, False)) == pytest.approx(100, abs=30)
@@ -273,7 +273,7 @@ def test_masks_keep_half_of_the_units_and_never_none():
 def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal, monkeypatch):
     lm, att = attributed("gemma3", "The quick fox sings", unit="word", max_new_tokens=2)
     case = case_of(lm, att, removal=removal)
-    wide, greedy = (run(lm, normalised_aopc.search(case.game("prob"), case.units, beam)) for beam in (10, 1))
+    wide, greedy = (run(lm, erasure.search(case.game("prob"), case.units, beam)) for beam in (10, 1))
     values = []
     for target in range(2):
         units, clean = valid_units(att, target), probability(lm, att, target, [])
@@ -291,7 +291,7 @@ def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal, monkeyp
         assert worst - 1e-6 <= float(greedy[1, target]) <= float(greedy[0, target]) <= best + 1e-6
         value = means[tuple(order_of(att, target))]
         values.append((value, best, worst, (value - worst) / (best - worst)))
-    monkeypatch.setattr(normalised_aopc.search, "__defaults__", (10,))
+    monkeypatch.setattr(erasure.search, "__defaults__", (10,))
     found = columns(lm, case, "normalised_aopc")
     names = ("order_aopc", "best_aopc", "worst_aopc", "naopc")
     assert [found[name] for name in names] == pytest.approx(np.mean(values, 0).tolist(), abs=1e-4)

@@ -13,8 +13,8 @@ from noiser.attribution.scores import normalize
 from noiser.engine import SCORES
 from noiser.metrics import estimate, keep_rates
 from noiser.metrics.bootstrap import summed_log_ratios
+from noiser.metrics.correlation import spearman
 from noiser.metrics.named_spans import mean_reciprocal_rank, units_by_name
-from noiser.metrics.stability import spearman
 
 SIX = "The quick fox sings near rivers"
 

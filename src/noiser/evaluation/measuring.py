@@ -16,7 +16,7 @@ from noiser.errors import ParameterError
 from noiser.explain.attribute import attribution_of
 from noiser.methods import Method, check_answers
 from noiser.metrics import Case, Metric, Settings, measured
-from noiser.metrics.judged import JudgeStoppedError
+from noiser.metrics.answerability import JudgeStoppedError
 from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
 from noiser.types import (

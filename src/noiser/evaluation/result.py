@@ -20,8 +20,8 @@ from noiser.errors import ParameterError
 from noiser.evaluation.measuring import Skipped
 from noiser.files import csv_text, html_table, json_text, write_text
 from noiser.metrics import Estimate, Summary, estimate
-from noiser.metrics.answers import answers, gaps_of, unfit_judge
 from noiser.metrics.bootstrap import corrected, difference
+from noiser.metrics.metric import answers, gaps_of, unfit_judge
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from noiser.checks import check_count
 from noiser.engine import Absence, Game, Query, Steps, remover
 from noiser.errors import ParameterError
 from noiser.methods import Method, Scores, scored
-from noiser.metrics.stability import spearman
+from noiser.metrics.correlation import spearman
 from noiser.model.language_model import LanguageModel
 from noiser.text import split_unit
 from noiser.types import Pair, Span, TextUnitName

@@ -8,18 +8,128 @@ scored ones. Compare methods only where few are unscored.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from noiser.judges.protocol import Verdict
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.attribution.scores import normalize
+from noiser.errors import JudgeError, NoiserError, UnitError
+from noiser.judges.protocol import Judge, JudgeRequest, Verdict, normal_form
 from noiser.metrics.case import Case
-from noiser.metrics.judged import Asked, ScoredWords, Status, judged
 from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
-from noiser.types import Profile
 
-FRACTION = 0.5
-"""Share of the words that the judge is shown, rounded up: the paper's."""
+FRACTION = 0.5  # share of the words that the judge is shown, rounded up: the paper's
+
+Status = Literal["correct", "wrong", "unscored"]
+
+
+class JudgeStoppedError(JudgeError):
+    """The judge cannot work at all: no other prompt would get a verdict."""
+
+
+class ScoredWords(NamedTuple):
+    """The words of a prompt in order, with their raw scores, means over the targets, and their normalised ones."""
+
+    words: tuple[str, ...]
+    scores: Float[Tensor, " words"]
+    shares: Float[Tensor, " words"]
+
+    def best(self, count: int) -> list[int]:
+        """Indices of the `count` words of highest raw score, in the order of the prompt; the earlier of equals."""
+        order: list[int] = torch.argsort(self.scores, descending=True, stable=True).tolist()
+        return sorted(order[:count])
+
+
+def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -> ScoredWords:
+    """The words of the prompt that have a score, template text and special tokens apart; tokens are summed to words.
+
+    Raises:
+        UnitError: units that are neither tokens nor words; or no word has a score.
+    """
+    if att.unit not in ("token", "word"):
+        raise UnitError(
+            f"The scores belong to units of kind {att.unit!r}; expected tokens or words, which a judge can be shown. "
+            "Attribute again with unit='word'."
+        )
+    kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
+    units = tuple(att.units[i] for i in kept)
+    att = replace(att, units=units, scores=att.scores[:, kept], thresholds=None, stderr=None)
+    by_word = att if att.unit == "word" else att.aggregate("word", "sum")
+    kept = [
+        column
+        for column, unit in enumerate(by_word.units)
+        if unit.text.strip() and unit.start < unit.end <= att.prompt_length
+        if not by_word.scores[:, column].isnan().any()
+    ]
+    if not kept:
+        raise UnitError(f"No word of the prompt {att.text[:40]!r} has a score; expected at least one.")
+    rows = by_word.scores[:, kept].detach().cpu()
+    words = tuple(by_word.units[column].text.strip() for column in kept)
+    return ScoredWords(words, scores=rows.mean(0), shares=normalize(rows, normalization).mean(0))
+
+
+Asked = Callable[[Mapping[int, int], Literal[1, 5]], dict[int, tuple[Verdict, Status]]]
+"""From numbers of words by prompt, and of answers that count, to verdicts and whether they are right, of one round.
+Prompts without a reply are left out."""
+
+
+def judged(
+    cases: Sequence[Case],
+    judge_all: Callable[[Mapping[int, ScoredWords], Asked], Mapping[int, Measured]],
+) -> list[Measured | Exception]:
+    """The columns of all cases, which go to the judge together, or their errors.
+
+    A reply that cannot be read is unscored. Where there was no reply at all (an endpoint that failed, a budget that is
+    spent) there is an error, so that a benchmark can ask again. A target of nothing but punctuation is unscored, and
+    the judge is not asked. Raises JudgeStoppedError if the judge cannot work at all.
+    """
+    errors, words = dict[int, Exception](), dict[int, ScoredWords]()
+    for index, case in enumerate(cases):
+        try:
+            words[index] = scored_words(case.att, case.query.encoding.frozen, case.normalization or "sum")
+        except NoiserError as error:
+            errors[index] = error
+
+    def ask(counts: Mapping[int, int], top: Literal[1, 5]) -> dict[int, tuple[Verdict, Status]]:
+        requests = {
+            i: JudgeRequest(tuple(words[i].words[word] for word in words[i].best(count)), top)
+            for i, count in counts.items()
+            if normal_form(_target(cases[i]))
+        }
+        verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
+        verdicts |= zip(requests, _verdicts(cases[0].judge, list(requests.values())), strict=True)
+        errors.update({i: JudgeError(f"The judge gave no reply: {v.reason}.") for i, v in verdicts.items() if v.lost})
+        statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
+        right: dict[int, Status] = {
+            i: statuses[verdict.says(_target(cases[i]), top)] for i, verdict in verdicts.items()
+        }
+        return {i: (verdict, right[i]) for i, verdict in verdicts.items() if not verdict.lost}
+
+    columns = judge_all(words, ask)
+    return [errors.get(index) or columns[index] for index in range(len(cases))]
+
+
+def _target(case: Case) -> str:
+    return "".join(target.text for target in case.att.targets) if case.gold is None else case.gold
+
+
+def _verdicts(judge: Judge, requests: Sequence[JudgeRequest]) -> Sequence[Verdict]:
+    try:
+        given = judge.judge(requests) if requests else []
+    except JudgeError as error:
+        raise JudgeStoppedError(str(error)) from error
+    if len(given) != len(requests):
+        raise JudgeStoppedError(
+            f"The judge {judge.name} gave {len(given)} verdicts for {len(requests)} requests; expected one for each, "
+            "in their order. Correct its method `judge`."
+        )
+    return given
 
 
 def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
@@ -64,10 +174,7 @@ ANSWERABILITY = _metric(1, "answerability_", "is the judge's answer")
 ANSWERABILITY_TOP5 = _metric(5, "answerability_top5_", "is among the judge's five answers")
 
 
-# ---- minimum top-k% -------------------------------------------------------------------------------------------------
-
-
-def _minima(profile: Profile, words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
+def _minima(profile: str, words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
     """From all words drops the one of lowest score, one by one, until the judge fails; a round is judged at once."""
     left = {i: len(one.words) for i, one in words.items()}
     found: dict[int, Measured] = {}
@@ -80,16 +187,12 @@ def _minima(profile: Profile, words: Mapping[int, ScoredWords], ask: Asked) -> d
     return found
 
 
-def _minimum(words: int, left: int, last: Status, profile: Profile) -> Measured:
-    """The columns of a prompt whose last question, with that status, had so many words left.
-
-    The share is that of the last success; in the authors' profile that of the first failure, and 1 for a judge that
-    never fails. It is NaN where the judge fails with all words, or a reply could not be read.
-    """
+def _minimum(words: int, left: int, last: Status, profile: str) -> Measured:
+    """The columns of a prompt whose last question, with that status, had so many words left."""
     success = left + (last != "correct")  # words at the last success
     succeeded, unscored = success <= words, last == "unscored"
     share = success / words if succeeded else math.nan
-    if profile == "authors":
+    if profile == "authors":  # the share of the first failure, and 1 for a judge that never fails
         share = left / words if last == "wrong" else 1.0
     return {
         "minimum_share": math.nan if unscored else share,
@@ -101,12 +204,8 @@ def _minimum(words: int, left: int, last: Status, profile: Profile) -> Measured:
     }
 
 
-def _measure_minimum(cases: Sequence[Case]) -> list[Measured | Exception]:
-    return judged(cases, partial(_minima, cases[0].profile))
-
-
 MINIMUM_TOP_K = Metric(
-    measure_all=_measure_minimum,
+    measure_all=lambda cases: judged(cases, partial(_minima, cases[0].profile)),
     summaries=mean_of_columns(
         minimum_share=Scale(0, 1, None, False, "share of the words that the judge needs, best first"),
         unanswerable=Scale(0, 1, None, None, "share of prompts that the judge fails with all words"),

@@ -15,20 +15,13 @@ from noiser.errors import ParameterError
 
 K = TypeVar("K")
 
-Columns = Any
-"""A NumPy array [..., prompts]: one number per prompt, for one or many resamples of the prompts."""
-
+Columns = Any  # a NumPy array [..., prompts]: one number per prompt, for one or many resamples of the prompts
 Statistic = Callable[..., Columns]
 """From columns [..., prompts] to one number for each resample."""
 
-RESAMPLES = 5000
-EXCHANGES = 9999
-BATCH = 2_000_000
-"""Numbers of a column that are resampled at a time, so that memory does not grow with the prompts."""
-
-EXACT = 12
-"""The most prompts for which all 2^n exchanges are made; for more, `EXCHANGES` of them are drawn."""
-
+RESAMPLES, EXCHANGES = 5000, 9999
+BATCH = 2_000_000  # numbers of a column that are resampled at a time, so that memory does not grow with the prompts
+EXACT = 12  # the most prompts for which all 2^n exchanges are made; for more, `EXCHANGES` of them are drawn
 FEWEST = 6
 """The fewest prompts with an interval and a p-value. The intervals of five normal numbers hold their mean four times in
 five, not 95 times in 100, and five differences of one sign have p = 0.06."""
@@ -118,7 +111,7 @@ def estimate(
 
 
 def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence: float) -> tuple[float, float, str]:
-    """Both ends, and what is to be said about them."""
+    """Both ends, and a remark on them."""
     from scipy import stats
 
     def along_last_axis(*columns: Any, axis: int) -> Any:  # noqa: ARG001 - the axis is always the last
@@ -153,9 +146,8 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
 def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
     """The two-sided p-value of no difference between the first half of the columns and the second.
 
-    The share of exchanges of the halves, prompt by prompt, whose statistic is at least as far from 0; for a mean of
-    differences the sign-flip test. Up to 12 prompts all 2^n exchanges are made, else 9,999 drawn ones and the observed
-    one. An exchange for which the statistic is not defined counts as far from 0.
+    The share of exchanges of the halves, prompt by prompt, whose statistic is at least as far from 0, or not defined;
+    for a mean of differences the sign-flip test. Up to 12 prompts all 2^n exchanges are made, else 9,999 are drawn.
     """
     sides = np.asarray(columns, dtype=np.float64)
     exchanged, n = np.roll(sides, len(sides) // 2, axis=0), sides.shape[-1]
@@ -206,7 +198,6 @@ def difference(statistic: Statistic) -> Statistic:
 
 
 mean_gap = difference(mean)
-"""Statistic: mean(a) - mean(b)."""
 
 
 def log_mean_ratio(values: Columns, reference: Columns) -> Columns:

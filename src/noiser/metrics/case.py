@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 Numbers = dict[str, float]
 
-NOISE_SAMPLES = 5
-"""Samples of the noise where units are removed by noise; values are means over them."""
+NOISE_SAMPLES = 5  # of the noise where units are removed by noise; values are means over them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,8 +88,7 @@ class Case(Settings):
         spans: named character spans, for localisation and gold spans.
         reattribute: attributes the same prompt with another seed, for stability: a generator, or a function.
         gold: the answer that a data set gives, for answerability; None for the model's own.
-        cache: what scores without information give on this prompt: the same for every method, so that cases of one
-            prompt and model may share it.
+        cache: numbers of scores without information, which all cases of one prompt and model may share.
         special: whether special tokens that the attribution scores are removed and masked like any unit.
     """
 
@@ -104,11 +102,7 @@ class Case(Settings):
 
     @cached_property
     def scores(self) -> Float[Tensor, "targets units"]:
-        """Raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or is frozen.
-
-        Raises:
-            ParameterError: a target has no unit with a score. NumericalError: a score is infinite.
-        """
+        """Raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or is frozen."""
         hidden, frozen = ~self.query.causal_mask, self.query.encoding.frozen
         if not self.special:
             hidden |= torch.tensor([all(frozen[index] for index in unit.token_indices) for unit in self.query.units])
@@ -144,10 +138,7 @@ class Case(Settings):
         return Game(self.query, score, remove, ~self.scores.isnan())
 
     def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> Steps[T]:
-        """The result of `steps`, which run once for all cases that share a cache and ask about the same units.
-
-        `what` names it, with all settings that it depends on. On the scores it does not depend.
-        """
+        """The result of `steps`, named `what` with its settings, once for all cases of a cache with the same units."""
         tokens = tuple(unit.token_indices for unit in self.att.units)
         targets = tuple((target.before, target.token_ids) for target in self.att.targets)
         foil, valid = self.query.foil_id, self.scores.isnan().numpy().tobytes()
@@ -159,10 +150,7 @@ class Case(Settings):
     def compared(
         self, what: str, settings: Hashable, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[Numbers]]
     ) -> Steps[dict[str, float]]:
-        """The numbers of the attribution's scores, and as "random_..." those of random scores (cached).
-
-        Numbers with an "@" in their names are of the attribution's scores alone.
-        """
+        """The numbers of the attribution's scores, and as "random_..." those of random scores, but for "...@..."."""
         own: Numbers = yield measure(self.scores[None])
         key = (what, settings, self.seed, self.draws)
         random: Numbers = yield self.cached(key, lambda: measure(reference_scores(self, "random")))
@@ -180,10 +168,9 @@ REFERENCES: Mapping[Reference, str] = {
 
 
 def reference_scores(case: Case, kind: Reference) -> Float[Tensor, "draws targets units"]:
-    """Scores without information, which a method's numbers are compared with; NaN where a unit has no score.
+    """Scores without information, for comparison; NaN where a unit has no score, and "position" in one draw.
 
-    "random": the softmax of U(0, 1) numbers over the units of each target, the paper's reference. "permuted": the
-    attribution's own scores, shuffled among the units of each target. "position": 1 to n along the text, in one draw.
+    "random" is the softmax of U(0, 1) numbers over the units of each target, the paper's reference.
     """
     scores = case.scores.repeat(1 if kind == "position" else case.draws, 1, 1)
     for g, units in enumerate(case.units):

@@ -1,9 +1,12 @@
 """Hard erasure: whole units removed, the most important first.
 
 Sufficiency and comprehensiveness are DeYoung et al. 2020 (ERASER, section 4.2); the deletion curve is the AOPC of Samek
-et al. 2017. Equal scores count in order of the text; frozen positions stay as they are. Top-k drop and hold are the
-fall of the target's log-probability without the k highest units (Cohen-Wang et al. 2024, ContextCite, arXiv 2409.00729,
-section 4), and with only them. A target that has no more than k units has neither, as their order does not matter then.
+et al. 2017; top-k drop and hold are the fall of the target's log-probability without the k highest units (Cohen-Wang et
+al. 2024, arXiv 2409.00729, section 4), and with only them, for targets with more than k units. Equal scores count in
+order of the text.
+
+Normalised AOPC (Edin et al. 2025, arXiv 2408.08137) is the mean drop of p(target) without the k highest units, over k
+from 1 to one less than there are units, between the best and the worst that any order of this prompt's units gives.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from noiser.engine import Game, Steps
+from noiser.errors import ParameterError
 from noiser.metrics.case import Case
 from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
 
-SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
-"""The bins of ERASER: of n units each takes ceil(share * n)."""
-
-POINTS = 20
-"""The most points of a curve after the first; fewer units have one point each."""
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # the bins of ERASER: of n units each takes ceil(share * n)
+POINTS = 20  # the most points of a curve after the first; fewer units have one point each
+BEAM = 3  # how many sets of each size the search for the best and worst order keeps
+MOST_UNITS = 64  # of a prompt whose orders are searched: the search takes about 2 beam units² / 2 inputs
 
 
 def highest(scores: Float[Tensor, " units"], counts: Int[Tensor, " counts"]) -> Bool[Tensor, "counts units"]:
@@ -47,7 +50,7 @@ def without_and_with(
     return [value.view(2, len(scores), len(some)) for value, some in zip(values, counts, strict=True)]
 
 
-def _measure(case: Case) -> Steps[Measured]:
+def _erasure(case: Case) -> Steps[Measured]:
     game = case.game("prob")
     counts = [
         torch.tensor([math.ceil(share * len(units) - 1e-9) for share in SHARES])  # 0.1 * 30 is a little more than 3
@@ -72,7 +75,7 @@ def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[d
 
 
 ERASURE = Metric(
-    measure=_measure,
+    measure=_erasure,
     summaries=mean_of_columns(
         sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
         comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
@@ -92,9 +95,6 @@ ERASURE_CURVES = Metric(
     primary="aopc",
     reads=frozenset({"removal", "draws"}),
 )
-
-
-# ---- top k ----------------------------------------------------------------------------------------------------------
 
 
 def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
@@ -124,4 +124,72 @@ TOP_K = Metric(
     primary="drop",
     others={"drop@": _DROP, "hold@": _HOLD},
     reads=frozenset({"k", "removal", "draws"}),
+)
+
+
+Sums = dict[frozenset[int], float]
+"""Sets of removed units, all of one size, with the best sum of drops on the way to them."""
+
+
+def search(game: Game, units: Sequence[Sequence[int]], beam: int = BEAM) -> Steps[Float64[Tensor, "2 targets"]]:
+    """The highest and the lowest AOPC of each target that a beam search finds; NaN for a single unit.
+
+    Of every size it keeps the `beam` sets of removed units with the highest (or lowest) sum of drops on the way to
+    them. With a beam as wide as there are sets of any size it is exact; with 1 it is greedy.
+    """
+    beams: dict[tuple[int, int], Sums] = {(sign, g): {frozenset(): 0.0} for sign in (1, -1) for g in range(len(units))}
+    for size in range(1, max(map(len, units))):
+        larger = {(sign, g): _larger(sums, units[g]) for (sign, g), sums in beams.items() if size < len(units[g])}
+        sets = [[*{**larger.get((1, g), {}), **larger.get((-1, g), {})}] for g in range(len(units))]
+        values = yield from game.values([_kept(some, game.mask.shape[1]) for some in sets])
+        drops = [dict(zip(some, (game.whole[g] - values[g]).tolist(), strict=True)) for g, some in enumerate(sets)]
+        for (sign, g), found in larger.items():
+            sums: Sums = {removed: total + sign * drops[g][removed] for removed, total in found.items()}
+            best = sorted(sums, key=lambda removed: (-sums[removed], sorted(removed)))[:beam]
+            beams[sign, g] = {removed: sums[removed] for removed in best}
+    steps = torch.tensor([len(some) - 1 or math.nan for some in units], dtype=torch.float64)
+    ends = [sign * max(sums.values()) for (sign, _), sums in beams.items()]
+    return torch.tensor(ends, dtype=torch.float64).view(2, -1) / steps
+
+
+def _larger(sums: Sums, units: Sequence[int]) -> Sums:
+    """Every set of one unit more, with the best sum on the way to it."""
+    larger: Sums = {}
+    for removed, total in sums.items():
+        for unit in set(units) - removed:
+            larger[removed | {unit}] = max(larger.get(removed | {unit}, total), total)
+    return larger
+
+
+def _kept(sets: Sequence[frozenset[int]], units: int) -> Tensor:
+    rows = [[unit not in removed for unit in range(units)] for removed in sets]
+    return torch.tensor(rows, dtype=torch.bool).view(-1, units)
+
+
+def _naopc(case: Case) -> Steps[Measured]:
+    game, settings = case.game("prob"), ("orders", BEAM, case.removal, case.seed)
+    if (most := max(map(len, case.units))) > MOST_UNITS:
+        raise ParameterError(
+            f"The attribution has {most} units; expected at most {MOST_UNITS}, or the search for the best and the "
+            "worst order takes too long. Attribute words or sentences, or leave the metric out."
+        )
+    best, worst = yield from case.cached(settings, lambda: search(game, case.units))
+    rows = zip(case.scores, case.units, strict=True)
+    curves = yield from game.values([~highest(scores, torch.arange(1, len(units))) for scores, units in rows])
+    aopc = game.whole - torch.stack([curve.mean() for curve in curves])  # NaN for a single unit
+    normalised = (aopc - worst) / torch.where(best > worst, best - worst, torch.nan)
+    numbers = {"naopc": normalised, "order_aopc": aopc, "best_aopc": best, "worst_aopc": worst}
+    return {name: float(values.nanmean()) for name, values in numbers.items()}
+
+
+NORMALISED_AOPC = Metric(
+    measure=_naopc,
+    summaries=mean_of_columns(
+        naopc=Scale(0, 1, None, True, "AOPC between the worst order found (0) and the best (1)"),
+        order_aopc=Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
+        best_aopc=Scale(-1, 1, None, None, "that of the best order found"),
+        worst_aopc=Scale(-1, 1, None, None, "that of the worst order found"),
+    ),
+    primary="naopc",
+    reads=frozenset({"removal"}),
 )

@@ -1,21 +1,22 @@
-"""The form of a metric: a measurement on a prompt, summaries over prompts, and how to read the numbers."""
+"""The form of a metric, `noiser.measure`, and how to read the numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from noiser.engine import Steps
+from noiser.attribution import Attribution
+from noiser.engine import Steps, restore, run_one
 from noiser.errors import ParameterError
-from noiser.metrics.bootstrap import Statistic, mean, mean_gap
-from noiser.metrics.case import SETTINGS, Case
+from noiser.metrics.bootstrap import FEWEST, Estimate, Statistic, mean, mean_gap
+from noiser.metrics.case import REFERENCES, SETTINGS, Case
+from noiser.model import LanguageModel
+from noiser.registry import Registry
+from noiser.types import Progress
 
-T = TypeVar("T")
-
-Measured = Mapping[str, Any]
-"""Columns of a row: numbers, and texts worth keeping beside them."""
+Measured = Mapping[str, Any]  # columns of a row: numbers, and texts worth keeping beside them
 
 
 class Scale(NamedTuple):
@@ -41,14 +42,10 @@ class Scale(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A number over prompts: a statistic of some of the columns that a metric measures.
+    """A number over prompts: a statistic of some of the columns that a metric measures, and how to read it.
 
-    Attributes:
-        statistic: of the columns.
-        columns: their names.
-        scale: how to read it.
-        contrast: whether it sets the first half of the columns against the second, so that exchanging them turns its
-            sign. Then 0 is no difference, and there is a p-value for it.
+    A contrast sets the first half of the columns against the second, so that exchanging them turns its sign: 0 is no
+    difference, and there is a p-value for it.
     """
 
     statistic: Statistic
@@ -67,12 +64,7 @@ def gap_to(
 ) -> dict[str, Summary]:
     """Mean differences of columns from a reference, by names such as "area_minus_random".
 
-    Args:
-        reference: its name, which stands before the columns that hold its numbers: "random_area" for "area".
-        meaning: the reference in a few words.
-        scales: of the columns.
-        prefix: what stands before all columns' names, the reference's too.
-        no_signal: the gap of scores without information.
+    The reference's numbers are in "random_area" for "area"; all names begin with the prefix.
     """
     summaries: dict[str, Summary] = {}
     for column, scale in scales.items():
@@ -123,11 +115,12 @@ class Metric:
         }
 
 
-def check_read(metrics: Collection[Metric], settings: Mapping[str, Any]) -> None:
-    """Raises ParameterError unless at least one of the metrics reads each setting, and a judge, that is given.
+METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
+"""Every metric by name; packages add theirs through the entry point `noiser.metrics`."""
 
-    None and what holds anyway are not given.
-    """
+
+def check_read(metrics: Collection[Metric], settings: Mapping[str, Any]) -> None:
+    """Raises ParameterError for a setting other than None or its default that none of the metrics reads."""
     if not metrics or any(metric.reads is None for metric in metrics):
         return
     read = {name for metric in metrics for name in [*(metric.reads or ()), *["judge"] * metric.needs_judge]}
@@ -150,3 +143,73 @@ def measured(case: Case, metric: Metric) -> Steps[Measured]:
     if isinstance(columns, Exception):
         raise columns
     return columns
+
+
+def measure(
+    lm: LanguageModel, att: Attribution, name: str, *, seed: int = 0, progress: Progress | None = None, **settings: Any
+) -> dict[str, Any]:
+    """The numbers that a metric measures of an attribution, by name.
+
+    Args:
+        lm: the model to ask, usually the one that made the attribution.
+        att: the attribution; with a foil the contrast is measured, wherever a metric reads a score of the target.
+        name: of the metric; `noiser.metrics.METRICS.names()` lists them.
+        seed: of masks and references.
+        progress: called with (done, expected) token-forwards.
+        settings: what the metric reads of `masks`, `normalization`, `rates`, `draws`, `removal` and `k`; also
+            `profile`, `spans`, `judge`, `gold`, and for stability `reattribute`, a function from a seed to the same
+            prompt's attribution.
+
+    Raises:
+        ParameterError: the model's tokens are not the attribution's, or a setting is not one of the metric.
+        UnknownNameError: no such metric, removal or normalization.
+
+    `noiser.measure(lm, att, "lds", masks=32)` is `{"lds": 0.83, "permuted_lds": 0.41, "draws": 10}`.
+    """
+    metric = METRICS.get(name).factory()
+    check_read([metric], {setting: settings.get(setting) for setting in SETTINGS})
+    if metric.needs_judge and settings.get("judge") is None:
+        raise ParameterError(f"The metric {name!r} needs a judge. Pass judge=noiser.judges.make_judge(...).")
+
+    def steps() -> Steps[Measured]:
+        query = yield from restore(lm, att)
+        return (yield from measured(Case(query=query, att=att, seed=seed, **settings), metric))
+
+    return dict(run_one(lm, steps(), progress))
+
+
+def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[str, tuple[str, str]]:
+    """The differences of primary numbers from scores without information, with the number and their kind."""
+    gaps = {f"{number}_minus_{name}": (number, meaning) for number in primary for name, meaning in REFERENCES.items()}
+    gaps |= {number: (number, REFERENCES["random"]) for number in primary}  # a log-ratio
+    return {name: pair for name, pair in gaps.items() if name in summaries and summaries[name].contrast}
+
+
+def answers(
+    primary: Iterable[str], summaries: Mapping[str, Summary], estimates: Mapping[str, Estimate], confidence: float
+) -> list[str]:
+    """For each primary number a sentence: is it better than for scores without information?"""
+    gaps, told = gaps_of(primary, summaries), dict[str, list[str]]()
+    # n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the number of tests.
+    needed = max(FEWEST, 2 + math.floor(math.log2(max(1, len(gaps)) / (1 - confidence))))
+    for name, (number, reference) in gaps.items():
+        one, higher = estimates[name], summaries[name].scale.higher_is_better
+        word = "yes" if (one.value > 0) == higher else "no, worse"
+        if not one.is_clear:
+            word = f"no significant difference with n = {one.n}"
+            word += f", at least {needed} prompts are needed" if one.n < needed else ""
+        told.setdefault(number, []).append(f"than {reference}: {word}")
+    return [f"By {number}, better {'; '.join(words)}." for number, words in told.items()]
+
+
+def unfit_judge(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each metric whose judge answers no prompt with all words, from columns that end in "all_words"."""
+    asked: dict[str, list[float]] = {}
+    for name, value in (pair for record in records for pair in record.items()):
+        if name.endswith("all_words") and value == value:
+            asked.setdefault(name, []).append(value)
+    return [
+        f"{name}: this judge answers 0 of {len(values)} prompts with all words; it is not a judge of this data."
+        for name, values in asked.items()
+        if not any(values)
+    ]

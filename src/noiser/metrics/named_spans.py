@@ -1,4 +1,4 @@
-"""Named parts of the text: how much of the score is on them, and how high the ones that decide the answer stand."""
+"""Named parts of the text: their share of the score, how high those that decide the answer stand, and their pair."""
 
 from __future__ import annotations
 
@@ -17,18 +17,13 @@ from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 from noiser.text import checked_spans, visible_part
 
 REST = "rest"
-
-GOLD = ("gold", "antecedent")
-"""Names of the spans that decide the answer: the second is LongRA's."""
+GOLD = ("gold", "antecedent")  # names of the spans that decide the answer: the second is LongRA's
 
 Spans = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
-    """For each name the indices of its units, and for "rest" the indices of all others.
-
-    A unit belongs as a whole to the name that has most of its visible characters, to the first of equals, and to "rest"
-    only if no name has any.
+    """For each name the indices of its units, by most of their visible characters, and for "rest" all others.
 
     Raises:
         UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
@@ -50,9 +45,6 @@ def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
             "one. Widen them."
         )
     return units
-
-
-# ---- localisation ---------------------------------------------------------------------------------------------------
 
 
 def _measure_localisation(case: Case) -> Measured:
@@ -79,11 +71,8 @@ LOCALISATION = Metric(
 )
 
 
-# ---- recall@k, AUPRC and MRR ----------------------------------------------------------------------------------------
-
-
 def gold_units(case: Case) -> list[int]:
-    """The units on the spans named "gold" (of LongRA, "antecedent"). Raises ParameterError if no spans are."""
+    """The units on the spans named "gold" or "antecedent". Raises ParameterError if no spans are."""
     spans = case.spans or {}
     name = next((name for name in GOLD if isinstance(spans, Mapping) and spans.get(name)), None)
     if name is None:
@@ -95,10 +84,9 @@ def gold_units(case: Case) -> list[int]:
 
 
 def _measure_gold(case: Case) -> Measured:
-    """Where the gold units stand in the order of the scores.
+    """Where the gold units stand in the order of the scores, mean over the targets that have one before them.
 
-    The mean over the targets that have a gold unit before them; of equal scores the mean over all their orders, and one
-    step of the average precision, as scikit-learn has it.
+    Of equal scores the mean over all their orders, and one step of the average precision, as scikit-learn has it.
     """
     gold = torch.zeros(len(case.att.units), dtype=torch.bool)
     gold[gold_units(case)] = True
@@ -142,4 +130,37 @@ GOLD_SPANS = Metric(
     primary="auprc",
     others={"recall@": Scale(0, 1, None, True, "share of the gold units among the k highest")},
     reads=frozenset({"k"}),
+)
+
+
+def _measure_pairs(case: Case) -> Measured:
+    """Whether the two units that decide the answer are named as a pair of the right kind; NaN unless there are two."""
+    gold, text = tuple(gold_units(case)), case.att.text
+    parts = {text[case.att.units[unit].start : case.att.units[unit].end].strip() for unit in gold}
+    right = "either" if len(parts) == 1 else "together"
+    found, named, false = [], [], []
+    for target in range(len(case.att.targets)):
+        named_here = (pair for pair in case.att.pairs if pair.target == target)
+        pairs: dict[tuple[int, ...], str] = {pair.units: pair.kind for pair in named_here}
+        kind = pairs.pop(gold, None)
+        found.append(kind is not None)
+        named.append(kind == right)
+        false.append(len(pairs) + (kind is not None and kind != right))
+    pair, count = len(gold) == 2, len(found)
+    return {
+        "pair_found": sum(found) / count if pair else math.nan,
+        "pair_named_right": sum(named) / count if pair else math.nan,
+        "false_pairs": sum(false) / count,
+    }
+
+
+GOLD_PAIRS = Metric(
+    measure=_measure_pairs,
+    summaries=mean_of_columns(
+        pair_found=Scale(0, 1, None, True, "share of prompts with two gold units whose pair is named"),
+        pair_named_right=Scale(0, 1, None, True, 'the same with its kind: "either" for copies, else "together"'),
+        false_pairs=Scale(0, math.inf, 0, False, "other pairs that are named, and the gold pair with a wrong kind"),
+    ),
+    primary="pair_named_right",
+    reads=frozenset(),
 )

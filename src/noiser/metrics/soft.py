@@ -1,15 +1,15 @@
-"""Soft sufficiency and soft comprehensiveness (Zhao and Aletras 2023; for generation, Zhao and Shan 2024).
+"""Soft masks: sufficiency and comprehensiveness (Zhao and Aletras 2023; Zhao and Shan 2024), and mass-matched curves.
 
 A unit's share s is its normalised score, clipped to [0, 1]. Every dimension of its embeddings is kept with probability
 s (retain) or 1 - s (remove). With D the distance to the clean next-token distribution, Soft-NS = max(0, D(zero) -
 D(retained)) / D(zero) and Soft-NC = D(removed) / D(zero) (paper, appendix "Soft-NC and Soft-NS Metrics"). Special
-tokens and template text are never masked, not in the zero input either. Masks depend on text and seed alone.
+tokens and template text are never masked, not in the zero input either. Masks depend on text and seed alone. With a
+foil, D is the distance between distributions over two outcomes, target and foil. The authors' profile is that of the
+published script: special tokens that have a score are masked, there is one mask, and the distance is squared.
 
-With a foil the question is about the contrast: D is the distance between distributions over two outcomes, target and
-foil, with p(target) / (p(target) + p(foil)) for the first. What both gain or lose together does not count.
-
-The authors' profile is that of the published script: special tokens that the attribution scores are masked, too, there
-is one mask, and the distance is squared.
+Mass-matched curves compare methods that keep the same share of the input: for each rate, `keep_rates` turns scores (or
+their ranks) into probabilities whose mean over the units is the rate. Masks drawn from them keep, their complements
+remove, and all scores meet the same random numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Float64
@@ -24,13 +25,13 @@ from torch import Tensor
 
 from noiser.attribution.scores import normalize
 from noiser.engine import Ask, Change, Steps, keep, score_of
-from noiser.errors import NumericalError
+from noiser.errors import NumericalError, ParameterError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios
-from noiser.metrics.case import Case
-from noiser.metrics.metric import Measured, Metric, Scale, Summary, mean_of_columns
+from noiser.metrics.case import REFERENCES, Case, Reference, reference_scores
+from noiser.metrics.correlation import ranks
+from noiser.metrics.metric import Measured, Metric, Scale, Summary, gap_to, mean_of_columns, measured
 
-NO_DISTANCE = 1e-11
-"""Distances below are 0: the Hellinger distance of equal distributions is 1e-12, see `noiser.engine.scores`."""
+NO_DISTANCE = 1e-11  # distances below are 0: the Hellinger distance of equal distributions is 1e-12
 
 
 def soft_masks(
@@ -39,7 +40,7 @@ def soft_masks(
     """The change that keeps dimensions of a target's units with probability q, and after it the one that removes them.
 
     Sample i has draw i of q and mask i, each from the start again after its last. `kept` and `removed` name the random
-    numbers of both; without numbers of its own, what removes is the complement of what keeps.
+    numbers of both; without the second, the complement of what keeps removes.
     """
     positions, units = _tokens(case, target)
     samples = torch.arange(max(masks, len(q)))
@@ -65,10 +66,7 @@ def soft_ns_nc(
 ) -> Steps[list[Float64[Tensor, "2 samples"]]]:
     """Soft-NS and Soft-NC of each change that `soft_masks` makes, by the Hellinger distance or the squared one.
 
-    With a foil, distances are between distributions over two outcomes, target and foil.
-
-    Raises:
-        NumericalError: the zero input changes nothing, so that nothing can be divided by its distance.
+    Raises NumericalError if the zero input changes nothing, so that nothing can be divided by its distance.
     """
     zeros = [keep(_tokens(case, g)[0], lambda: torch.zeros(1, 1, 1), 1, [g]) for g in range(len(case.units))]
     distance, foil = score_of("squared" if squared else "hellinger"), case.query.foil_id
@@ -104,7 +102,7 @@ def soft_scores(
     return torch.stack((yield from soft_ns_nc(case, changes, authors)), 1)
 
 
-def _measure(case: Case) -> Steps[Measured]:
+def _soft(case: Case) -> Steps[Measured]:
     """Soft-NS and Soft-NC of the attribution and of random scores; what makes them hard to compare."""
     case = replace(case, special=True) if case.profile == "authors" else case
 
@@ -127,7 +125,7 @@ def _log_ratio(statistic: Statistic, columns: tuple[str, ...], meaning: str) -> 
 _NUMBERS = ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc")
 
 SOFT = Metric(
-    measure=_measure,
+    measure=_soft,
     summaries={
         **mean_of_columns(
             soft_ns=Scale(0, 1, None, True, "what the retained part gives back of the prediction"),
@@ -141,4 +139,108 @@ SOFT = Metric(
     },
     primary="faithfulness",
     reads=frozenset({"masks", "normalization", "draws"}),
+)
+
+
+By = Literal["score", "rank"]
+Name = Literal["method"] | Reference
+
+
+def curves(case: Case, names: Sequence[Name], by: By) -> Steps[list[Float64[Tensor, "2 targets rates samples"]]]:
+    """Soft-NS and Soft-NC at every rate, of the attribution ("method") and of scores without information."""
+    targets, masks = range(len(case.units)), case.masks or 10
+    compared = [case.scores[None] if name == "method" else reference_scores(case, name) for name in names]
+    changes = [
+        soft_masks(case, g, torch.stack([keep_rates(draw[g], rate) for draw in scores]), masks, f"mass {rate}")
+        for scores in (map(ranks, compared) if by == "rank" else compared)
+        for g in targets
+        for rate in case.rates
+    ]
+    found, count = (yield from soft_ns_nc(case, changes)), len(targets) * len(case.rates)
+    groups = [torch.stack(found[start : start + count], 1) for start in range(0, len(found), count)]
+    return [group.unflatten(1, (len(targets), -1)) for group in groups]
+
+
+def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float64[Tensor, " units"]:
+    """Probabilities min(1, c max(s, 0)) with the c that makes their mean `rate`; NaN for units without a score.
+
+    Where even 1 for every positive unit does not suffice, the others share what is left evenly.
+
+    >>> keep_rates(torch.tensor([6.0, 3.0, 1.0, -5.0]), 0.5)  # c = 1/4: 1.5 is cut to 1, so c grows to (2 - 1) / 4
+    tensor([1.0000, 0.7500, 0.2500, 0.0000], dtype=torch.float64)
+    """
+    if not 0 < rate <= 1:
+        raise ParameterError(f"rate is {rate!r}; expected a number above 0 and at most 1.")
+    valid = ~scores.isnan()
+    weights = scores[valid].double().clamp(min=0)
+    count, positive = len(weights), int((weights > 0).sum())
+    mass = rate * count
+    filled = scores.double().clone()
+    if mass >= positive:
+        rest = (mass - positive) / (count - positive) if count > positive else 1.0
+        filled[valid] = torch.full_like(weights, rest).masked_fill(weights > 0, 1)
+        return filled
+    weights = weights / weights.max()
+    falling = weights.sort(descending=True).values[:positive]
+    tails = falling.flip(0).cumsum(0).flip(0)
+    factors = (mass - torch.arange(positive, dtype=torch.float64)) / tails  # c when the k largest are full
+    c = factors[int((factors * falling <= 1).nonzero()[0])]
+    filled[valid] = (c * weights).clamp(max=1)
+    return filled
+
+
+def _columns(case: Case, curve: Tensor, start: str) -> dict[str, float]:
+    """The mean heights of both curves between the first and last rate, by the trapezoid rule, and their sum."""
+    rates = torch.tensor(case.rates, dtype=curve.dtype)
+    ns, nc = (torch.trapezoid(curve.mean((1, 3)), rates) / (rates[-1] - rates[0])).tolist()
+    return {f"{start}area_ns": ns, f"{start}area_nc": nc, f"{start}area": ns + nc}
+
+
+def _metric(by: By, prefix: str, *own: Reference) -> Metric:
+    """Against random scores and positions, and references that are made of the method's own scores."""
+    shared: tuple[Reference, ...] = ("random", "position")
+
+    def measure(case: Case) -> Steps[Measured]:
+        settings = ("mass-matched", case.rates, case.masks, case.seed, case.draws, by)
+        method, *others = yield from curves(case, ("method", *own), by)
+        others += yield from case.cached(settings, lambda: curves(case, shared, by))
+        columns = _columns(case, method, prefix)
+        for name, curve in zip((*own, *shared), others, strict=True):
+            columns |= _columns(case, curve, f"{prefix}{name}_")
+        for rate, (ns, nc) in zip(case.rates, method.mean((1, 3)).T.tolist(), strict=True):
+            columns |= {f"{prefix}ns@{rate:g}": ns, f"{prefix}nc@{rate:g}": nc}
+        return columns | {"draws": case.draws}
+
+    what = "with the same mass" if by == "score" else "by order alone"
+    area = Scale(0, math.inf, 1.0, True, "both together")  # near 1 where units are kept alike, whatever the model
+    scales = {
+        f"{prefix}area_ns": Scale(0, 1, None, True, f"height of the Soft-NS curve, {what}"),
+        f"{prefix}area_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
+        f"{prefix}area": area,
+    }
+    summaries = mean_of_columns(**scales)
+    for name in (*shared, *own):
+        no_signal = None if name == "position" else 0.0  # later units count more: the position tells something
+        meaning = f"that of {REFERENCES[name]}"
+        summaries |= gap_to(name, meaning, {"area": area}, prefix=prefix, no_signal=no_signal)
+    reads = frozenset({"masks", "rates", "draws"})
+    return Metric(measure=measure, summaries=summaries, primary=f"{prefix}area", reads=reads)
+
+
+MASS_MATCHED = _metric("score", "", "permuted")
+MASS_MATCHED_RANK = _metric("rank", "rank_")  # shuffled ranks are random ranks
+
+
+def _all(case: Case) -> Steps[Measured]:
+    columns: dict[str, Any] = {}
+    for metric in (SOFT, MASS_MATCHED, MASS_MATCHED_RANK):
+        columns |= yield from measured(case, metric)
+    return columns
+
+
+FAITHFULNESS = replace(
+    MASS_MATCHED_RANK,
+    measure=_all,
+    summaries={**SOFT.summaries, **MASS_MATCHED.summaries, **MASS_MATCHED_RANK.summaries},
+    reads=frozenset({"masks", "normalization", "rates", "draws"}),
 )
