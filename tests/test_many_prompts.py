@@ -5,7 +5,7 @@ import torch
 
 import noiser
 from noiser.errors import ParameterError, PromptError
-from test_contract import CHAT, ModelFailedError, careless, state_of, with_chat_template
+from test_contract import CHAT, with_chat_template
 from tiny import tiny
 
 PROMPTS = [
@@ -109,20 +109,18 @@ def test_a_target_foil_and_seed_for_all_or_for_each():
         noiser.attribute(lm, PROMPTS, target=[1, 2])
 
 
-def test_chats_and_texts():
-    lm = with_chat_template("llama")
-    prompts = [CHAT, "The quick fox", [{"role": "user", "content": "It rains."}]]
-    options = {"method": "occlusion", "max_new_tokens": 2}
+@pytest.mark.parametrize(
+    ("prompts", "options"),
+    [
+        ([CHAT, "The quick fox", [{"role": "user", "content": "It rains."}]], {"max_new_tokens": 2}),
+        ([CHAT], {"max_new_tokens": 2}),
+        ([f"{p}. {q}. It rains." for p, q in itertools.pairwise(PROMPTS)], {"unit": "auto"}),
+    ],
+)
+def test_chats_texts_and_several_sizes_of_units(prompts, options):
+    lm, options = with_chat_template("llama"), {"method": "occlusion", **options}
     assert_same(noiser.attribute(lm, prompts, **options), one_by_one(lm, prompts, **options))
     assert isinstance(noiser.attribute(lm, CHAT, **options), noiser.Attribution)
-    assert_same(noiser.attribute(lm, [CHAT], **options), one_by_one(lm, [CHAT], **options))
-
-
-def test_unit_auto():
-    lm = tiny("llama")
-    prompts = [f"{p}. {q}. It rains." for p, q in itertools.pairwise(PROMPTS)]
-    options = {"method": "occlusion", "unit": "auto"}
-    assert_same(noiser.attribute(lm, prompts, **options), one_by_one(lm, prompts, **options))
 
 
 def test_progress_counts_prompts():
@@ -144,25 +142,3 @@ def test_what_cannot_be_read_or_asked_is_named(passes):
         noiser.attribute(lm, PROMPTS, seed=[1, 2], method="occlusion")
     with pytest.raises(noiser.NoiserError, match="Unknown method"):
         noiser.attribute(lm, PROMPTS, method="occlsion")
-
-
-@pytest.mark.parametrize(
-    ("method", "error"),
-    [("certified", ModelFailedError), ("deeplift", ModelFailedError), ("noiser", KeyboardInterrupt)],
-)
-def test_leaves_everything_as_it_was_after_an_error_or_interrupt(method, error):
-    lm, calls, failing = careless("gemma3", error)
-    options = {"method": METHODS[method]}
-    expected = noiser.attribute(lm, PROMPTS[:2], **options)
-    calls.clear()
-    noiser.attribute(lm, PROMPTS[:2], **options)
-    passes, before = len(calls), state_of(lm)
-    for failing[:] in {(1,), (passes,)}:
-        calls.clear()
-        with pytest.raises(error) as caught:
-            noiser.attribute(lm, PROMPTS[:2], **options)
-        assert state_of(lm) == before
-        if error is ModelFailedError:
-            assert any("Prompt " in note for note in caught.value.__notes__)
-    failing.clear()
-    assert_same(noiser.attribute(lm, PROMPTS[:2], **options), expected)

@@ -122,16 +122,6 @@ def test_result_can_be_joined():
         found.aggregate("token")
 
 
-def test_progress_counts_all_runs():
-    lm = tiny("llama")
-    calls = []
-    found = noiser.attribute(lm, PROMPT, method="occlusion", unit="auto", progress=lambda *now: calls.append(now))
-    done = [now for now, _ in calls]
-    assert done == sorted(done)
-    assert done[-1] == found.info["token_forwards"] + len(query_of(lm, PROMPT).token_ids)  # the prompt, once
-    assert all(now <= expected for now, expected in calls)
-
-
 def test_a_pair_keeps_its_place_when_its_units_are_split():
     """Sentences 0 and 1 of two words each, and 2: the strongest part stands for its sentence; pairs of parts win."""
     words, scores = [Span("", i, i + 1, (i,)) for i in range(5)], torch.tensor([[1.0, 3.0, 2.0, 0.0, 1.0]])

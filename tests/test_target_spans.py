@@ -256,27 +256,12 @@ def test_every_method_answers_or_refuses(name):
         return
     own = run(lm, name, target=5, of=log_p_of_5)
     assert own.scores.isfinite().all()
-    method = noiser.methods.make_method(own.method, **own.parameters)
-    if getattr(method, "score", None) in ("prob", "hellinger"):
-        named = noiser.attribute(
-            lm,
-            PROMPT,
-            method=noiser.methods.make_method(own.method, **(dict(own.parameters) | {"score": "logprob"})),
-            target=5,
-        )
+    if "score" in own.parameters:
+        method = noiser.methods.make_method(own.method, **(dict(own.parameters) | {"score": "logprob"}))
+        named = noiser.attribute(lm, PROMPT, method=method, target=5)
         torch.testing.assert_close(own.scores, named.scores, rtol=1e-3, atol=1e-4)
         if named.stderr is not None:
             torch.testing.assert_close(own.stderr, named.stderr, rtol=1e-3, atol=1e-4, equal_nan=True)
-
-
-@pytest.mark.parametrize("name", ["kernel_shap", "shapley_sampling", "lime", "context_cite", "joint", "occlusion"])
-def test_it_takes_the_place_of_every_score(name):
-    lm = tiny("llama")
-    one, other = (
-        noiser.attribute(lm, PROMPT, method=noiser.methods.make_method(name, score=score), target=5, of=entropy)
-        for score in ("prob", "hellinger")
-    )
-    torch.testing.assert_close(one.scores, other.scores)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +270,7 @@ def test_it_takes_the_place_of_every_score(name):
         (lambda log_p, clean: log_p.sum(), {}, r"returned shape \[\]; expected a tensor of shape \[1\]"),
         (lambda log_p, clean: [0.0], {}, "returned list; expected a tensor"),
         (lambda log_p, clean: log_p[:, 0, 0] * math.inf, {}, "returned NaN or an infinite number"),
-        (
-            lambda log_p, clean: log_p[:, 0].argmax(-1).float(),
-            {"method": "input_x_gradient"},
-            "cannot be differentiated",
-        ),
+        (lambda log_p, clean: log_p[:, 0].argmax(-1) / 1, {"method": "input_x_gradient"}, "cannot be differentiated"),
     ],
 )
 def test_functions_that_cannot_be(of, options, message, unchecked):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from noiser.engine.changes import Change
 from noiser.engine.inside import Inside
-from noiser.engine.query import Prefill, Request, Steps
+from noiser.engine.query import Prefill, Request, Spent, Steps
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Branch, Context
@@ -58,18 +58,15 @@ class _Item:
     parts: list[Tensor] = field(default_factory=list[Tensor])
 
 
-def _size(items: Iterable[_Item]) -> int:
-    """How many tokens are run."""
-    return sum((item.last - item.first) * (item.stop - item.start) for item in items)
-
-
+@dataclass(eq=False)
 class Engine:
     """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass."""
 
-    def __init__(self, lm: LanguageModel, progress: Progress | None = None) -> None:
-        self.lm, self.progress = lm, progress
-        self._queue: deque[_Item] = deque()
-        self._most_tokens, self._done = lm.batch_tokens, 0
+    lm: LanguageModel
+    progress: Progress | None = None
+    _queue: deque[_Item] = field(default_factory=deque[_Item], init=False)
+    _most_tokens: int | None = field(default=None, init=False)  # of a pass, after memory has run out
+    _done: int = field(default=0, init=False)
 
     def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
         """The number and the result, or the error, of every generator, in the order in which they end.
@@ -82,13 +79,14 @@ class Engine:
                 new = [_Work[T](number, [steps]) for number, steps in islice(coming, AT_ONCE - len(working))]
                 working |= {work.number: work for work in new}
                 if self.progress and not new:  # what is expected is known before it runs
-                    self.progress(self._done, self._done + _size(self._queue))
+                    waiting = sum((item.last - item.first) * (item.stop - item.start) for item in self._queue)
+                    self.progress(self._done, self._done + waiting)
                 if not working:
                     return
                 outcomes: list[tuple[int, T | Exception]] = []
                 with own_defaults():
-                    waiting, ready = [*ready, *new] or self._pass(), []
-                    for work in waiting:
+                    turn, ready = [*ready, *new] or self._pass(), []
+                    for work in turn:
                         if outcome := self._advance(work):
                             outcomes.append((work.number, *outcome))
                         elif not work.left:  # it was answered at once
@@ -122,13 +120,12 @@ class Engine:
         self._queue.extend(sorted(items, key=lambda item: -item.start))
         return None
 
-    # ---- one pass ---------------------------------------------------------------------------------------------------
-
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
         items, branches = self._fill(), list[Branch]()
         contexts = {context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))}
         items.sort(key=lambda item: (contexts[item.context], -item.start))
+        sizes = [(item.last - item.first) * (item.stop - item.start) for item in items]
         try:
             for item in items:
                 context, change, start, stop = item.context, item.change, item.start, item.stop
@@ -143,7 +140,7 @@ class Engine:
             if is_out_of_memory(error):
                 free_memory()
                 if sum(item.last - item.first for item in items) > 1:
-                    self._most_tokens = max(1, _size(items) // 2)
+                    self._most_tokens = max(1, sum(sizes) // 2)
                     self._queue.extendleft(reversed(items))
                     return []
                 error = _too_large(self.lm, items[0].stop)
@@ -152,25 +149,28 @@ class Engine:
             for work in works:
                 work.error = error
             return works
-        changed = [item for item in items if item.change]
-        for spent in {item.work.request.query.spent for item in changed}:
-            spent.add(_size(item for item in changed if item.work.request.query.spent is spent))
-        self._done += _size(items)
+        self._done += sum(sizes)
+        spent = Counter[Spent]()
+        for item, size in zip(items, sizes, strict=True):
+            if item.change:
+                spent[item.work.request.query.spent] += size
+        for query, tokens in spent.items():
+            query.add(tokens)
         return self._take(items, logits)
 
     def _fill(self) -> list[_Item]:
         """Takes sequences from the queue, in their order, up to the limits of a pass; at least one."""
         items: list[_Item] = []
-        tokens, rows = self._most_tokens, self.lm.logit_rows
+        tokens, rows = self._most_tokens or self.lm.batch_tokens, self.lm.logit_rows
         while self._queue:
             item = self._queue[0]
             room = min(tokens // (item.stop - item.start), rows // max(1, len(item.wanted)))
             if room < 1 and items:
                 break
             middle = min(item.last, item.first + max(1, room))
-            taken = replace(item, last=middle)
-            items.append(taken)
-            tokens, rows = tokens - _size([taken]), rows - len(taken.wanted) * (middle - item.first)
+            items.append(replace(item, last=middle))
+            tokens -= (middle - item.first) * (item.stop - item.start)
+            rows -= (middle - item.first) * len(item.wanted)
             if middle == item.last:
                 self._queue.popleft()
             else:

@@ -111,26 +111,22 @@ def differentiable(lm: LanguageModel) -> Generator[None]:
         yield
 
 
-def target_logits(
+def readable(
     lm: LanguageModel,
     query: Query,
     embeddings: Float[Tensor, "batch length dim"],
     targets: Sequence[int],
     start: int = 0,
     **options: Any,
-) -> Sequence[Float[Tensor, "batch _tokens vocab"]]:
-    """For each target the logits at its tokens, from a pass that begins with the token `start`."""
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What a score reads of each target in a pass from the token `start` on: logits, clean log-probabilities, ids."""
     rows = [query.target_rows[target] for target in targets]
     positions = [row - start for some in rows for row in some]
     logits = lm.output(embeddings, positions=positions, **options).logits.float()
     check_finite(lm, logits.detach().softmax(-1))
     _check_kernels(lm, logits)
-    return logits.split([len(some) for some in rows], 1)
-
-
-def score_at(query: Query, read: Read, target: int, logits: Tensor) -> Tensor:
-    """The score of one target, from the logits at its tokens."""
-    return read(logits, query.clean_of[target].to(logits.device), query.ids[target].to(logits.device))
+    parts = zip(logits.split([len(some) for some in rows], 1), targets, strict=True)
+    return [(part, query.clean_of[g].to(part.device), query.ids[g].to(part.device)) for part, g in parts]
 
 
 def backward(
@@ -148,10 +144,10 @@ def backward(
     The gradient with respect to the logits may be far below what half precision can hold, so each sequence's is brought
     to size 1 for the way through the model, and the factor put back afterwards.
     """
-    heads = target_logits(lm, query, embeddings, targets, start, **options)
-    for target, logits in zip(targets, heads, strict=True):
+    heads = readable(lm, query, embeddings, targets, start, **options)
+    for target, (logits, clean, ids) in zip(targets, heads, strict=True):
         head = logits.detach().requires_grad_()
-        values = score_at(query, read, target, head)
+        values = read(head, clean, ids)
         if not values.requires_grad:
             raise ParameterError(
                 "The function given as of= cannot be differentiated. Use torch's functions from its first argument on, "
@@ -214,14 +210,14 @@ def ruled(model: nn.Module, slope: Multiplier, attention: tuple[float, float] | 
 
     A pass without gradients is the reference run: the next pass compares its activations with it.
     """
-    ran: set[str] = set()
+    ran: list[nn.Module] = []
     with running(model, gradients=True) if attention is None else shared_attention(model, *attention):
         for name, module in model.named_modules():
             kind = type(module)
             if kind.__module__ in ACTIVATIONS and kind.__name__ not in OTHERS:
                 # experts read other tokens in the reference run
                 seen = None if ".experts" in name else deque[Tensor]()
-                add_hook(model, module, partial(_bend, name, slope, seen, ran))
+                add_hook(model, module, partial(_bend, slope, seen, ran))
             if attention is not None:
                 _conserve(partial(add_hook, model), module)
         yield
@@ -245,17 +241,11 @@ def widened(x: Tensor) -> Tensor:
 
 
 def _bend(
-    name: str,
-    slope: Multiplier,
-    seen: deque[Tensor] | None,
-    ran: set[str],
-    module: Any,
-    args: tuple[Any, ...],
-    y: Tensor,
+    slope: Multiplier, seen: deque[Tensor] | None, ran: list[nn.Module], module: Any, args: tuple[Tensor], y: Tensor
 ) -> Tensor | None:
     """The output of an activation function with another slope, or in the reference run its own."""
     (x,) = args
-    ran.add(name)
+    ran.append(module)
     if not torch.is_grad_enabled():
         return None if seen is None else seen.append(x)
     return _with_slope(x, y, slope(module.forward, x.detach(), seen.popleft() if seen else None))

@@ -17,9 +17,8 @@ from noiser.engine.gradients import (
     backward,
     differentiable,
     differentiate,
+    readable,
     ruled,
-    score_at,
-    target_logits,
     targets_of,
 )
 from noiser.engine.query import Query, Request
@@ -60,9 +59,6 @@ class Attentions(Inside):
         """The weights, by one pass."""
         self.query.spent.add(len(self.query.token_ids))
         return attention_maps(lm, self.query.token_ids)
-
-
-# ---- gradients along paths ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,9 +121,6 @@ def _point(start: Tensor, end: Tensor, alpha: float, _: Tensor) -> Float[Tensor,
     return torch.lerp(start, end, alpha)[None]
 
 
-# ---- relevance ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Relevance(Inside):
     """The request for one pass under rules that replace derivatives, from the score `read`.
@@ -160,17 +153,13 @@ class Relevance(Inside):
         with differentiable(lm), ruled(lm.model, self.slope, self.attention):
             if change is not None:
                 with torch.no_grad():
-                    heads = target_logits(lm, query, reference, targets)
-                columns = [[score_at(query, self.read, *pair) for pair in zip(targets, heads, strict=True)]]
+                    columns = [[self.read(*each) for each in readable(lm, query, reference, targets)]]
             found = [*backward(lm, query, inputs.requires_grad_(), inputs, targets, self.read)]
         query.spent.add(length, 1 + len(columns) + len(targets))
         columns = [[value for _, value, _ in found], *columns]
         moved = (inputs.detach().cpu().double() - reference.cpu().double())[0]  # small differences of large sums
         values = torch.stack([torch.cat(column) for column in columns], 1)
         return values.cpu(), torch.stack([(moved * gradient[0].cpu().double()).sum(-1) for _, _, gradient in found])
-
-
-# ---- gates ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

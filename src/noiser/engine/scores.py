@@ -106,9 +106,6 @@ def _own(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
     return values.unflatten(0, logits.shape[:-2])
 
 
-# ---- the mean distribution over noise samples -----------------------------------------------------------------------
-
-
 class Effect(NamedTuple):
     """The effect of a change in several samples on a target, read from the mean distribution P̄ over the samples.
 

@@ -116,14 +116,10 @@ def attribute(
         raise ParameterError(f"attribute has no argument {key!r}; hyper-parameters go into the method: {example}.")
     given: Any = plain(prompt)
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
-    shared: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "target_unit": getattr(made, "target_unit", None) if target_unit is None else target_unit,
-        "unit": unit,
-        "continuation_units": continuation_units,
-        "special_tokens": special_tokens or getattr(made, "special_tokens", None),
-        "of": of,
-    }
+    shared: dict[str, Any] = {"unit": unit, "continuation_units": continuation_units, "of": of}
+    shared["max_new_tokens"] = max_new_tokens
+    shared["target_unit"] = getattr(made, "target_unit", None) if target_unit is None else target_unit
+    shared["special_tokens"] = special_tokens or getattr(made, "special_tokens", None)
     many = is_many(given)
     works: list[Steps[Attribution]] = []
     for index, fields in enumerate(for_each(len(given), **own) if many else [own]):
@@ -197,9 +193,6 @@ def attribution_of(
     )
 
 
-# ---- one prompt or many ---------------------------------------------------------------------------------------------
-
-
 def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     """Whether it is several prompts: a list of texts or chats. A list of messages is one chat."""
     several = isinstance(prompt, list | tuple) and len(prompt) > 0
@@ -243,9 +236,6 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
             f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them."
         )
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-# ---- a bar for who has given no progress, and advice where work will take long --------------------------------------
 
 
 @contextmanager

@@ -207,8 +207,6 @@ class Citations:
                 quotes.append(Quote(text, unit.start, unit.end, score))
         return tuple(sorted(quotes, key=lambda quote: -quote.score))
 
-    # ---- shown, saved --------------------------------------------------------------------------------------------
-
     def __str__(self) -> str:
         """The answer, each sentence with its marks and sources, and how to read it; safe for a terminal."""
         lines = [f"{('', '  ', '      ')[depth]}{text}" for depth, text in self._lines()]

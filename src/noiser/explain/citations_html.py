@@ -1,8 +1,4 @@
-"""Citations as HTML that needs nothing else: no scripts, no network, every text escaped.
-
-Pointing at a sentence, or reaching it with the keyboard, colours what it was written from, and pointing at a part of a
-source colours the sentences that were written from it. That is done by style rules alone: one for each pair.
-"""
+"""Citations as HTML without scripts: style rules tie each sentence to what it was written from, and back."""
 
 from __future__ import annotations
 
@@ -27,9 +23,8 @@ _LINES, _LINE = 18, 40  # lines of a source that fit the height of the style, an
 
 def page(citations: Citations) -> str:
     """A complete page."""
-    return page_of_card(
-        _card(citations, "noiser"), f"{label(citations.answer)[:80]} – citations", css("explain", "cite.css")
-    )
+    title = f"{label(citations.answer)[:80]} – citations"
+    return page_of_card(_card(citations, "noiser"), title, css("explain", "cite.css"))
 
 
 def fragment(citations: Citations) -> str:

@@ -24,21 +24,12 @@ METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
 become zeros; from a text server it is taken out."""
 
-FAST = AttentionGradient()
-"""What `accuracy="fast"` scores sources with."""
-
-MASKS = 8
-"""Random halves of the sources that check fast scores."""
-
-FAST_FROM = 12
-"""The number of sources from which on fast scores take fewer runs than hiding each: the check takes 8, they about 3."""
+# accuracy="fast": the method, random halves of the sources that check it, and the sources from which it saves runs
+FAST, MASKS, FAST_FROM = AttentionGradient(), 8, 12
 
 MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
 this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
-
-LEAST_SHARE = 0.2
-"""A source is cited if it has at least this share of a sentence's positive scores."""
 
 
 def cite(
@@ -54,7 +45,7 @@ def cite(
     template: str | None = TEMPLATE,
     unit: CitedUnit = "auto",
     memory: float | None = None,
-    least_share: float = LEAST_SHARE,
+    least_share: float = 0.2,
     contrast: bool = True,
     check: int = 0,
     seed: int = 0,
@@ -73,9 +64,9 @@ def cite(
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
             of answers); they run side by side and give the same numbers as separate calls.
         sources: texts or (title, text) pairs.
-        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run once, and once back
-            (`FAST`); a check of 8 random halves of the sources says whether that predicts what hiding does. Where it
-            does not, with fewer than 12 sources, or where the model cannot be read so, as "accurate".
+        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run once, and once back; a
+            check of 8 random halves of the sources says whether that predicts what hiding does. Where it does not, with
+            fewer than 12 sources, or where the model cannot be read so, as "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
@@ -96,6 +87,9 @@ def cite(
 
     Raises:
         NoiserError: the prompt, a source or the answer is empty or too long, or an argument is outside its domain.
+
+    Example:
+        >>> print(noiser.cite(lm, "Where is the lute?", ["The lute is in the attic."]))  # doctest: +SKIP
     """
     check_choice("unit", unit, get_args(CitedUnit))
     check_choice("accuracy", accuracy, get_args(Accuracy))
@@ -175,8 +169,7 @@ def _fast(
 
 def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
     """The log-probability that each sentence loses without any source, in nats."""
-    spans = [(source.start, source.end) for source in query.sources]
-    inside = [u for u in query.units if any(start < u.end and u.start < end for start, end in spans)]
+    inside = [u for u in query.units if any(s.start < u.end and u.start < s.end for s in query.sources)]
     positions, read = [position for unit in inside for position in unit.token_indices], query.score("logprob")
     (values,) = yield Ask(query, [remover(query, removal)(positions, None)], read)
     return tuple((query.read_clean(read) - values[:, 0]).tolist())

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The attributions of one prompt by several methods, in their order.
-
-    Attributes:
-        attributions: of the methods that can answer.
-        failures: for each method that cannot, its name and the reason.
-    """
+    """The attributions of one prompt by the methods that can answer, in their order; of others name and reason."""
 
     attributions: tuple[Attribution, ...]
     failures: tuple[str, ...] = ()
@@ -112,7 +107,7 @@ def diff_models(
 ) -> Attribution:
     """The part of each unit of a prompt in log p(answer | other) - log p(answer | lm).
 
-    Both models run the same inputs, and the method is played on the paired differences, as are its standard errors.
+    Both models run the same inputs, and the method is played on the paired differences.
 
     Args:
         lm: the model whose greedy answer is explained, unless there is a target.

@@ -30,22 +30,17 @@ from noiser.types import Message, Pair, Progress, Prompt, Question
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-EXACT = 8
-"""Up to so many edits every mixture of both versions is run."""
-ORDERS = 10
-"""Random orders of more edits, each walked forwards and backwards."""
+EXACT = 8  # edits up to which every mixture of both versions is run
+ORDERS = 10  # random orders of more edits, each walked forwards and backwards
 
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 
 
 class Edit(NamedTuple):
-    """A piece of the text before, and the text that took its place.
+    """A piece `before`, at offset `start` of the text before, and the text `after` in its place; "" for nothing.
 
     Attributes:
         message: index of the message in a chat; 0 of a text.
-        start: offset of the piece in the text before, in characters.
-        before: the piece; "" where text was added.
-        after: its replacement; "" where text was removed.
         score: the edit's part in the change of the answer's log-probability, in nats: its Shapley value.
         stderr: standard error of the score; 0 where every mixture was run.
     """
@@ -64,7 +59,7 @@ class Diff:
 
     Attributes:
         answer: the answer that is explained.
-        answer_before: the greedy answer to the version before, of as many tokens.
+        answer_before: the greedy answer to the version before.
         log_p_before: log-probability of `answer` after the version before, in nats.
         log_p_after: log-probability of `answer` after the version after.
         edits: in the order of the text. Their scores add up to `log_p_after - log_p_before`.
@@ -131,10 +126,9 @@ class Diff:
         ]
         texts = "".join(f"<p class=text dir=auto>{text}</p>" for text in self._texts(marks, escape))
         facts = "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
-        table = html_table(
-            ["edit", "nats", ""], [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
-        )
-        return f'<style>{css("explain", "diff.css")}</style><div class="noiser-diff">{texts}{facts}{table}</div>'
+        rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
+        body = f"{texts}{facts}{html_table(['edit', 'nats', ''], rows)}"
+        return f'<style>{css("explain", "diff.css")}</style><div class="noiser-diff">{body}</div>'
 
 
 def diff(
