@@ -106,21 +106,22 @@ def model(template):
 
 
 @pytest.mark.parametrize("family", ACTIONS)
-def test_a_call_is_the_text_that_the_template_writes(family):
+def test_a_call_is_the_text_that_the_template_writes_and_its_result_is_a_unit(family):
     """As many tokens as the template's own, and its fields add up to all of it."""
     template, text = ACTIONS[family]
     lm = model(template)
-    by_field = noiser.attribute(
-        lm, CHAT, target="action", target_unit="field", unit="turn", method="occlusion:score=logprob"
-    )
+    asked = {"unit": "turn", "method": "occlusion:score=logprob"}
+    by_field = noiser.attribute(lm, CHAT, target="action", target_unit="field", **asked)
     assert "".join(target.text for target in by_field.targets) == text
     assert [unit.text for unit in by_field.units[:1]] == ["What is the time in Rome?"]
     ids = [*lm.encode(CHAT[:1]).token_ids, *(i for t in by_field.targets for i in (t.token_id, *t.rest))]
     assert ids == list(lm.tokenizer.apply_chat_template(CHAT[:2], return_dict=False))[: len(ids)]
-    whole = noiser.attribute(
-        lm, CHAT, target="action:1", target_unit="all", method="occlusion:score=logprob", unit="turn"
-    )
+    whole = noiser.attribute(lm, CHAT, target="action:1", target_unit="all", **asked)
     assert float(by_field.scores[:, 0].sum()) == pytest.approx(float(whole.scores[0, 0]), rel=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        att = noiser.attribute(lm, CHAT[:3], unit="turn", target=40, method="occlusion")
+    assert [unit.text.strip() for unit in att.units] == [CHAT[0]["content"], CHAT[2]["content"]]
 
 
 @pytest.mark.parametrize("template", [GEMMA3, SMOLLM2], ids=["Gemma 3", "SmolLM2"])
@@ -134,14 +135,6 @@ def test_a_template_without_calls_is_said_to_be_one(template):
     if template is GEMMA3:
         with pytest.raises(PromptError, match="must alternate"):
             noiser.attribute(lm, [CHAT[0], CHAT[2]], unit="turn")
-
-
-@pytest.mark.parametrize("family", [name for name in ACTIONS if name != "Gemma 3"])
-def test_tool_results_are_units(family):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        att = noiser.attribute(model(ACTIONS[family][0]), CHAT[:3], unit="turn", target=40, method="occlusion")
-    assert [unit.text.strip() for unit in att.units] == [CHAT[0]["content"], CHAT[2]["content"]]
 
 
 def test_what_a_template_drops_is_said():

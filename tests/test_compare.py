@@ -42,11 +42,6 @@ def test_a_loaded_result_equals_the_first(tmp_path):
     assert att != "att"
 
 
-def test_hyper_parameters_are_sent_to_the_method():
-    with pytest.raises(ParameterError, match=r"no argument 'samples'.*method=noiser.Noiser\(samples=5\)"):
-        noiser.attribute(tiny("llama"), PROMPT, method="noiser", samples=5)
-
-
 def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
     lm, first = with_chat_template("llama"), noiser.attribute(tiny("llama"), PROMPT, method="random").targets[0]
     monkeypatch.setattr(type(lm), "end_tokens", frozenset({first.token_id}))

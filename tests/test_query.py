@@ -46,6 +46,7 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"max_new_tokens": 300}, PromptError, "can read 256"),
         ({"method": "noisr"}, noiser.NoiserError, "Did you mean 'noiser'.*Known: "),
         ({"method": noiser.Noiser}, ParameterError, "expected a registry name"),
+        ({"method": "noiser", "samples": 5}, ParameterError, r"no argument 'samples'.*=noiser.Noiser\(samples=5\)"),
         ({"seed": "a"}, ParameterError, "seed is 'a'"),
         ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
         ({"target": "dog", "foil": "cat", "target_unit": "all"}, TargetError, "A foil needs target_unit='token'"),
@@ -281,9 +282,18 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
         noiser.wrap(lm.model, "gpt2")
     with pytest.raises(ParameterError, match="batch_tokens is 0; expected an integer of at least 1"):
         noiser.wrap(lm.model, lm.tokenizer, batch_tokens=0)
-    for prompt in (PROMPT, [PROMPT, PROMPT]):
+    att = noiser.attribute(lm, PROMPT, method="random")
+    for ask, *question in (
+        (noiser.attribute, PROMPT),
+        (noiser.attribute, [PROMPT, PROMPT]),
+        (noiser.cite, PROMPT, ["A fox."]),
+        (noiser.diff, PROMPT, "A fox."),
+        (noiser.Game, PROMPT),
+        (noiser.tolerance, att, 1),
+        (noiser.measure, att, "lds"),
+    ):
         with pytest.raises(ParameterError, match=r"The model is a LlamaForCausalLM; expected what noiser\.load_model"):
-            noiser.attribute(lm.model, prompt)
+            ask(lm.model, *question)
     with pytest.raises(ParameterError, match=r"att is 'text'; expected what noiser\.attribute returns"):
         noiser.tolerance(lm, "text", 1)
     with pytest.raises(ParameterError, match="seed is 'a'"):

@@ -17,7 +17,7 @@ from noiser.engine.changes import Change
 from noiser.engine.inside import Inside
 from noiser.engine.query import Prefill, Request, Spent, Steps
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
-from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import free_memory, is_out_of_memory, own_defaults
 from noiser.types import Progress
@@ -277,6 +277,7 @@ def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
 
 def run_one(lm: LanguageModel, steps: Steps[T], progress: Progress | None = None) -> T:
     """The result of one generator. Raises the error that it ends with."""
+    check_model(lm)
     with closing(Engine(lm, progress).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
         ((_, outcome),) = outcomes
     if isinstance(outcome, Exception):

@@ -28,7 +28,7 @@ from noiser.text import (
     make_units,
     token_texts,
 )
-from noiser.types import WHOLE_ANSWER, Prompt, Question, Target
+from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target
 
 
 def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = None) -> Steps[Query]:
@@ -95,33 +95,22 @@ def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = N
     whole = extend(lm.tokenizer, encoding, ids[:-1])
     units = make_units(whole, question.unit, special_tokens=special, prompt_tokens=prompt_tokens, sources=documents)
     end = spans[-1][0] if question.continuation_units else prompt_tokens
-    return query_of(
-        lm,
-        question.prompt,
-        encoding,
-        ids,
-        spans,
-        context=context,
-        logits=logits,
-        target_unit=target_unit if isinstance(target_unit, str) else "spans",
-        foil_id=foil_id,
-        units=tuple(u for u in units if max(u.token_indices) < end or u.token_indices[0] < prompt_tokens),
-        unit=question.unit if isinstance(question.unit, str) else "spans",
-        sources=documents,
-        of=question.of,
-    )
+    asked = [unit for unit in units if max(unit.token_indices) < end or unit.token_indices[0] < prompt_tokens]
+    question = replace(question, target_unit=target_unit)
+    return query_of(lm, question, encoding, ids, spans, asked, context, logits, foil_id, documents)
 
 
 def query_of(
     lm: LanguageModel,
-    prompt: Prompt,
+    question: Question,
     encoding: Encoding,
     ids: tuple[int, ...],
     spans: Sequence[Sequence[int]],
-    *,
+    units: Sequence[Span],
+    context: Context,
     logits: Float[Tensor, "tokens vocab"],
     foil_id: int | None = None,
-    **fields: Any,
+    sources: tuple[Source, ...] = (),
 ) -> Query:
     """The query about some tokens of a continuation, `ids`, whose logits are known.
 
@@ -148,19 +137,25 @@ def query_of(
         targets.append(Target(text, ids[first], *known, rest=ids[first + 1 : stop], before=ids[last:first]))
         last = stop
     foil = None if foil_id is None else Target(token_texts(lm.tokenizer, [foil_id])[0], foil_id, *numbers[-1])
+    unit, target_unit = (u if isinstance(u, str) else "spans" for u in (question.unit, question.target_unit))
     return Query(
-        prompt=prompt,
+        prompt=question.prompt,
         encoding=extend(lm.tokenizer, encoding, ids[:-1]),
         prompt_tokens=begin,
         prompt_length=len(encoding.text),
         target_ids=tuple(wanted),
         logit_positions=tuple(position - 1 for position in positions),
         targets=tuple(targets),
+        target_unit=target_unit,
+        units=tuple(units),
+        unit=unit,
         foil=foil,
+        sources=sources,
+        of=question.of,
         model=lm.identity,
+        context=context,
         clean=clean,
         baseline=cache(lm.baseline_row),
-        **fields,
     )
 
 
@@ -267,9 +262,8 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         context = lm.context((*encoding.token_ids, *ids[:-1]))
         exact = [(token,) if foil is None else (token, foil) for token in ids]
         logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
-        named: dict[str, Any] = {"target_unit": att.target_unit, "units": att.units, "unit": att.unit}
-        place: dict[str, Any] = {"context": context, "logits": logits, "foil_id": foil}
-        query = query_of(lm, att.prompt, encoding, tuple(ids), spans, **place, **named)
+        question = Question(prompt=att.prompt, unit=att.unit, target_unit=att.target_unit)  # pyright: ignore
+        query = query_of(lm, question, encoding, tuple(ids), spans, att.units, context, logits, foil)
         problem = _difference(query, att)
     if problem or query is None:
         raise ParameterError(

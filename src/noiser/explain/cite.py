@@ -16,7 +16,7 @@ from noiser.explain.attribute import attribution_of, for_each, is_many, run_many
 from noiser.explain.citations import Citations
 from noiser.explain.refine import MIN_SHARE, SplitRule, check_masks, checked, mean_of, removal_for
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
-from noiser.model.language_model import LanguageModel
+from noiser.model.language_model import LanguageModel, check_model
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
 from noiser.types import Accuracy, CitedUnit, Progress, Prompt, Prompts, Question, Sources, TargetUnit
 
@@ -91,6 +91,7 @@ def cite(
     Example:
         >>> print(noiser.cite(lm, "Where is the lute?", ["The lute is in the attic."]))  # doctest: +SKIP
     """
+    check_model(lm)
     check_choice("unit", unit, get_args(CitedUnit))
     check_choice("accuracy", accuracy, get_args(Accuracy))
     check_probability("least_share", least_share)

@@ -18,7 +18,7 @@ from noiser.errors import NoiserError, ParameterError
 from noiser.explain.attribute import attribute, attribution_of, is_many, shown
 from noiser.files import written
 from noiser.methods import Joint, Method, Scores, describe, make_method
-from noiser.model.language_model import LanguageModel, check_model
+from noiser.model.language_model import LanguageModel
 from noiser.types import Progress, Prompt, Question
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def diff_models(
     asked: dict[str, Any] = {"unit": "word", "max_new_tokens": 16, **question, "target_unit": "all", "prompt": prompt}
     pair: list[Query] = []
     for each in (lm, other):
-        check_model(each)
         pair.append(run_one(each, prepare(each, Question(**asked))))
         asked["target"] = pair[0].target_texts[0]
     if pair[0].target_texts != pair[1].target_texts or len({tuple(u[:3] for u in each.units) for each in pair}) > 1:

@@ -17,7 +17,7 @@ from noiser.engine import ScoreName, StoredGame, prepare, remover, run_one
 from noiser.errors import ParameterError, StoredFileError
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
-from noiser.model.language_model import LanguageModel, check_model
+from noiser.model.language_model import LanguageModel
 from noiser.types import Prompt, Question, RemovalName, Span
 
 
@@ -53,7 +53,6 @@ class Game:
         seed: int = 0,
         **question: Any,
     ) -> None:
-        check_model(lm)
         query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
         plain = query.foil_id is None and query.of is None

@@ -35,6 +35,7 @@ from noiser.model.packing import set_attention
 from noiser.model.runtime import twin
 from noiser.registry import version_of
 from noiser.text import Encoding, extend, make_units
+from noiser.types import Question
 
 _INSEQ, _DATA, _FEAT = (imported(module, "inseq") for module in ("inseq", "inseq.data", "inseq.attr.feat"))
 _Registry: Any = imported("inseq.attr.feat.perturbation_attribution", "inseq").PerturbationAttributionRegistry
@@ -240,10 +241,8 @@ def _token_scores(
     def steps() -> Steps[Scores]:
         context = lm.context(ids.tolist())
         logits = yield Prefill(context, [len(ids) - 1], [(target,) if foil is None else (target, foil)])
-        query = query_of(
-            lm, encoding.text, encoding, (target,), [[len(ids)]], target_unit="token", unit="token", units=units,
-            foil_id=foil, context=context, logits=logits,
-        )  # fmt: skip
+        question = Question(prompt=encoding.text, target_unit="token")
+        query = query_of(lm, question, encoding, (target,), [[len(ids)]], units, context, logits, foil)
         return (yield from scored(method, query, seed))
 
     for unit, score in zip(units, run_one(lm, steps()).scores[0], strict=True):
