@@ -9,8 +9,8 @@ from walk import walks
 
 # Named functions, files, and frames at once; to be lowered as the code gets shorter.
 LIMITS = {
-    "attribute": {"functions": 90, "files": 20, "depth": 12},
-    "evaluate": {"functions": 122, "files": 27, "depth": 14},
+    "attribute": {"functions": 89, "files": 19, "depth": 12},
+    "evaluate": {"functions": 121, "files": 26, "depth": 14},
 }
 
 

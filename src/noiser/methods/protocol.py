@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice, check_count, check_positive, check_probability
+from noiser.checks import check_choice, check_count, check_positive, check_probability, plain
 from noiser.engine import Query, Steps
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.files import json_or_text
@@ -82,7 +82,7 @@ class Parameters:
                 check_choice(name, got, known, "A number is also accepted." if check else "")
             elif check:
                 number = check(name, got)
-                object.__setattr__(self, name, got if number is None else number)
+                object.__setattr__(self, name, plain(got) if number is None else number)
 
 
 @dataclass(frozen=True, kw_only=True)
