@@ -81,10 +81,6 @@ def case_of(lm, att, **settings):
     return Case(query=run_one(lm, noiser.engine.restore(lm, att)), att=att, **settings)
 
 
-def run(lm, steps):
-    return run_one(lm, steps)
-
-
 def columns(lm, case, name):
     return run_one(lm, measured(case, METRICS.get(name).factory()))
 

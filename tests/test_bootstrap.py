@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import noiser
-from noiser.metrics.bootstrap import (
-    estimate,
-    exchange_p,
-    holm,
-    log_mean_ratio,
-    mean,
-    mean_gap,
-    summed_log_ratios,
-)
+from noiser.metrics.bootstrap import estimate, exchange_p, holm, log_mean_ratio, mean, mean_gap, summed_log_ratios
 
 
 def log_ratio(values, random, **options):

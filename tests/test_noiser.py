@@ -52,20 +52,21 @@ def test_equals_the_reference_in_every_family(family, targets):
         assert_equal(att, *expected(lm, att, steps=5, samples=2, row=row), row)
 
 
-def assert_equal(att, columns, thresholds, scores, row=0, atol=1e-5):
+def assert_equal(att, columns, thresholds, scores, row=0):
     """Units that could not be the minimum have no threshold; the others have that of a search of their own."""
     found = att.thresholds[row, columns]
     searched = ~found.isnan()
     assert searched.any()
     assert torch.equal(found[searched], thresholds[searched].float())
     assert att.k_min[row] == thresholds.min()
-    torch.testing.assert_close(att.scores[row, columns], scores, atol=atol, rtol=1e-4)
+    torch.testing.assert_close(att.scores[row, columns], scores, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mamba"])
 def test_certified_search_finds_noise_that_flips_nothing(family):
     lm = tiny(family)
-    method = noiser.Noiser(samples=3, steps=6, search="certified")
+    method = noiser.Noiser(samples=3, steps=6)
+    assert method.certifies
     att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2)
     for row in range(len(att.targets)):
         k = float(att.k_min[row])
@@ -73,22 +74,11 @@ def test_certified_search_finds_noise_that_flips_nothing(family):
         torch.testing.assert_close(att.scores[row], same.scores[row], atol=1e-6, rtol=1e-5, equal_nan=True)
 
 
-def test_the_certified_search_is_the_default_where_it_can_be():
-    assert noiser.Noiser().certifies
-    for others in ({"bounding": "k_max"}, {"profile": "authors"}, {"search": "bisection"}):
-        assert not noiser.Noiser(**others).certifies
-
-
 def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, profile="authors"))
     assert att.units[0].text == "<s>"
     assert_equal(att, *expected(lm, att, steps=5, samples=3, last_probe=True))
-
-
-def test_authors_profile_of_a_single_step_asks_nothing_and_scores_at_its_middle():
-    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=3, steps=1, profile="authors"))
-    assert float(att.k_min) == 0.5
 
 
 def test_foil_replaces_p_and_flips_when_the_pair_turns():
@@ -178,8 +168,7 @@ def test_own_noise_is_used_and_checked():
     drawn = embedding_noise(lm, 3)
     given = noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), seed=9)
     assert torch.equal(given.scores, noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), seed=0).scores)
-    nothing = (torch.zeros(3, 0, 32), torch.zeros(0, 1, 32))
-    for bad in (torch.zeros(3), torch.zeros(3, 31), *nothing, torch.full((3, 32), math.nan)):
+    for bad in (torch.zeros(3), torch.zeros(3, 31), torch.zeros(0, 1, 32), torch.full((3, 32), math.nan)):
         with pytest.raises(ParameterError, match="noise"):
             noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=bad))
     with pytest.raises(ParameterError, match=r"\[samples, positions, 32\]"):
@@ -217,24 +206,7 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
     noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method)
 
 
-LEBRON = "LeBron James professionally plays the sport of"
 SHORT = "Water boils at"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "prompt", "samples", "steps", "options"),
-    [
-        ("smol", LEBRON, 3, 5, {"profile": "authors"}),
-        ("gemma", SHORT, 2, 4, {}),
-    ],
-)
-def test_equals_the_reference_on_real_models(model, prompt, samples, steps, options, request):
-    lm = request.getfixturevalue(model)
-    method = noiser.Noiser(samples=samples, steps=steps, search="bisection", **options)
-    found = noiser.attribute(lm, prompt, method=method)
-    last_probe = options.get("profile") == "authors"
-    assert_equal(found, *expected(lm, found, steps=steps, samples=samples, last_probe=last_probe), atol=1e-4)
 
 
 @pytest.mark.slow

@@ -207,13 +207,3 @@ def test_context_cite_is_the_lasso():
     tolerance = 1e-3 * np.abs(y).max()
     np.testing.assert_allclose(correlation[weights != 0], alpha * np.sign(weights[weights != 0]), atol=tolerance)
     assert (np.abs(correlation[weights == 0]) <= alpha + tolerance).all()
-
-
-@pytest.mark.slow
-def test_context_cite_finds_the_source(gemma):
-    text = (
-        "The weather was mild in March. The capital of the island of Freedonia is the city of Paris. "
-        "Many people like tea with milk. The capital city of Freedonia is"
-    )
-    att = noiser.attribute(gemma, text, method="context_cite", unit="sentence", target=" Paris")
-    assert att.units[int(att.scores[0, :3].argmax())].text.strip().startswith("The capital of the island")

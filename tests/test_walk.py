@@ -10,7 +10,7 @@ from walk import walks
 # Named functions, files, and frames at once; to be lowered as the code gets shorter.
 LIMITS = {
     "attribute": {"functions": 89, "files": 19, "depth": 12},
-    "evaluate": {"functions": 121, "files": 26, "depth": 14},
+    "evaluate": {"functions": 121, "files": 25, "depth": 14},
 }
 
 
