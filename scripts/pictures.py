@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
+import pandas as pd
 import torch
 from PIL import Image
 
@@ -76,18 +76,18 @@ def insertion() -> None:
         return game(torch.arange(units + 1)[:, None] > order.argsort())[0]
 
     drawn = torch.stack([curve(torch.randperm(units, generator=rng)) for _ in range(10)])
-    figure, axes = plt.subplots(figsize=(6.5, 2.9), layout="tight")
-    for name, style, colour, values in (
-        ("joint", "-o", "#e69f00", curve(scores.argsort(descending=True))),
-        ("position (last word first)", "--s", "#0072b2", curve(torch.arange(units).flip(0))),
-        ("random (mean of ten orders)", ":^", "#555555", drawn.mean(0)),
-    ):
-        axes.plot(range(units + 1), values, style, ms=3.5, color=colour, label=name)
+    curves = {
+        "joint": curve(scores.argsort(descending=True)),
+        "position (last word first)": curve(torch.arange(units).flip(0)),
+        "random (mean of ten orders)": drawn.mean(0),
+    }
+    axes = pd.DataFrame(curves).plot(style=["-o", "--s", ":^"], color=["#e69f00", "#0072b2", "#555555"], ms=3.5)
     axes.set(xlabel="words put back", ylabel="p(“ basketball”)", xlim=(0, units), ylim=(0, 0.85))
     axes.set_xticks(range(0, units, 2))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncol=3, fontsize=8.5)
-    _save("insertion", figure)
+    axes.figure.set(size_inches=(6.5, 2.9), layout_engine="tight")
+    _save("insertion", axes.figure)
 
 
 @cache

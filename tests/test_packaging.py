@@ -63,7 +63,7 @@ def test_imports_are_light():
 
 
 @needs_bash
-@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", "scripts/reproduce", "scripts/smoke", ".ci/run"])
+@pytest.mark.parametrize("name", ["scripts/test", "scripts/demo", "scripts/smoke", ".ci/run"])
 def test_scripts_can_be_run_and_parsed(name):
     assert os.access(ROOT / name, os.X_OK)
     subprocess.run([BASH, "-n", ROOT / name], check=True)

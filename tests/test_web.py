@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -23,7 +26,8 @@ from noiser.metrics import METRICS
 from noiser.server import check_address, listening, serving
 from noiser.server.jobs import Job, Models
 from noiser.server.page import FACT, Ask, parse_chat, tolerance_html
-from web_for_tests import PROMPT, chatty, failing, served
+from soak import times
+from web_for_tests import PROMPT, chatty, failing, nonsense, served
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")
 
@@ -402,6 +406,32 @@ def test_a_body_is_bounded_before_it_is_read(web):
         reply = web.client.post("ask", json={"prompt": PROMPT, field: {"path": "/etc/passwd"}})
         assert reply.status_code == 422
         assert field in reply.json()["error"]["message"]
+
+
+@pytest.mark.soak
+def test_no_question_of_visitors_at_the_same_moment_is_a_failure(web, caplog):
+    def asked(question):
+        path, content = question
+        status = web.client.post(path, content=content, headers={"content-type": "application/json"}).status_code
+        assert status == 200 or 400 <= status < 500, (path, content[:300])
+        return status
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {200, 400, 422} <= {*pool.map(asked, nonsense(random.Random(0), times(120, 500)))}
+    assert "Traceback" not in caplog.text
+
+
+def test_a_password_is_asked_for_before_anything_is_read():
+    with served(auth="me:sécret") as web:
+        for path in ("", "page.js", "docs", "openapi.json", "v1/models"):
+            reply = web.client.get(path)
+            assert reply.status_code == 401
+            assert reply.headers["www-authenticate"].startswith("Basic ")
+        with socket.create_connection(("127.0.0.1", web.port), 10) as half:
+            half.sendall(b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n{")
+            assert b"401" in half.recv(100)
+        assert web.client.get("v1/models", auth=("me", "sécret")).status_code == 200
+        assert web.client.get("v1/models", headers={"authorization": "Bearer me:sécret".encode()}).status_code == 200
 
 
 def test_who_needs_a_password_and_what_a_login_is(web):

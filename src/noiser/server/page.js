@@ -117,10 +117,8 @@ async function answer() {
   $("after").hidden = false;
   $("probes").hidden = Boolean(question.sources || question.before);
   for (const map of document.querySelectorAll("#answer .map")) {
-    map.querySelectorAll(".u").forEach((unit, index) => {
-      Object.assign(unit, { role: "button", ariaLabel: `${unit.textContent}: how much noise it tolerates` });
-      unit.tabIndex = index ? -1 : 0; // one stop of the Tab key; arrows go on
-    });
+    map.querySelectorAll(".u").forEach((unit, index) => Object.assign(unit, { role: "button",
+      ariaLabel: `${unit.textContent}: how much noise it tolerates`, tabIndex: index ? -1 : 0 })); // arrows go on
   }
 }
 
@@ -129,8 +127,7 @@ const probe = async (path, question, into) =>
 
 function tolerate(unit) {
   const section = unit.closest("section"), row = [...section.querySelectorAll(".map")].indexOf(unit.closest(".map"));
-  const question = { answer: shown.saved[row], unit: Number(unit.dataset.unit), target: section.className.slice(1) - 1 };
-  probe("tolerate", question, $("chart"));
+  probe("tolerate", { answer: shown.saved[row], unit: +unit.dataset.unit, target: section.className.slice(1) - 1 }, $("chart"));
 }
 
 form.addEventListener("submit", (event) => {

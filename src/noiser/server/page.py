@@ -161,8 +161,7 @@ def tolerance_html(att: Attribution, curve: Tolerance, row: int) -> str:
     unit, target = (f"“<bdi>{escape(label(each.text))}</bdi>”" for each in (curve.unit, curve.targets[row]))
     frame: Any = curve.to_dataframe().query(f"target_index == {row} and k > 0")
     if frame.empty:
-        text = f"{unit} does not stand before {target}: choose another unit or target."
-        return f'<div class="noiser-att"><p>{text}</p></div>'
+        return f'<div class="noiser-att"><p>{unit} does not stand before {target}: choose another of them.</p></div>'
     frame["leader"] = frame["leader"].map(label)
     frame["leads"] = [f"“{point.leader}” leads with {point.leader_probability:.3g}" for point in frame.itertuples()]
     levels = {"threshold": (att.thresholds, (row, curve.unit_index)), "k_min": (att.k_min, row)}
