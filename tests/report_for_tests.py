@@ -82,12 +82,6 @@ FULL: dict[str, Any] = {
     "metrics": [
         {"name": "faithfulness"},
         {"name": "answerability", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
-        {
-            "name": "answerability_top5",
-            "judge": "local:smollm2-135m-instruct",
-            "data": ["known"],
-            "methods": ["noiser"],
-        },
         {"name": "minimum_top_k", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
         {"name": "localisation", "data": ["longra"], "models": ["gemma-3-270m"]},
         {"name": "stability", "data": ["known"], "models": ["gemma-3-270m"]},
@@ -101,7 +95,6 @@ COLUMNS = {
     "attribution": ("token_forwards", "passes"),
     "faithfulness": (*soft(0, 0), *(f"{prefix}{name}" for prefix in ("", "rank_") for name in _AREAS)),
     "answerability": ("answerability_rate", "answerability_score", "answerability_unscored"),
-    "answerability_top5": ("answerability_top5_rate", "answerability_top5_score"),
     "minimum_top_k": ("minimum_share", "unanswerable"),
     "localisation": tuple(f"{kind}_{part}" for kind in ("share", "uniform") for part in _PARTS),
     "stability": ("spearman", "kendall"),

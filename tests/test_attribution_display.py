@@ -229,13 +229,9 @@ def test_a_chat_shows_roles_in_place_of_the_templates_marks():
     assert "".join(cell.text for cell in cells(att, 0)) == "system: Be brief.\nuser: Who?\nassistant: "
     other = replace(att, prompt=({"role": "user", "content": "changed by the template"},))
     assert "<|im_start|>system" in str(other)
-    said = replace(
-        att, text=text.replace("system\n", "system\nYou are SmolLM. "), units=units[1:], scores=att.scores[:, 1:]
-    )
-    moved = replace(
-        said, units=(Span("Who?", said.text.index("Who?"), said.text.index("Who?") + 4, (1,)),), prompt=chat[1:]
-    )
-    shown = "".join(cell.text for cell in cells(replace(moved, prompt_length=len(moved.text)), 0))
+    text = text.replace("system\n", "system\nYou are SmolLM. ")
+    who = Span("Who?", text.index("Who?"), text.index("Who?") + 4, (1,))
+    shown = "".join(cell.text for cell in cells(make((text,), ((0.2,),), units=(who,), prompt=chat[1:]), 0))
     assert shown == "system You are SmolLM. Be brief. \nuser: Who?\nassistant: "
 
 
@@ -253,20 +249,18 @@ def test_plain_text(capsys):
     out = capsys.readouterr().out
     assert ESCAPE not in out
     assert out.startswith("LeBron plays the sport of → basketball\n")  # once, then a column for each target
-    assert re.search(r"\n  probability +0\.432 +0\.9\n", out)
-    assert re.search(r"\n  Bron +0\.120 +\(0\.300\)\n", out)
-    assert re.search(r"\n  basket +\(0\.900\)\n", out)
+    for line in (r"probability +0\.432 +0\.9", r"Bron +0\.120 +\(0\.300\)", r"basket +\(0\.900\)"):
+        assert re.search(rf"\n  {line}\n", out)
     print(one_target())
     out = capsys.readouterr().out
-    assert re.search(r"Bron +0\.12 ± 0\.02  █+\n", out)
-    assert re.search(r"plays +-0\.050 ± 0\.003  ░+\n", out)
     for line in (
-        "LeBron plays the sport of → basket\n",
-        "probability 0.432 · rank 1 · rather than “foot” (0.1, rank 2) · k_min 0.1\n",
-        "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3\n",
+        r"  Bron +0\.12 ± 0\.02  █+",
+        r"  plays +-0\.050 ± 0\.003  ░+",
+        "LeBron plays the sport of → basket",
+        r"  probability 0.432 · rank 1 · rather than “foot” \(0.1, rank 2\) · k_min 0.1",
+        r"  noiser@1 · gemma-3-270m @ 0123456789ab \(float32\) · unit token · seed 3",
     ):
-        assert line in out
-    assert out.count("k_min") == 1
+        assert re.search(rf"^{line}$", out, re.MULTILINE), line
 
 
 def test_a_terminal_gets_colours_and_no_color_takes_them_away(monkeypatch):
@@ -339,9 +333,7 @@ def test_comparison_in_text_and_html(monkeypatch):
     out = to_text([one, other], plain=True)
     assert re.search(r"token +noiser +occlusion\n  Le +0\.310 ± 0\.010 +1\.310 ± 0\.010\n", out)
     assert out.count("gemma-3-270m") == 1
-    assert re.search(r"\n  basket +0\.9 ± 0\.7 +1\.9 ± 0\.7\n", out)
-    words = to_text([one, other.aggregate("word")], plain=True)
-    assert re.search(r"\n  LeBron +2\.43 ± 0\.02 ", words)
+    assert re.search(r"\n  LeBron +2\.43 ± 0\.02 ", to_text([one, other.aggregate("word")], plain=True))
     shown = page([one, other])
     assert Page(shown).tags.count("table") == 2
     assert len(Page(page([one, other, one.aggregate("word")])).maps) == 6
@@ -373,7 +365,6 @@ def test_methods_of_one_name_have_headings_with_the_parameters_that_differ():
     expected = ["noiser bounding=k_min noise=None", "noiser bounding=k_max noise=tensor[2, 3]", "occlusion"]
     assert headings([one, other, third]) == expected
     assert headings([one, replace(one, method="noiser@2")]) == ["noiser@1", "noiser@2"]
-    assert all(heading in page([one, other, third]) for heading in expected)
 
 
 @pytest.mark.parametrize("compare", [to_text, page])
@@ -426,10 +417,7 @@ def test_targets_can_be_chosen_without_scripts(several):
     for targets, first in ((2, 0), (8, 0), (9, 1)):
         text = page([long_continuation(targets, 50)] * several)
         inputs = re.findall(r"<input[^>]*>", text)
-        assert (len(inputs), [index for index, found in enumerate(inputs) if "checked" in found]) == (
-            targets + 1,
-            [first],
-        )
+        assert ["checked" in found for found in inputs] == [index == first for index in range(targets + 1)]
         assert "#noiser-2:checked~.rows>:not(.t2){display:none}" in text
         assert len(Page(text).maps) == targets * several
         assert ("the 40 strongest of 50 units" in text) == (targets > 8)
@@ -453,10 +441,9 @@ def test_a_very_long_continuation_is_cut_with_a_note_and_targets_can_be_asked_fo
 
 def test_arcs_join_their_lines():
     text = arcs([("5%", "<a>"), ("", "b"), ("", "c")], [Arc(0, 2, 0.5), Arc(2, 1, 0.25, "n", dashed=True)])
-    paths = re.findall(r'class=(\w) d="M150 (\d+)A(\S+) \S+ 0 0 0 150 (\d+)" stroke-width=(\S+) (.*?)/>', text)
-    assert [path[:2] + path[3:5] for path in paths] == [("n", "39", "65", "1.75"), ("p", "13", "65", "3.00")]
-    assert float(paths[1][2]) == pytest.approx(2 * float(paths[0][2]), abs=0.2)
-    assert ["dasharray" in path[5] for path in paths] == [True, False]
+    paths = re.findall(r'class=(\w) d="M150 (\d+)A\S+ \S+ 0 0 0 150 (\d+)" stroke-width=(\S+) (.*?)/>', text)
+    assert [path[:4] for path in paths] == [("n", "39", "65", "1.75"), ("p", "13", "65", "3.00")]
+    assert ["dasharray" in path[4] for path in paths] == [True, False]
     assert "<bdi>&lt;a&gt;</bdi>" in text
 
 

@@ -33,8 +33,7 @@ def test_tokens_have_the_colours_of_their_scores():
     assert fills(drawing)[:4] == [tint(weight, WHITE) for weight in (0.25, 0.75, -0.5, 1.0)]
     assert (fills(drawing)[4], fills(drawing)[-1]) == (tint(-1.0, WHITE), tint(1.0, WHITE))  # the scale
     positive = make(scores=((0.1, 0.3, 0.2, 0.4),)).plot()
-    assert texts(positive)[6:8] == ["0", "0.400"]
-    assert fills(positive)[4] == WHITE
+    assert (texts(positive)[6:8], fills(positive)[4]) == (["0", "0.400"], WHITE)
 
 
 def test_bars_say_without_colour_what_the_colours_say():

@@ -1,5 +1,4 @@
 import json
-import math
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -40,11 +39,8 @@ def test_every_field_comes_back(tmp_path):
 
 
 def test_missing_numbers_of_info_come_back():
-    info = again(replace(make(), info={"k": [[0.5, math.nan], [math.nan, 2.0]], "title": None})).info
-    assert info["k"][0][0] == 0.5
-    assert math.isnan(info["k"][0][1])
-    assert math.isnan(info["k"][1][0])
-    assert info["title"] is None
+    info = again(replace(make(), info={"k": [[0.5, NAN], [NAN, 2.0]], "title": None})).info
+    assert repr(info) == "{'k': [[0.5, nan], [nan, 2.0]], 'title': None}"
 
 
 def test_the_file_is_plain_json_that_a_person_can_read(tmp_path):
@@ -88,17 +84,14 @@ def test_unusual_records_come_back():
 
 
 def test_parameters_of_any_kind():
-    noise = torch.tensor([[0.1, 2.0]])
     parameters = {
-        "noise": noise, "spans": ((0, 1),), "r": float("inf"), "dtype": torch.float32, "n": torch.tensor(3),
-        "half": torch.tensor(0.5, dtype=torch.bfloat16), "flag": True, "nothing": None,
+        "noise": torch.tensor([[0.1, 2.0]]), "spans": ((0, 1),), "r": float("inf"), "dtype": torch.float32,
+        "n": torch.tensor(3), "half": torch.tensor(0.5, dtype=torch.bfloat16), "flag": True, "nothing": None,
     }  # fmt: skip
-    back = again(make(parameters=parameters)).parameters
-    assert back == {
+    assert again(make(parameters=parameters)).parameters == {
         "noise": [[0.1, 2.0]], "spans": [[0, 1]], "r": "Infinity", "dtype": "torch.float32", "n": 3, "half": 0.5,
         "flag": True, "nothing": None,
     }  # fmt: skip
-    assert torch.equal(torch.tensor(back["noise"]), noise)
 
 
 def changed(**changes):
@@ -131,10 +124,3 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path, content, message, un
     with pytest.raises(StoredFileError, match=message) as caught:
         Attribution.load(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_or_folder_is_an_os_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        Attribution.load(tmp_path / "none.json")
-    with pytest.raises(FileNotFoundError):
-        make().save(tmp_path / "none" / "a.json")

@@ -83,16 +83,14 @@ def test_an_example_may_name_its_sources():
 
 def test_an_example_may_have_a_foil():
     asked = {"target": " rain", "foil": " dog"}
-    found = evaluated({"prompt": PROMPTS[0], **asked}, "top_k", method="occlusion")
+    (found,) = evaluated({"prompt": PROMPTS[0], **asked}, "top_k", method="occlusion").records
     att = noiser.attribute(tiny("llama"), PROMPTS[0], method="occlusion", **asked)
-    alone = noiser.measure(tiny("llama"), att, "top_k", draws=2)
-    assert found.records[0]["drop"] == pytest.approx(alone["drop"], abs=1e-6)
+    assert found["drop"] == pytest.approx(noiser.measure(tiny("llama"), att, "top_k", draws=2)["drop"], abs=1e-6)
 
 
 def test_nothing_is_left_out_silently():
     found = evaluated([PROMPTS[0], "", PROMPTS[1], "x" * 2000], ["soft_scores", "stability"])
-    assert [skipped.example for skipped in found.skipped] == [1, 3]
-    assert [skipped.metric for skipped in found.skipped] == [None, None]
+    assert [(skipped.example, skipped.metric) for skipped in found.skipped] == [(1, None), (3, None)]
     assert "PromptError" in found.skipped[0].error
     assert len(found.rows) == 4
     assert found.rows["error"].astype(bool).tolist() == [False, True, False, True]
@@ -328,8 +326,6 @@ class Parrot:
         self.asked, self.shown = [], []
 
     def judge(self, requests):
-        from noiser.judges import Verdict
-
         self.asked.append(len(requests))
         self.shown += [request.words for request in requests]
         return [
@@ -358,8 +354,7 @@ def test_answerability_asks_the_judge_for_all_prompts_at_once():
     rows = found.rows
     assert rows.loc[3, "answerability_status"] == "unscored"
     assert found["answerability_unscored"].value == pytest.approx(1 / 3)
-    assert found["answerability_rate"].n == 3
-    assert found["answerability_rate_scored"].n == 2
+    assert (found["answerability_rate"].n, found["answerability_rate_scored"].n) == (3, 2)
     assert found["answerability_rate"].value == pytest.approx((rows["answerability_status"] == "correct").sum() / 3)
     assert found.to_dict()["settings"]["judge"] == "parrot"
     assert len(evaluated(PROMPTS[:1], "answerability_top5", judge=judge).records[0]["answerability_top5_answers"]) > 3

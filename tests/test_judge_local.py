@@ -115,7 +115,6 @@ def test_words_that_the_model_cannot_read_are_unscored_and_do_not_stop_the_other
         (' "New York"', ' "', True, ("New",)),
         (" Jean-Paul was", " Jean", True, ("Jean-Paul",)),
         ("\nbasketball", "\n", True, ()),
-        ("...", ".", False, ()),
         ("北京是中国的首都", "北京", True, ("北京",)),
         (" basketball\n\nThe", " basketball", True, ("basketball",)),
         ("", "", False, ()),
@@ -157,11 +156,9 @@ def test_what_cannot_be_made(name, parameters, error, says):
 
 @pytest.mark.slow
 def test_smollm2_knows_some_things(smol):
-    judge = make_judge("local", lm=smol, style="plain")
     eiffel = JudgeRequest(("The", "Eiffel", "Tower", "is", "located", "in", "the", "city", "of"), 5)
-    (verdict,) = judge.judge([eiffel])
+    (verdict,) = make_judge("local", lm=smol, style="plain").judge([eiffel])
     assert verdict.says(" Paris", top=5)
-    assert make_judge("local", lm=smol).style == "chat"
 
 
 def test_a_text_that_ends_at_once_has_no_answer(monkeypatch):

@@ -13,7 +13,6 @@ from noiser.judges.protocol import PAPER_V1, WORDS_V1, render
 
 ONE = [
     ("basketball", "basketball"),
-    ('"basketball"', "basketball"),
     ("The answer is basketball.", "basketball"),
     ("The most probable completion is **basketball**.", "basketball"),
     ("Sure! Here is the word:\n\nbasketball", "basketball"),
@@ -25,13 +24,11 @@ ONE = [
     ("<think>LeBron... football? No, basketball.</think>\n\nbasketball", "basketball"),
     ("1,000", "1,000"),
     ("-5", "-5"),
-    ("[1] Moscow", "Moscow"),
     ('{"reasoning": "The words are of a city.", "answer": "Moscow"}', "Moscow"),
     ("「バスケットボール」", "バスケットボール"),
     ("答案是“篮球”。", "篮球"),
     ("الإجابة: موسكو", "موسكو"),
     ("Paris. The answer is clear.", "Paris"),
-    ("Paris\n\nThis answer is based on geography.", "Paris"),
     (r"So \boxed{\text{Paris}}", "Paris"),
     ("Because of the tower.\n<answer>Paris</answer>", "Paris"),
     ("<think>" + "so it is. " * 9000 + "</think>Paris", "Paris"),

@@ -110,7 +110,7 @@ def test_figures_of_the_paper_are_there(whole):
 def test_bars_have_the_cells_heights_and_a_missing_one_is_a_dash():
     store = full()
     store.kept = [one for one in store.kept if (one.method, one.metric) != ("lime", "minimum_top_k")]
-    store.plan = store.plan.model_copy(update={"metrics": store.plan.metrics[3:4]})
+    store.plan = store.plan.model_copy(update={"metrics": store.plan.metrics[2:3]})
     found = cells(store)
     figures = {picture.key: picture.figure for picture in pictures(store.plan, found)}
     axes, other = figures["minimum-known"].axes
@@ -217,6 +217,8 @@ def test_command_writes_a_folder(folder, written):
     assert {"report.md", "report.tex", "report.csv", "report.html", "figures/minimum-known.svg"} <= written.keys()
     assert all(path.is_file() for path in written.values())
     assert run(folder, "--html").stdout.split() == [str(folder / f"report/report.{kind}") for kind in ("md", "html")]
+    write_folder(folder.parent / "few", Run(plan(), [row("noiser", "soft_scores", 0, soft(0.03, 0.5))]))
+    assert "No figure" in run(folder.parent / "few", "--figures").stderr
 
 
 def test_command_refuses(folder, tmp_path, monkeypatch):

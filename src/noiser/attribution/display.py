@@ -15,8 +15,7 @@ from noiser.registry import unversioned
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
-Colour = tuple[int, int, int]
-"""Red, green and blue of sRGB, 0 to 255."""
+Colour = tuple[int, int, int]  # red, green and blue of sRGB, 0 to 255
 
 DARK_PAPER = (24, 26, 32)
 _POSITIVE, _NEGATIVE = (230, 159, 0), (86, 180, 233)  # orange and sky blue of Okabe and Ito, for colour-blind readers
@@ -115,9 +114,8 @@ def check_comparable(attributions: Sequence[Attribution]) -> None:
     if not asked:
         raise ParameterError("There is nothing to compare; expected at least one attribution.")
     if other := next((each for each in asked if each != asked[0]), None):
-        raise ParameterError(
-            f"The attributions are of different prompts or targets, {asked[0]!r:.80} and {other!r:.80}."
-        )
+        both = f"{asked[0]!r:.80} and {other!r:.80}"
+        raise ParameterError(f"The attributions are of different prompts or targets, {both}.")
 
 
 def check_targets(att: Attribution, targets: Sequence[int]) -> list[int]:

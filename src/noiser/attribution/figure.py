@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 
 _PAPER: Colour = (255, 255, 255)
-_TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP = 9.0, 7.0, 15.0, 8.0
+_TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP, _SCALE_WIDTH, _SCALE_STEPS, _MARGIN = 9.0, 7.0, 15.0, 8.0, 90.0, 60, 6.0
 _ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
-"""How far a tint reaches above and below the baseline, and the thickest bar, in sizes of the text."""
-_SCALE_WIDTH, _SCALE_STEPS, _MARGIN = 90.0, 60, 6.0
+"""In sizes of the text: how far a tint reaches above and below the baseline, and the thickest bar."""
 _WITH_ARCS, _FULL = 1.6, 0.98
 """The height of lines with arcs between them, and the part of a line that is filled: hinting widens letters."""
 
@@ -159,10 +158,9 @@ def _broken(word: str, width: float, size: float, bold: bool) -> list[str]:
 
 def _text_width(text: str, size: float, bold: bool) -> float:
     """In points. Spaces, whose ink has no width, count as much as in most fonts."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
+    from matplotlib import font_manager, textpath
 
     if text.isspace():
         return 0.32 * size * len(text)
-    font = FontProperties(size=size, weight="bold" if bold else "normal")
-    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
+    font = font_manager.FontProperties(size=size, weight="bold" if bold else "normal")
+    return textpath.text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]

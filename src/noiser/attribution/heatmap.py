@@ -55,7 +55,7 @@ def strongest(heat: HeatMap) -> str:
 
 
 class Numbers(NamedTuple):
-    """Numbers of one target."""
+    """A table of the numbers of one target."""
 
     head: list[str]  # the kind of the units, then a heading for each column of numbers
     rows: list[list[str]]  # a unit's label, then its numbers as text, "" where there is none
@@ -124,11 +124,12 @@ def _meaning(att: Attribution, row: int, shown: Sequence[Cell]) -> dict[str, str
     return {colour: text for colour, (text, is_there) in there.items() if is_there}
 
 
-def shared_legend(maps: Sequence[HeatMap]) -> dict[str, str] | None:
-    """A legend that holds for all heat maps, or None if theirs differ."""
+def legends(maps: Sequence[HeatMap]) -> list[dict[str, str]]:
+    """The colours in words for each heat map; for the last one alone where one legend holds for all."""
     pairs = {pair for heat in maps for pair in heat.meaning.items()}
-    legend = {colour: words for name in ("orange", "blue", "grey") for colour, words in pairs if colour == name}
-    return legend if len(legend) == len(pairs) else None
+    common = {colour: words for name in ("orange", "blue", "grey") for colour, words in pairs if colour == name}
+    same = len(common) == len(pairs)
+    return [common if heat is maps[-1] else {} for heat in maps] if same else [heat.meaning for heat in maps]
 
 
 def cells(att: Attribution, row: int) -> list[Cell]:

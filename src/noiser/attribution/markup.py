@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from noiser.attribution import display
 from noiser.attribution.display import checks, dark_ink, headings, label, provenance, short, visible
-from noiser.attribution.heatmap import Cell, HeatMap, Numbers, has_signal, heat_map, numbers, shared_legend
+from noiser.attribution.heatmap import Cell, HeatMap, Numbers, has_signal, heat_map, legends, numbers
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
 from noiser.files import html_page, html_table
 from noiser.numbers import number_format
@@ -104,27 +104,20 @@ def _section(attributions: Sequence[Attribution], row: int, most: int | None) ->
     tables = "".join(_table(numbers(group, row, most)) for group in groups)
     scores = f"<details><summary>scores in numbers</summary>{tables}</details>"
     if len(attributions) == 1:
-        drawing = "".join(
-            f"<details open><summary>{name}</summary>{arcs(*lines_and_arcs(att, row))}</details>"
-            for name, lines_and_arcs, there in (
-                ("paths to this target", path_arcs, "through" in att.info),
-                ("pairs of units", pair_arcs, heat.pairs),
-            )
-            if there
-        )
+        drawn = [("paths to this target", path_arcs)] * ("through" in att.info)
+        drawn += [("pairs of units", pair_arcs)] * any(pair.target == row for pair in att.pairs)
+        drawings = [f"<details open><summary>{name}</summary>{arcs(*of(att, row))}</details>" for name, of in drawn]
         other = f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>" if heat.foil else ""
         shown = f'<p class="map" dir="auto">{texts[0]}<span class=to> → </span>{target}{other}</p>'
         if sum(len(cell.text) for cell in heat.cells) > _LONG:
-            return f"<p>{target}{other}</p>{_facts(heat)}{scores}{shown}{drawing}"
-        return f"{shown}{_facts(heat)}{drawing}{scores}"
-    common = shared_legend(maps)
-    legends = ["" if common is not None else f"<p class=facts>{_key(each.meaning)}</p>" for each in maps]
+            return f"<p>{target}{other}</p>{_facts(heat)}{scores}{shown}{''.join(drawings)}"
+        return f"{shown}{_facts(heat)}{''.join(drawings)}{scores}"
     rows = "".join(
-        f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>{legend}</div>'
-        for heading, text, legend in zip(headings(attributions), texts, legends, strict=True)
+        f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>'
+        f"<p class=facts>{_key(legend)}</p></div>"
+        for heading, text, legend in zip(headings(attributions), texts, legends(maps), strict=True)
     )
-    legend = f"<p class=facts>{_key(common)}</p>" if common else ""
-    return f"<p class=facts>{target} {escape(heat.question)}</p>{rows}{legend}{scores}"
+    return f"<p class=facts>{target} {escape(heat.question)}</p>{rows}{scores}"
 
 
 def _cell(att: Attribution, row: int, cell: Cell) -> str:

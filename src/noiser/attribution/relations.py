@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 WORDS = {"together": ("only together", "with"), "either": ("either would do", "or")}
 """From the kind of a pair to its name, and to the word between its units."""
 
-_MOST = 3
-"""Pairs of each kind that are put into words."""
-_LEAST = 0.05
-"""Paths that carry a smaller part of the influence are not drawn."""
+_MOST, _LEAST = 3, 0.05
+"""Pairs of each kind that are put into words, and the part of the influence that a path carries which is drawn."""
 _LINE, _WIDTH = 26, 150
 """Pixels: the height of a line, and the width of the arcs."""
 
@@ -147,8 +145,7 @@ def _owners(att: Attribution, written: Sequence[int]) -> list[list[int]]:
 def flow(att: Attribution, target: int) -> Float64[Tensor, "targets units_and_targets"]:
     """The part of the paths to one target that uses each edge, [to, from]: the prompt's units, then the targets.
 
-    The target's row r of (I - W_g)^-1 has the weight of all paths from each target to it; an edge into target t carries
-    r[t] times its own weight.
+    An edge into target t carries its own weight times the weight of all paths from t, which is in (I - W_g)^-1.
     """
     between = torch.tensor(att.info["through"], dtype=torch.float64)
     less = torch.ones_like(between[0]).diag() - between

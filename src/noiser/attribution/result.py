@@ -141,12 +141,11 @@ class Attribution:
         """The influence of the prompt on each target by way of the continuation in between (CAGE, arXiv 2512.15663).
 
         max(s, 0), each row divided by its sum, are the weights of a graph; the influence of a prompt unit on a target
-        is the sum over all paths between the two. Take units and targets of the same text, such as sentences. The
-        result has the prompt's units alone; `info["through"]` has the weights between targets, [targets, targets],
-        and `to_html` draws the paths as arcs.
+        is the sum over all paths between the two, which `to_html` draws. The result has the prompt's units alone;
+        `info["through"]` has the weights between targets, [targets, targets].
 
         Raises:
-            ParameterError: the continuation has no units, or a unit of it is not inside one target.
+            ParameterError: the continuation has no units, or a unit of it is not inside one target, as sentences are.
         """
         return through(self)
 
@@ -182,10 +181,7 @@ class Attribution:
         return store.restored(cls, Literal["noiser.attribution"], data)
 
     def to_html(self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None) -> str:
-        """A complete page without network and scripts, written to `path` if given.
-
-        `targets` are indices of the targets to show; None for all, or for as many as a browser shows without delay.
-        """
+        """A complete page without network and scripts, of some targets or as many as a browser shows without delay."""
         return written(markup.page([self], targets), path)
 
     def to_markdown(self) -> str:
@@ -198,8 +194,8 @@ class Attribution:
         Args:
             others: attributions of the same prompt by other methods, shown below this one, each with its own scale.
             target: index of the target; below 0 it counts from the end.
-            width: in inches, at most: 6.5 for a page, 3.3 for one of two columns. The height follows from the text.
-            pairs: whether arcs join the units of pairs, dashed where either would do, and lines name them.
+            width: in inches, at most: 6.5 for a page, 3.3 for one of two columns.
+            pairs: whether arcs join the units of pairs, dashed where either would do.
         """
         return figure.figure([self, *others], target, width, pairs=pairs)
 
@@ -213,11 +209,10 @@ class Attribution:
         return _terminal().to_text([self])
 
     def __repr__(self) -> str:
-        prompt = shorten(self.text[: self.prompt_length], 50)
-        continuation = "".join(target.text for target in self.targets)
-        names = ", ".join(label(name) for name in (method_text(self), self.model.name))
-        shape = f"{len(self.targets)} × {len(self.units)} {label(self.unit)}"
-        return f"Attribution({prompt!r} → {continuation!r}, {names}, {shape})"
+        texts = shorten(self.text[: self.prompt_length], 50), "".join(target.text for target in self.targets)
+        shape = f"{len(self.targets)} × {len(self.units)} {self.unit}"
+        facts = ", ".join(map(label, (method_text(self), self.model.name, shape)))
+        return f"Attribution({texts[0]!r} → {texts[1]!r}, {facts})"
 
 
 def _terminal() -> Any:

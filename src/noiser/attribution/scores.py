@@ -41,17 +41,14 @@ def _over(values: Row, total: Tensor, valid: Valid) -> Row:
 
 
 def _shares(weights: Row, valid: Valid) -> Row:
-    return _over(weights, weights.masked_fill(~valid, 0).sum(-1, keepdim=True), valid)
-
-
-def _sum(scores: Row, valid: Valid) -> Row:
-    present = scores.masked_fill(~valid, 0)
-    cancels = present.sum(-1, keepdim=True).abs() <= 2.0**-23 * present.abs().sum(-1, keepdim=True)
-    return _shares(scores.masked_fill(cancels, 0), valid)
+    """Shares of the sum, unless it is 0 to the precision of float32."""
+    present = weights.masked_fill(~valid, 0)
+    total, size = present.sum(-1, keepdim=True), present.abs().sum(-1, keepdim=True)
+    return _over(weights, total.masked_fill(total.abs() <= 2.0**-23 * size, 0), valid)
 
 
 def _minmax(scores: Row, valid: Valid) -> Row:
-    if not valid.any():
+    if not scores.numel():
         return scores
     low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
     high = scores.masked_fill(~valid, -torch.inf).amax(-1, keepdim=True)
@@ -59,7 +56,7 @@ def _minmax(scores: Row, valid: Valid) -> Row:
 
 
 NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
-    "sum": _sum,
+    "sum": _shares,
     "positive": lambda scores, valid: _shares(scores.clamp(min=0), valid),
     "abs_sum": lambda scores, valid: _shares(scores.abs(), valid),
     "minmax": _minmax,
@@ -108,10 +105,8 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
     if unit == "token" and att.unit == "token":
         return [(column,) for column in range(len(att.units))]
     if not _is_finer(att, unit):
-        raise UnitError(
-            f"The scores belong to units of kind {att.unit!r}, which are not parts of {unit}s. Attribute again with "
-            f"unit={unit!r}."
-        )
+        said = f"The scores belong to units of kind {att.unit!r}, which are not parts of {unit}s"
+        raise UnitError(f"{said}. Attribute again with unit={unit!r}.")
     special = {*att.info.get("special_tokens", ())}
     alone = [span.start == span.end or not special.isdisjoint(span.token_indices) for span in att.units]
     groups = [(column,) for column, is_alone in enumerate(alone) if is_alone]
@@ -151,14 +146,11 @@ def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list
     found = owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
     groups = {place: tuple(i for i, index in enumerate(found) if index == rank) for rank, place in enumerate(order)}
     for place, (start, end) in enumerate(spans):
+        span = f"Span {(start, end)}, {att.text[start:end]!r},"
         if start < att.prompt_length < end:
-            raise UnitError(
-                f"Span {(start, end)} joins the prompt and its continuation, which begins at {att.prompt_length}."
-            )
+            raise UnitError(f"{span} joins the prompt and its continuation, which begins at {att.prompt_length}.")
         if not groups[place]:
-            raise UnitError(
-                f"The span ({start}, {end}), {att.text[start:end]!r}, holds no {att.unit} of these. Widen it."
-            )
+            raise UnitError(f"{span} holds no {att.unit} of these. Widen it.")
     return [groups[place] for place in range(len(spans))]
 
 

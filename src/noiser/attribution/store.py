@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters that JSON lets through, line separators and lone surrogates."""
-
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # what JSON lets through and an editor does not
 SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number of a file: null for NaN, a text for an infinite one."""
 
@@ -60,19 +58,15 @@ def read_saved(path: str | PathLike[str], parse: Callable[[Any], T]) -> T:
     except StoredFileError as error:
         raise StoredFileError(f"{os.fspath(path)}: {error}") from error
     except ValueError as error:
-        raise StoredFileError(
-            f"{os.fspath(path)} is not readable JSON ({error}). It is damaged or cut short: make it again."
-        ) from error
+        said = f"{os.fspath(path)} is not readable JSON ({error})"
+        raise StoredFileError(f"{said}. It is damaged or cut short: make it again.") from error
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def restored(kind: type[T], form: Any, data: Any) -> T:
-    """The record with the data of a saved file; `form` is the Literal of its format.
-
-    Raises StoredFileError with the first thing that is wrong.
-    """
+    """The record with the data of a saved file; `form` is the Literal of its format. Raises StoredFileError."""
     try:
         _adapter(_Head[form]).validate_python(data)
         return _adapter(kind).validate_python(data)
@@ -120,10 +114,7 @@ def _target(target: Target) -> dict[str, Any]:
 
 
 def to_jsonable(value: Any) -> Any:
-    """A value that JSON has: records become dicts, tensors nested lists, NaN None, infinities "Infinity", others texts.
-
-    Float32 values are given with the fewest digits that bring the same float32 back.
-    """
+    """A value that JSON has: records become dicts, tensors lists, NaN None, infinities "Infinity", others texts."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

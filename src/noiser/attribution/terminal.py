@@ -9,26 +9,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.color import Color
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from noiser.attribution import display
+from noiser.attribution import display, heatmap
 from noiser.attribution.display import DARK_PAPER, Colour, dark_ink, headings, label, labels, shorten, tint, visible
-from noiser.attribution.heatmap import (
-    HeatMap,
-    Numbers,
-    errors_of,
-    has_signal,
-    heat_map,
-    kind_of_units,
-    numbers,
-    shared_legend,
-    strongest,
-)
+from noiser.attribution.heatmap import HeatMap, Numbers, errors_of, has_signal, heat_map, numbers
 from noiser.numbers import NumberFormat, number_format
 
 if TYPE_CHECKING:
@@ -49,20 +38,18 @@ def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
     if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
         console = Console(file=file, force_jupyter=False, color_system=None, force_terminal=False, width=console.width)
     with console.capture() as capture:
-        console.print(Group(*sections(attributions, console, None if plain else _MOST_TARGETS)))
+        console.print(Group(*sections(attributions, console, plain=plain)))
     text = "\n".join(part.rstrip(" ") for part in capture.get().split("\n")).rstrip("\n")
     if console.encoding.startswith("utf"):
         return text
     return text.translate(_ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
-def sections(
-    attributions: Sequence[Attribution], console: Console, most: int | None = _MOST_TARGETS
-) -> Iterator[RenderableType]:
-    """The first `most` targets, or all, as a matrix or, to compare, in sections; then where the numbers come from."""
+def sections(attributions: Sequence[Attribution], console: Console, *, plain: bool = False) -> Iterator[RenderableType]:
+    """The first targets, or all, as a matrix or, to compare, in sections; then where the numbers come from."""
     display.check_comparable(attributions)
     colours = console.color_system is not None and not console.no_color
-    count = len(attributions[0].targets)
+    count, most = len(attributions[0].targets), None if plain else _MOST_TARGETS
     if len(attributions) == 1 and count > 1:
         yield from _matrix(attributions[0], range(count)[:most], console.width)
     else:
@@ -79,13 +66,12 @@ def sections(
 
 def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
     maps = [heat_map(att, row) for att in attributions]
-    several, common = len(maps) > 1, shared_legend(maps)
+    several = len(maps) > 1
     if several:
         yield _line(maps[0].question, "dim")
-    for heat, heading in zip(maps, headings(attributions), strict=True):
-        legend = heat.meaning if common is None else common if heat is maps[-1] else {}
+    for heat, heading, legend in zip(maps, headings(attributions), heatmap.legends(maps), strict=True):
         words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
-        facts = [_line(heat.facts, "dim")] * (not several) + [_line(strongest(heat))] * bool(heat.largest)
+        facts = [_line(heat.facts, "dim")] * (not several) + [_line(heatmap.strongest(heat))] * bool(heat.largest)
         facts += [*map(_line, heat.pairs), *[_line(words, "dim")] * bool(words)]
         if several:
             yield _line(heading, "bold", indent=1)
@@ -105,7 +91,7 @@ def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[Renderable
         if several:
             yield _line(heading)
         heat = heat_map(att, row)
-        yield _line(strongest(heat))
+        yield _line(heatmap.strongest(heat))
         yield from _numbers(numbers([att], row, _MOST_UNITS))
         yield from map(_line, heat.pairs)
 
@@ -132,7 +118,7 @@ def _matrix(att: Attribution, rows: Sequence[int], width: int) -> Iterator[Rende
         names = [Text("  probability", "dim"), *(Text(f"  {units[unit]}") for unit in chosen)]
         heads = (shorten(label(att.targets[row].text), 10) for row in block)
         yield Text()
-        yield _grid([f"  {kind_of_units(att)}", *heads], [*zip(names, *columns, strict=True)])
+        yield _grid([f"  {heatmap.kind_of_units(att)}", *heads], [*zip(names, *columns, strict=True)])
     for row in rows:
         yield from (_line(f"{label(att.targets[row].text)}: {line}") for line in heat_map(att, row).pairs)
     if len(chosen) < len(units):
@@ -198,5 +184,5 @@ def _heat_map(heat: HeatMap) -> RenderableType:
 
 def _style(colour: Colour, background: Colour = DARK_PAPER, *, strong: bool = False) -> Style:
     """A new style each time, because rich caches how a style was rendered, whatever the terminal's colours."""
-    color, bgcolor = Color.from_rgb(*colour), Color.from_rgb(*background)
+    color, bgcolor = (f"rgb({red},{green},{blue})" for red, green, blue in (colour, background))
     return Style(color=color, bgcolor=bgcolor, bold=strong, underline=strong)

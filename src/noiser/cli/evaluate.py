@@ -191,6 +191,8 @@ def report(
     write(text, None, format_)
     for path in paths:
         say(path)
+    if figures and not any(path.suffix == ".svg" for path in paths):
+        say("No figure: no number that is drawn has an interval; that takes six prompts.", err=True)
 
 
 for name, function in (("run", run), ("status", status), ("pack", pack)):

@@ -19,49 +19,26 @@ from noiser.metrics import Case, Metric, Settings, measured
 from noiser.metrics.answerability import JudgeStoppedError
 from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
-from noiser.types import (
-    AutoUnit,
-    Profile,
-    Prompt,
-    Question,
-    Sources,
-    SpanUnit,
-    TargetUnit,
-    TargetUnitName,
-    Unit,
-    UnitName,
-)
+from noiser.types import AutoUnit, Profile, Prompt, Question, Sources, SpanUnit, TargetUnitName, UnitName
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Item:
-    """One thing to evaluate.
+    """One thing to evaluate."""
 
-    Attributes:
-        index: its position among the examples.
-        prompt, target, foil, sources: see `noiser.attribute`.
-        gold: the answer that a data set gives; None for the model's own.
-        spans: named character spans, for localisation.
-        without: prompts that lack parts that decide the gold answer, where a data set names these parts.
-        attribution: the attribution, if it is there already.
-        of_method: whether it is the evaluated method's, which can then make it again.
-        cache: see `noiser.metrics.Case`.
-        id, category: its name and its category in a data set.
-    """
-
-    index: int
+    index: int  # its position among the examples
     prompt: Prompt
     target: str | int | None = None
     foil: str | int | None = None
-    gold: str | None = None
-    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    gold: str | None = None  # the answer that a data set gives; None for the model's own
+    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None  # named character spans, for localisation
     sources: Sources | None = None
-    without: tuple[str, ...] = ()
-    attribution: Attribution | None = None
-    of_method: bool = False
-    cache: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+    without: tuple[str, ...] = ()  # prompts that lack parts that decide the gold answer, where a data set has them
+    attribution: Attribution | None = None  # if it is there already
+    of_method: bool = False  # whether the attribution is the evaluated method's, which can then make it again
+    cache: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])  # see `noiser.metrics.Case`
     id: str = ""
     category: str = ""
 
@@ -106,8 +83,8 @@ def item_of(index: int, example: Any) -> Item:
     read: Any = dict(cast("Any", example)).get if isinstance(example, Mapping) else partial(getattr, example)
     given = {name: value for name in names if (value := read(name, None)) is not None}
     if "prompt" not in given:
-        got = f"Example {index} is a {type(example).__name__}"
-        raise ParameterError(f"{got}; expected a text, a chat, an attribution or a `prompt` in it.")
+        expected = "expected a text, a chat, an attribution or a `prompt` in it"
+        raise ParameterError(f"Example {index} is a {type(example).__name__}; {expected}.")
     gold = given.get("target")
     return Item(index=index, gold=gold if isinstance(gold, str) else None, **given)
 
@@ -119,19 +96,15 @@ def in_profile(method: Method, profile: Profile) -> Method:
     return replace(method, profile=profile)
 
 
-def question_of(
-    method: Method, profile: Profile, unit: Unit | AutoUnit | SpanUnit, max_new_tokens: int, target_unit: TargetUnit
-) -> Question:
+def question_of(method: Method, profile: Profile, unit: Any, max_new_tokens: int, target_unit: Any) -> Question:
     """The question about every item, which lacks the prompt; in the authors' profile special tokens are scored."""
     if isinstance(unit, str):
         check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit), *get_args(SpanUnit)))
     if isinstance(target_unit, str):
         check_choice("target_unit", target_unit, get_args(TargetUnitName))
     special = "perturbed" if profile == "authors" else getattr(method, "special_tokens", None)
-    unit = cast("AutoUnit", unit)  # "spans" is replaced by an item's
-    return Question(
-        prompt="", unit=unit, max_new_tokens=max_new_tokens, target_unit=target_unit, special_tokens=special
-    )
+    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
+    return Question(prompt="", special_tokens=special, **asked)
 
 
 def attributed(
@@ -145,7 +118,7 @@ def attributed(
         if not item.spans:
             raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
         question = replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
-    asked = {"prompt": item.prompt, "target": item.target, "foil": item.foil, "sources": item.sources}
+    asked = {name: getattr(item, name) for name in ("prompt", "target", "foil", "sources")}
     query: Query = yield prepare(lm, replace(question, **asked))
     attribution: Attribution = yield attribution_of(lm, query, method, seed)
     return query.with_units(attribution.units), attribution
@@ -180,9 +153,6 @@ def measure_block(
         metrics: with their settings, by any name.
         seed: of the first item of the sample.
         tick: called when an item is attributed, and when a metric of it is measured.
-
-    Raises:
-        JudgeStoppedError: a judge cannot work at all.
     """
     asked = partial(attributed, lm, method, question)
     found, share = _timed(lm, [asked(item, seed + item.index) for item in items], tick)
@@ -226,13 +196,13 @@ def _measured(
     with warnings.catch_warnings(action="ignore"):
         if metric.measure_all is None or not cases:
             return _timed(lm, [measured(case, metric) for case in cases], tick)
-        started = time.perf_counter()
+        started, columns = time.perf_counter(), list[Measured | Exception]()
         try:
-            columns: list[Measured | Exception] = [*metric.measure_all(cases)]
+            columns += metric.measure_all(cases)
         except JudgeStoppedError:
             raise
         except Exception as error:  # it took them together, so they fail together
-            columns = [error] * len(cases)
+            columns += [error] * len(cases)
         return columns, (time.perf_counter() - started) / len(cases)
 
 

@@ -27,9 +27,6 @@ from noiser.types import ModelIdentity
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_LISTED = 10
-"""Skipped prompts that are printed; `Evaluation.skipped` has all of them."""
-
 
 def estimated(rows: Any, summary: Summary, **options: Any) -> Estimate:
     """A number over the prompts of a DataFrame, with its interval; options are those of `estimate`."""
@@ -118,15 +115,14 @@ class Evaluation:
         return pd.DataFrame(lines, pd.Index(self.estimates, name="number"), columns).astype({"no_signal": float})
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
-        """For every number that both have, this one minus the other's, on the prompts that both have, paired.
+        """For every number that both have, this one minus the other's, paired, on the prompts that both have.
 
         `Estimate.is_clear` says whether a difference is significant: its interval leaves out 0, and its p-value, by a
         sign-flip test over prompts and corrected by Holm's method (primary numbers for each other, others for all), is
         below 1 - confidence. A number of which neither side is better has no p-value.
 
         Raises:
-            ParameterError: the two are about different prompts (of one model, also different targets), or were
-                measured with different settings.
+            ParameterError: the two are about different prompts or targets, or were measured with different settings.
         """
         self._check_comparable(other)
         options = {"seed": self.settings["seed"], "confidence": self.confidence}
@@ -187,7 +183,7 @@ class Evaluation:
         reasons = dict.fromkeys(number.reason for number in self.estimates.values() if number.reason)
         return [f"{label(reason)}." for reason in reasons] + [
             f"Skipped: prompt {example} ({label(str(prompt))[:60]}), {label(metric or 'everything')}: {label(error)}"
-            for example, prompt, metric, error in self.skipped[:_LISTED]
+            for example, prompt, metric, error in self.skipped[:10]
         ]
 
     def __str__(self) -> str:

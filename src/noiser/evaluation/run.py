@@ -25,8 +25,7 @@ from noiser.model import LanguageModel
 from noiser.model.language_model import check_model
 from noiser.types import AutoUnit, Progress, SpanUnit, TargetUnit, Unit
 
-BLOCK = 32
-"""Prompts that are attributed and measured side by side: each holds its keys and values."""
+BLOCK = 32  # prompts that are attributed and measured side by side: each holds its keys and values
 
 
 def evaluate(
@@ -108,7 +107,7 @@ def evaluate(
         if not isinstance(columns, Exception):
             summaries |= entries[name].other_summaries(c for c, v in columns.items() if not isinstance(v, str))
     first = next((m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None)
-    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": question.max_new_tokens, "target_unit": target_unit}
+    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere
         asked = {"unit": first.unit, "target_unit": first.target_unit}
     asked |= {"parameters": first.parameters if first else {}, "judge": getattr(chosen.judge, "name", None)}
@@ -127,14 +126,15 @@ def evaluate(
 
 def _record(item: Item, measurement: Measurement) -> tuple[dict[str, Any], list[Skipped]]:
     """The row of one prompt, with the columns of all metrics, and the parts that failed."""
-    parts = {None: measurement.attribution, **measurement.numbers}
-    errors = {name: f"{type(part).__name__}: {part}" for name, part in parts.items() if isinstance(part, Exception)}
-    failed = [Skipped(item.index, item.prompt, name, error) for name, error in errors.items()]
-    said = "; ".join(f"{name}: {error}" if name else error for name, error in errors.items())
-    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": said}
+    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
+    failed: list[Skipped] = []
     if isinstance(att := measurement.attribution, Attribution):
         target, probability = "".join(target.text for target in att.targets), att.targets[0].probability
         row |= {"method": att.method, "target": target, "probability": probability, "units": len(att.units)}
-    for columns in measurement.numbers.values():
-        row |= {} if isinstance(columns, Exception) else columns
+    for name, part in {None: measurement.attribution, **measurement.numbers}.items():
+        if isinstance(part, Exception):
+            failed.append(Skipped(item.index, item.prompt, name, f"{type(part).__name__}: {part}"))
+        elif not isinstance(part, Attribution):
+            row |= part
+    row["error"] = "; ".join(f"{each.metric}: {each.error}" if each.metric else each.error for each in failed)
     return row, failed

@@ -72,15 +72,10 @@ def render(version: str, words: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """One question: which word completes the prompt that these words were taken from?
+    """One question: which word completes the prompt that these words were taken from?"""
 
-    Attributes:
-        words: the words, in the order of the prompt, without the whitespace around them.
-        count: how many answers are wanted, best first.
-    """
-
-    words: tuple[str, ...]
-    count: Literal[1, 5] = 1
+    words: tuple[str, ...]  # in the order of the prompt, without the whitespace around them
+    count: Literal[1, 5] = 1  # how many answers are wanted, best first
 
 
 class Usage(NamedTuple):
@@ -92,31 +87,18 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer to one request, and all that is needed to check how it was read.
+    """The answer to one request, and all that is needed to check how it was read."""
 
-    Attributes:
-        status: "answered", or "unscored" without a readable reply.
-        answers: the words that were read from the reply, best first; empty when unscored.
-        reason: why it is unscored; None when answered.
-        prompt: what the judge was asked, as text.
-        prompt_version: name of the prompt, such as "paper-v1".
-        replies: what the judge wrote, unchanged: one text, or one per beam; empty when there was no reply.
-        model: the model that replied, as it names itself.
-        usage: the tokens of this reply; None when there was no reply or it is not known.
-        cached: whether the reply was stored by an earlier call.
-        lost: whether there was no reply, and there may be one if the judge is asked again.
-    """
-
-    status: Literal["answered", "unscored"]
-    answers: tuple[str, ...] = ()
-    reason: str | None = None
-    prompt: str = ""
-    prompt_version: str = ""
-    replies: tuple[str, ...] = ()
-    model: str = ""
-    usage: Usage | None = None
-    cached: bool = False
-    lost: bool = False
+    status: Literal["answered", "unscored"]  # "unscored" without a readable reply
+    answers: tuple[str, ...] = ()  # the words that were read from the reply, best first; empty when unscored
+    reason: str | None = None  # why it is unscored; None when answered
+    prompt: str = ""  # what the judge was asked, as text
+    prompt_version: str = ""  # name of the prompt, such as "paper-v1"
+    replies: tuple[str, ...] = ()  # what the judge wrote, unchanged: one text, or one per beam
+    model: str = ""  # the model that replied, as it names itself
+    usage: Usage | None = None  # None when there was no reply or it is not known
+    cached: bool = False  # whether the reply was stored by an earlier call
+    lost: bool = False  # whether there was no reply, and there may be one if the judge is asked again
 
     def __post_init__(self) -> None:
         answered = self.status == "answered"
@@ -161,8 +143,6 @@ class Reading(NamedTuple):
 
 def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
     """The answers in a judge's reply: JSON, a list, a labelled answer or the first short line.
-
-    A refusal, the question again, broken JSON and a sentence without a marked answer cannot be read.
 
     Args:
         text: the reply.

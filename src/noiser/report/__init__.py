@@ -1,8 +1,7 @@
 """Report: the rows of a benchmark as tables, figures and a page. It never runs a model."""
 
-from noiser.report.cells import cells
+from noiser.report.cells import cells, rows_of
 from noiser.report.formats import latex, markdown
-from noiser.report.results import rows_of
 from noiser.report.tables import Table, tables
 from noiser.report.write import FORMATS, render, write_report
 

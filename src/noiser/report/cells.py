@@ -1,4 +1,4 @@
-"""Every number of a benchmark as one DataFrame of cells, with the best of each column marked."""
+"""The rows of a benchmark as a DataFrame, and its numbers as one DataFrame of cells, with the best of each marked."""
 
 from __future__ import annotations
 
@@ -10,16 +10,101 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from noiser.bench import Store
+from noiser.bench import Row, Store
 from noiser.bench.plan import MetricEntry, Plan
 from noiser.bench.store import ATTRIBUTION
 from noiser.evaluation import estimated, paired
-from noiser.metrics import Summary
-from noiser.metrics.bootstrap import holm
+from noiser.metrics import METRICS, Scale, Summary
+from noiser.metrics.bootstrap import holm, mean, mean_gap
 from noiser.registry import unversioned
 from noiser.report.paper import printed
-from noiser.report.results import LABELS, Frame, rows_of, scope, summaries_of
 from noiser.types import Progress
+
+Frame = Any
+"""A pandas DataFrame, which has no types that pyright could check."""
+
+LABELS = ["model", "data", "method", "metric"]
+"""The columns that say which table and which row of it a number belongs to."""
+
+CATEGORY = "capital-world"
+"""The LongRA category of the paper's figure: prompts that name a country and end in "capital"."""
+
+
+def rows_of(store: Store) -> Frame:
+    """Every row that the plan asks for: labels, example, category, index, error (its type), seconds, and all numbers.
+
+    A prompt whose attribution failed has a line with that error for every metric of the plan.
+    """
+    plan = store.plan
+    wanted = plan.wanted()
+    rows = {row.key: row for row in store.rows() if wanted(row)}
+    failed = [row for row in rows.values() if row.metric == ATTRIBUTION and row.error]
+    lost = [row._replace(metric=metric) for row in failed for metric in plan.labels("metrics")]
+    rows = {row.key: row for row in lost if wanted(row)} | rows
+    lines = list(map(_line, rows.values()))
+    return pd.DataFrame(lines, columns=None if lines else [*LABELS, "example", "category", "index", "error"])
+
+
+def _line(row: Row) -> dict[str, Any]:
+    about = {"category": row.category, "index": row.index, "error": row.error}
+    costs = {"token_forwards": 0, "passes": 0} if row.metric == ATTRIBUTION and not row.error else {}
+    numbers = {name: value for name, value in row.values.items() if not isinstance(value, str)}
+    return row.key._asdict() | about | {"seconds": None if row.error else row.seconds} | costs | numbers
+
+
+def _mean_sum(*columns: Any) -> Any:
+    return mean(sum(columns))
+
+
+def _excess(*columns: Any) -> Any:
+    """Mean sum of the first half of the columns minus that of the second."""
+    half = len(columns) // 2
+    return mean_gap(sum(columns[:half]), sum(columns[half:]))
+
+
+def _rest(share: Any) -> Any:
+    return 1 - mean(share)
+
+
+_UP, _UNITS = Scale(0, 1, None, True, "share of the score"), Scale(0, 1, None, None, "share of the units")
+_GAIN = Scale(-1, 1, 0.0, True, "share of the score minus share of the units")
+_CRITICAL = ("share_antecedent", "share_last_content_word")
+_CRITICAL_UNITS = ("uniform_antecedent", "uniform_last_content_word")
+
+COSTS: Mapping[str, Summary] = {
+    name: Summary(mean, (name,), Scale(0, math.inf, None, None, meaning))
+    for name, meaning in (
+        ("token_forwards", "positions that the model computed"),
+        ("passes", "forward passes"),
+        ("seconds", "seconds on the machine of the run, beside whatever else ran on it"),
+    )
+}
+"""Numbers of attributions. Prompts of a block that ran side by side share their seconds equally."""
+
+PARTS: Mapping[str, Summary] = {
+    "critical": Summary(_mean_sum, _CRITICAL, _UP._replace(meaning='share of the score on country and "capital"')),
+    "critical_of_units": Summary(_mean_sum, _CRITICAL_UNITS, _UNITS),
+    "critical_minus_units": Summary(_excess, (*_CRITICAL, *_CRITICAL_UNITS), _GAIN),
+    "main_part": Summary(_rest, ("share_distractor",), _UP._replace(meaning="share of the score off the distractor")),
+    "main_part_of_units": Summary(_rest, ("uniform_distractor",), _UNITS),
+}
+"""Numbers of the paper's LongRA figure, over the prompts of `CATEGORY`."""
+
+_ANTECEDENT = Summary(mean_gap, ("share_antecedent", "uniform_antecedent"), _GAIN)
+
+
+def summaries_of(entry: MetricEntry | None, columns: list[str]) -> dict[str, Summary]:
+    """The numbers that a metric of a plan has for rows with these columns; None stands for attributions."""
+    if entry is None:
+        return dict(COSTS)
+    metric = METRICS.get(entry.name).factory()
+    located = {**PARTS, "antecedent_minus_units": _ANTECEDENT} if unversioned(entry.name) == "localisation" else {}
+    return {**located, **metric.summaries, **metric.other_summaries(columns)}
+
+
+def scope(rows: Frame, number: str) -> Frame:
+    """The rows that a number is taken over."""
+    return rows[rows["category"] == CATEGORY] if number in PARTS else rows
 
 
 def cells(store: Store, confidence: float = 0.95, progress: Progress | None = None) -> Frame:
@@ -104,18 +189,10 @@ class _Table(NamedTuple):
             one = replace(one, low=math.nan, high=math.nan)
         entries = plan.entry("data", self.data), plan.entry("methods", method), entry_of(plan, metric)
         labels = {"data": self.data, "metric": metric, "model": model, "method": method, "number": number}
-        return labels | {
-            "value": one.value,
-            "low": one.low,
-            "high": one.high,
-            "n": one.n,
-            "failed": int(rows["error"].notna().sum()),
-            "gap": math.nan,
-            "p": math.nan,
-            "mark": "",
-            "paper": printed(number, plan.entry("models", model).name, *entries),
-            "reason": one.reason,
-        }
+        found = {name: getattr(one, name) for name in ("value", "low", "high", "n")}
+        failed, paper = int(rows["error"].notna().sum()), printed(number, plan.entry("models", model).name, *entries)
+        nothing = {"gap": math.nan, "p": math.nan, "mark": ""}
+        return labels | found | {"failed": failed, **nothing, "paper": paper, "reason": one.reason}
 
 
 def entry_of(plan: Plan, metric: str) -> MetricEntry | None:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from noiser.bench.plan import MethodEntry, Plan
 from noiser.errors import DependencyError
-from noiser.report.results import Frame
+from noiser.report.cells import Frame
 from noiser.report.tables import in_profile
 
 if TYPE_CHECKING:
@@ -80,15 +80,7 @@ class Picture(NamedTuple):
 
 
 def pictures(plan: Plan, found: Frame) -> Iterator[Picture]:
-    """The figures for which there are numbers with intervals, data set by data set.
-
-    Args:
-        plan: of the benchmark.
-        found: its `cells`.
-
-    Raises:
-        DependencyError: matplotlib is not installed.
-    """
+    """The figures for which there are numbers with intervals among the cells of a plan, data set by data set."""
     lines = families(plan.methods)
     for data, part in in_profile(plan, found).groupby("data", sort=False):
         for key, (title, numbers) in BARS.items():
@@ -138,14 +130,11 @@ def _canvas(width: float, height: float, rows: int, columns: int, **options: Any
 
 
 def bars(found: Frame, numbers: Mapping[str, str | float | None]) -> Figure | None:
-    """Horizontal bars with intervals: a panel per model, a row per method, a bar per number.
+    """Horizontal bars with intervals: a panel per model, a row per method, a bar per number; None without intervals.
 
     Args:
         found: cells of one data set.
         numbers: names, each with a dashed line: at the mean of the number of that name, at a value, or none.
-
-    Returns:
-        None where no number has an interval.
     """
     columns = _columns(found, [*numbers, *(name for name in numbers.values() if isinstance(name, str))])
     names = [name for name in numbers if any(part["low"].notna().any() for part in columns.get(name, {}).values())]
@@ -187,11 +176,8 @@ def scatter(found: Frame, across: Sequence[str], up: Sequence[str], lines: Mappi
     Args:
         found: cells of one data set.
         across: numbers along x; costs are on a logarithmic axis, and methods that cost nothing are level lines.
-        up: numbers along y; methods without an interval there are not drawn.
+        up: numbers along y; methods without an interval there are not drawn, and without any there is no figure.
         lines: by method, the name of the line that joins it with others.
-
-    Returns:
-        None where no method has both numbers.
     """
     columns = _columns(found, [*across, *up])
     panels: dict[tuple[str, str], dict[str, Frame]] = {}

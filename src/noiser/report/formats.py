@@ -1,12 +1,15 @@
-"""Tables as Markdown and LaTeX."""
+"""Tables as Markdown and LaTeX, and a report as one page of HTML, which needs no other file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from noiser.attribution.display import visible
 from noiser.attribution.markup import escaped_line
+from noiser.files import html_page
+from noiser.report.figures import Picture, svg
 from noiser.report.tables import Table
 
 READING = (
@@ -38,14 +41,20 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 
 
-def markdown(made: Sequence[Table], about: Iterable[tuple[str, str]] = (), title: str = "Report") -> str:
-    """All tables as a Markdown document; how to read them stands after the first one.
+_STYLE = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
+body { margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; text-align: start; white-space: nowrap; border-bottom: 1px solid #8886; }
+tr:hover { background: #8882; }
+svg { max-width: 100%; height: auto; background: #fff; }
+dt { font-weight: bold; float: left; clear: left; margin-right: .6em; }
+"""
 
-    Args:
-        made: the tables.
-        about: facts of the run, as (name, value).
-        title: of the document.
-    """
+
+def markdown(made: Sequence[Table], about: Iterable[tuple[str, str]] = (), title: str = "Report") -> str:
+    """All tables as a Markdown document with facts of the run, as (name, value)."""
     facts = "\n".join(f"- {_line(name)}: {_line(value)}" for name, value in about)
     reading = ["## How to read the tables", *map(_line, READING)]
     first, *others = map(_markdown, made)
@@ -70,12 +79,7 @@ def one_line(text: str) -> str:
 
 
 def latex(made: Iterable[Table], widest: int = 4) -> str:
-    r"""All tables by `DataFrame.to_latex`, to be put into a paper; they need the packages booktabs and longtable.
-
-    Args:
-        made: the tables.
-        widest: the most numbers of a table; one with more becomes several.
-    """
+    """All tables by `DataFrame.to_latex`, to be put into a paper; one of more numbers than `widest` becomes several."""
     parts = [r"% \usepackage{booktabs,longtable}"]
     for table in made:
         frame = table.marked(_escaped, r"\textbf{{{}}}")
@@ -90,3 +94,40 @@ def latex(made: Iterable[Table], widest: int = 4) -> str:
 
 def _escaped(text: str) -> str:
     return one_line(text).translate(str.maketrans(_LATEX))
+
+
+def page(title: str, about: Sequence[tuple[str, str]], tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
+    """The page as HTML: facts of the run, as (name, value), figures after the first table; every text is escaped."""
+    written = [(table.title, _table(table)) for table in tables]
+    parts = [*written[:1], *((picture.title, _figure(picture)) for picture in pictures), *written[1:]]
+    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in about)
+    links = "".join(f'<li><a href="#part-{i}">{_text(name)}</a></li>' for i, (name, _) in enumerate(parts))
+    sections = (
+        f'<section id="part-{i}"><h2>{_text(name)}</h2>{html}</section>' for i, (name, html) in enumerate(parts)
+    )
+    body = (
+        f"<h1>{_text(title)}</h1><dl>{facts}</dl><nav><ul>{links}</ul></nav>"
+        f"<details open><summary>How to read the tables</summary>{_paragraphs(READING)}</details>"
+        f"<main>{''.join(sections)}</main>"
+    )
+    return html_page(title, _STYLE, body)
+
+
+def _text(text: str) -> str:
+    return escape(one_line(text))
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "".join(f"<p>{_text(text)}</p>" for text in texts)
+
+
+def _table(table: Table) -> str:
+    marked = table.marked(_text, "<b>{}</b>")
+    html = marked.to_html(index=False, escape=False, border=0) if len(marked) else ""
+    return f"<div class=wide tabindex=0>{html}</div>{_paragraphs(table.notes)}"
+
+
+def _figure(picture: Picture) -> str:
+    """The SVG with ids of its own and a name for screen readers."""
+    inside = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", svg(picture).partition("<svg")[2])
+    return f'<div class=wide tabindex=0><svg role="img" aria-label="{escape(picture.title)}"{inside}</div>'

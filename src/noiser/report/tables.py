@@ -13,9 +13,8 @@ from noiser.bench import Store
 from noiser.bench.plan import DataEntry, MetricEntry, Plan, lowest
 from noiser.bench.resolve import selections_of
 from noiser.bench.store import ATTRIBUTION
-from noiser.report.cells import controls, entry_of
+from noiser.report.cells import COSTS, LABELS, Frame, controls, entry_of, rows_of, summaries_of
 from noiser.report.paper import data_of, model_of, published
-from noiser.report.results import COSTS, LABELS, Frame, rows_of, summaries_of
 
 DASH = "–"
 """Stands where there is no number; never 0."""

@@ -11,11 +11,9 @@ from noiser.bench import Store
 from noiser.bench.store import write_files
 from noiser.files import csv_text
 from noiser.registry import __version__
-from noiser.report.cells import cells
+from noiser.report.cells import Frame, cells
 from noiser.report.figures import pictures, png, svg
-from noiser.report.formats import latex, markdown
-from noiser.report.page import page
-from noiser.report.results import Frame
+from noiser.report.formats import latex, markdown, page
 from noiser.report.tables import Table, tables
 from noiser.types import Progress
 
@@ -59,12 +57,9 @@ def write_report(
         confidence: of the intervals.
         progress: as for `cells`.
 
-    Returns:
-        The files, in the order in which they were written.
-
     Raises:
-        DependencyError: figures or a page are wanted without matplotlib; nothing is written then.
-        OSError: a file cannot be written. Each is whole or not there.
+        DependencyError: figures or a page are wanted without matplotlib. OSError: a file cannot be written. Each is
+            whole or not there.
     """
     found = cells(store, confidence, progress)
     made = tables(store, found)
