@@ -11,6 +11,7 @@ import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 from noiser.data import Source, UpstreamFile
 from server_processes import Handler, served_by
@@ -64,20 +65,10 @@ def as_json(records: object) -> bytes:
     return json.dumps(records, indent=1).encode()
 
 
-class Served:
-    """What a server has to give: contents and troubles ("cut", "hang") by path, and the requests that came."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.replies: dict[str, str] = {}
-        self.requests: list[tuple[str, str]] = []
-        self.address = ""
-
-
 @contextmanager
 def serving():
-    """A server on this machine."""
-    served, finished = Served(), threading.Event()
+    """A server on this machine with contents and troubles ("cut", "hang") by path, and the requests that came."""
+    served, finished = SimpleNamespace(files={}, replies={}, requests=[]), threading.Event()
 
     class Files(Handler):
         def get(self):

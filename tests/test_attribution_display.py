@@ -81,20 +81,25 @@ def plain_environment(monkeypatch):
 
 
 class Terminal(io.StringIO):
-    def __init__(self, encoding="utf-8", tty=True):
-        super().__init__()
-        self._encoding, self._tty = encoding, tty
-
-    encoding = property(lambda self: self._encoding)
+    encoding = "utf-8"
 
     def isatty(self):
-        return self._tty
+        return True
 
 
-def shown(thing, width=200, **options):
+class AsciiFile(io.StringIO):
+    encoding = "ascii"
+
+
+def shown(thing, **options):
     file = io.StringIO()
-    Console(file=file, width=width, **options).print(thing)
+    Console(file=file, width=200, **options).print(thing)
     return file.getvalue()
+
+
+def colours_of(att):
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    return {s.text: tuple(s.style.bgcolor.triplet) for s in console.render(att) if s.style and s.style.bgcolor}
 
 
 def coloured(attributions, monkeypatch):
@@ -140,11 +145,10 @@ def test_cells_follow_each_other_and_hold_all_of_the_text():
 
 def test_a_row_shows_the_text_before_its_target_also_without_units_of_the_continuation():
     att = rich_example()
-    texts = ["".join(cell.text for cell in cells(att, row)) for row in (0, 1)]
-    assert texts == ["LeBron plays the sport of", "LeBron plays the sport of basket"]
     parts = {name: getattr(att, name)[:, :6] for name in ("scores", "stderr", "thresholds")}
-    alone = replace(att, units=att.units[:6], **parts)
-    assert [cells(alone, row)[-1].text for row in (0, 1)] == [" of", " basket"]
+    for each in (att, replace(att, units=att.units[:6], **parts)):
+        texts = ["".join(cell.text for cell in cells(each, row)) for row in (0, 1)]
+        assert texts == ["LeBron plays the sport of", "LeBron plays the sport of basket"]
 
 
 @pytest.mark.parametrize("scores", [(NAN, NAN), (0.0, 0.0), (float("inf"), -1.0)])
@@ -205,12 +209,9 @@ def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_
         assert line in " ".join(text.split())
     assert re.search(r"\n  too +1\.1 ± 0\.6  no signal\n", to_text([att], plain=True))
     assert 'class="u g" tabindex=0 title="too: score 1.1 ± 0.6, no signal"' in att.to_html()
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    found = {s.text: tuple(s.style.bgcolor.triplet) for s in console.render(att) if s.style and s.style.bgcolor}
-    assert len({*found["too"]}) > 1  # not the hue of a weight
-    assert max(found["too"]) - min(found["too"]) < 10
-    nothing = make(("a", " b"), ((0.1, -0.2),), stderr=torch.ones(1, 2))
-    assert "no unit has a signal" in str(nothing)
+    colour = colours_of(att)["too"]
+    assert max(colour) - min(colour) < 10  # not the hue of a weight
+    assert "no unit has a signal" in str(make(("a", " b"), ((0.1, -0.2),), stderr=torch.ones(1, 2)))
 
 
 def test_equal_labels_have_the_place_of_their_unit():
@@ -236,8 +237,7 @@ def test_a_chat_shows_roles_in_place_of_the_templates_marks():
 
 
 def test_the_question_and_the_aggregation_are_shown():
-    whole = rich_example().aggregate("word", "max")
-    asked = replace(whole, info={**whole.info, "of": "entropy"})
+    asked = replace(rich_example(), info={"of": "entropy"}).aggregate("word", "max")
     for text in (str(asked), asked.to_markdown().replace("\\", ""), words_of(asked.to_html())):
         assert "noiser@1 of entropy" in text
         assert "unit word (max over token)" in " ".join(text.split())
@@ -265,11 +265,8 @@ def test_plain_text(capsys):
 
 def test_a_terminal_gets_colours_and_no_color_takes_them_away(monkeypatch):
     text = coloured([rich_example()], monkeypatch)
-    assert "\x1b[" in text
-    assert "LeBron plays the sport of → basketball" in without_codes(text)
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    segments = console.render(make(("a", " b", " c"), ((1.0, -1.0, 0.0),)))
-    found = {s.text: tuple(s.style.bgcolor.triplet) for s in segments if s.style and s.style.bgcolor}
+    assert text != without_codes(text)
+    found = colours_of(make(("a", " b", " c"), ((1.0, -1.0, 0.0),)))
     assert (found["a"], found["b"], found["c"]) == ((230, 159, 0), (86, 180, 233), (24, 26, 32))
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -299,7 +296,7 @@ def test_no_text_reaches_a_terminal_raw(tmp_path, monkeypatch):
 
 
 def test_a_terminal_without_unicode(monkeypatch):
-    monkeypatch.setattr("sys.stdout", Terminal("ascii", tty=False))
+    monkeypatch.setattr("sys.stdout", AsciiFile())
     text = str(one_target())
     text.encode("ascii")
     assert "0.12 ~ 0.02  #" in text

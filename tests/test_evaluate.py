@@ -101,8 +101,7 @@ def test_nothing_is_left_out_silently():
 
 
 def test_stability_runs_again_and_attributions_cannot():
-    found = evaluated(PROMPTS[:2], "stability")
-    assert -1 <= found["spearman"].value < 1
+    assert -1 <= evaluated(PROMPTS[:2], "stability")["spearman"].value < 1
     att = noiser.attribute(tiny("llama"), PROMPTS[0], method=FAST)
     assert "cannot be made again" in evaluated([att], "stability").skipped[0].error
 
@@ -286,10 +285,7 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
 def test_progress_counts_parts_of_prompts():
     seen = []
     evaluated(PROMPTS[:3], progress=lambda done, total: seen.append((done, total)))
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert len({done for done, _ in seen}) > 4
-    assert seen[-1] == (3, 3)
-    assert {total for _, total in seen} == {3}
+    assert seen == [(step / 2, 3) for step in range(1, 7)]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +302,6 @@ def test_progress_counts_parts_of_prompts():
         ({"metrics": "top_k", "judge": "local"}, "judge would change nothing; expected draws or k or removal for"),
         ({"metrics": "answerability"}, "answerability@1 has no judge"),
         ({"examples": []}, "There is no example"),
-        ({"examples": 3}, "expected texts, chats"),
         ({"examples": [3]}, "Example 0 is a int"),
         ({"examples": {"role": "user", "content": "The dog"}}, "expected texts, chats"),
     ],
@@ -368,29 +363,3 @@ def test_a_judge_that_breaks_is_in_the_result():
     found = evaluated(PROMPTS[:2], ["answerability", "soft_scores"], judge=Broken())
     assert [skipped.error for skipped in found.skipped] == ["ConnectionError: no network"] * 2
     assert found["soft_nc"].n == 2
-
-
-# ---- real models ---------------------------------------------------------------------------------------------------
-
-REAL_PROMPTS = [
-    "The capital of the country whose largest city is Sydney is",
-    "The author of the play about Romeo and Juliet is William",
-    "My brother moved to Tokyo last year, so now he lives in",
-    "The first president of the United States was George",
-    "She plays the violin in the orchestra, and he plays the",
-    "To open the locked door he turned the",
-]
-
-
-@pytest.mark.slow
-def test_a_method_measures_better_than_random_scores_on_a_real_model(smol):
-    few = {"masks": 2, "draws": 2, "rates": (0.1, 0.9)}
-    found, random = (
-        noiser.evaluate(smol, REAL_PROMPTS, name, ["mass_matched", "erasure"], **few)
-        for name in ("noiser_relative", "random")
-    )
-    assert not found.skipped
-    assert found["area"].value > random["area"].value
-    assert found["area_minus_random"].value > 0
-    assert found["comprehensiveness"].value > random["comprehensiveness"].value
-    assert not random["area_minus_random"].is_clear

@@ -122,9 +122,8 @@ def check_targets(att: Attribution, targets: Sequence[int]) -> list[int]:
     """Indices of targets from 0 on; those below 0 count from the end. Raises ParameterError unless all are there."""
     count = len(att.targets)
     if not targets or not all(-count <= row < count for row in targets):
-        raise ParameterError(
-            f"targets is {targets!r}; expected indices of the {count} targets, 0 to {count - 1}, or from the end."
-        )
+        expected = f"indices of the {count} targets, 0 to {count - 1}, or from the end"
+        raise ParameterError(f"targets is {targets!r}; expected {expected}.")
     return [row % count for row in targets]
 
 

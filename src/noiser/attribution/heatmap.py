@@ -149,8 +149,7 @@ def _roles(att: Attribution) -> dict[int, str]:
     """For each place of a chat where the template's text begins, the role that it announces, in place of its marks."""
     if isinstance(att.prompt, str):
         return {}
-    roles: dict[int, str] = {}
-    position = 0
+    roles, position = dict[int, str](), 0
     for message in [*att.prompt, None]:
         content = str(message.get("content") or "").strip() if message else ""
         start = att.text.find(content, position, att.prompt_length) if message else att.prompt_length
@@ -169,17 +168,15 @@ def _end_of_text(att: Attribution, row: int, scores: Sequence[float]) -> int:
     """How many characters of the text stand before a target."""
     ends = [span.end for span, score in zip(att.units, scores, strict=True) if not math.isnan(score)]
     before = "".join(target.text for target in att.targets[:row])
-    if att.text.startswith(before, att.prompt_length):
-        ends.append(att.prompt_length + len(before))
-    return max([att.prompt_length, *ends])
+    said = len(before) if att.text.startswith(before, att.prompt_length) else 0
+    return max([att.prompt_length + said, *ends])
 
 
 def _pieces(att: Attribution, end: int) -> list[tuple[int, str, tuple[int, ...]]]:
     """(start, text, columns) of the units up to `end`, those that share characters together, in order of the text."""
     columns = [column for column, span in enumerate(att.units) if span.end <= end]
     columns.sort(key=lambda column: att.units[column].start)
-    pieces: list[tuple[int, str, tuple[int, ...]]] = []
-    position = 0
+    pieces, position = list[tuple[int, str, tuple[int, ...]]](), 0
     for group in join_overlapping([(att.units[column].start, att.units[column].end) for column in columns]):
         spans = [att.units[columns[index]] for index in group]
         start, stop = spans[0].start, max(span.end for span in spans)
@@ -194,7 +191,8 @@ def _weights(scores: Sequence[float], stderr: Sequence[float]) -> list[float | N
     """Scores divided by the largest finite magnitude, 0 for NaN; None without a signal."""
     largest = max((abs(score) for score in scores if math.isfinite(score)), default=0.0) or 1.0
     shares = [0.0 if math.isnan(score) else max(-1.0, min(1.0, score / largest)) for score in scores]
-    return [w if w == 0 or has_signal(*pair) else None for w, *pair in zip(shares, scores, stderr, strict=True)]
+    signals = [math.isnan(score) or has_signal(score, error) for score, error in zip(scores, stderr, strict=True)]
+    return [share if signal else None for share, signal in zip(shares, signals, strict=True)]
 
 
 def numbers(attributions: Sequence[Attribution], row: int, most: int | None = None) -> Numbers:

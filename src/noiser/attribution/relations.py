@@ -39,9 +39,8 @@ class Arc(NamedTuple):
 
 def arcs(lines: Sequence[tuple[str, str]], links: Sequence[Arc]) -> str:
     """The lines, each a number and a plain text, as HTML, with an arc of an SVG on their left for each link."""
-    longest = max((abs(link.end - link.start) for link in links), default=1)
+    longest, height = max((abs(link.end - link.start) for link in links), default=1), _LINE * len(lines)
     paths = "".join(_path(link, longest) for link in sorted(links, key=lambda link: link.weight))
-    height = _LINE * len(lines)
     items = "".join(f"<li><span>{escape(number)}</span><bdi>{escape(text)}</bdi></li>" for number, text in lines)
     return (
         f'<div class=arcs><svg width={_WIDTH} height={height} viewBox="0 0 {_WIDTH} {height}" aria-hidden=true>'
@@ -53,11 +52,9 @@ def _path(link: Arc, longest: int) -> str:
     """Half an ellipse, as wide as it is long."""
     top, bottom = sorted(_LINE * (line + 0.5) for line in (link.start, link.end))
     width = 0.95 * _WIDTH * abs(link.end - link.start) / longest
-    dashes = " stroke-dasharray=5,4" if link.dashed else ""
-    return (
-        f'<path class={link.style} d="M{_WIDTH} {top:g}A{width:.1f} {(bottom - top) / 2:g} 0 0 0 {_WIDTH} {bottom:g}" '
-        f"stroke-width={0.5 + 5 * link.weight:.2f} opacity={min(1.0, 0.25 + link.weight):.2f}{dashes} />"
-    )
+    curve = f"M{_WIDTH} {top:g}A{width:.1f} {(bottom - top) / 2:g} 0 0 0 {_WIDTH} {bottom:g}"
+    look = f"stroke-width={0.5 + 5 * link.weight:.2f} opacity={min(1.0, 0.25 + link.weight):.2f}"
+    return f'<path class={link.style} d="{curve}" {look}{" stroke-dasharray=5,4" * link.dashed} />'
 
 
 def sentences(att: Attribution, row: int) -> list[str]:
@@ -120,8 +117,7 @@ def through(att: Attribution) -> Attribution:
 
 def _owners(att: Attribution, written: Sequence[int]) -> list[list[int]]:
     """The target that each unit is in; or all targets that are pieces of one character, as the unit is."""
-    starts: list[int] = []  # counted from the first token of the continuation
-    tokens: list[int | None] = []  # the target that each is in
+    starts, tokens = list[int](), list[int | None]()  # the first token of each target, and the target of each token
     for row, target in enumerate(att.targets):
         tokens += [None] * len(target.before)
         starts.append(len(tokens))
