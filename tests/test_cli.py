@@ -266,12 +266,6 @@ def test_debug_shows_the_traceback(noiser_command):
     assert (result.exit_code, "Traceback" in result.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("arguments", [["attribute"], ["atribute", PROMPT], ["attribute", PROMPT, "--format", "csv"]])
-def test_wrong_usage(noiser_command, arguments):
-    result = noiser_command(*arguments)
-    assert (result.exit_code, result.stdout, "Usage: " in result.stderr) == (2, "", True)
-
-
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt\r"
 SHOWN = "⟨U+001B⟩]0;owned⟨U+0007⟩⟨U+009B⟩2J⟨U+202E⟩txt⟨U+000D⟩"
 

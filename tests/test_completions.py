@@ -119,13 +119,6 @@ def test_a_stop_is_no_part_of_the_answer(web):
     assert (cut.choices[0].message.content, cut.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
-def test_nothing_is_added_after_a_stop():
-    told = []
-    answer = Answer(told.append, ["\n"])
-    assert [answer.add(piece, [1]) for piece in ("Yes.", "\n\n", "Question")] == [True, False, False]
-    assert (answer.text, told, answer.finish) == ("Yes.", ["Yes."], "stop")
-
-
 def test_a_model_that_cannot_chat_continues_a_text(web):
     found = complete(web, model="plain", messages=QUESTION)
     assert found.choices[0].message.content

@@ -84,12 +84,6 @@ def test_releases_compare_the_tag_with_the_version():
         assert ran.returncode == status
 
 
-@needs_bash
-def test_unknown_argument_of_the_test_script():
-    ran = subprocess.run([ROOT / "scripts/test", "--quick"], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (2, "usage: scripts/test [all|fast|soak]\n")
-
-
 # ---- scripts/environment.sh ------------------------------------------------------------------------------------------
 
 
@@ -123,41 +117,6 @@ def test_the_chosen_python_or_the_first_that_works_is_taken(bin_folder):
     ran = bash("find_python", ROOT, PATH=f"{bin_folder}")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "python3\n", "")
     assert bash("find_python", ROOT, PATH=f"{bin_folder}", PYTHON="mine").stdout == "mine\n"
-
-
-@pytest.fixture
-def checkout(tmp_path) -> Path:
-    """A checkout of its own, so that no test touches the real .venv."""
-    for name in ("pyproject.toml", "constraints.txt", "scripts/environment.sh"):
-        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / "checkout" / name)
-    return tmp_path / "checkout"
-
-
-def set_up(checkout: Path, wanted: str = "all", install: str = "true") -> subprocess.CompletedProcess[str]:
-    """Runs the set-up with a real virtual environment, without pip, which takes long, and installs that only report."""
-    put(checkout, "python", f'[ "$2" = venv ] && set -- "$@" --without-pip\nexec {sys.executable} "$@"')
-    code = f'install() {{ echo "install $1"; {install}; }}\nensure_environment {wanted} && command -v python'
-    return bash(code, checkout, PATH=os.environ["PATH"], PYTHON="./python", HOME=os.environ.get("HOME", "/"))
-
-
-@pytest.mark.slow
-def test_set_up_happens_once_and_again_after_a_failure_or_a_change(checkout):
-    inside = f"{checkout}/.venv/bin/python\n"
-    failed = set_up(checkout, install='[ "$1" != torch ]')
-    assert (failed.returncode, "install noiser" in failed.stdout) == (1, False)
-    assert "Set-up failed; the next run starts it again." in failed.stderr
-    demo = set_up(checkout, "demo")
-    assert demo.returncode == 0, demo.stderr
-    assert re.search(r"^Setting up .venv with Python(.|\n)*install pip\n.*torch\n.*noiser and", demo.stdout)
-    assert "Inseq" not in demo.stdout
-    extended = set_up(checkout)
-    assert ("install Inseq" in extended.stdout, "install torch" in extended.stdout) == (True, False)
-    assert extended.stdout.endswith(inside)
-    assert set_up(checkout, "demo").stdout == set_up(checkout).stdout == inside
-    with (checkout / "constraints.txt").open("a") as file:
-        file.write("# changed\n")
-    assert set_up(checkout).stdout.startswith("Setting up .venv")
 
 
 def test_exact_versions_install_on_the_oldest_python():

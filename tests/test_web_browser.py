@@ -210,7 +210,10 @@ def test_a_link_asks_the_same_question_again(visit):
 def test_a_link_with_three_methods_and_one_that_is_wrong(visit):
     page = visit(f"?prompt={PROMPT}&methods=occlusion,random,position&other=1")
     done(page)
-    expect(page.locator("#answer .row")).to_have_count(3)
+    field(page, "prompt").fill(" ")
+    field(page, "prompt").press("Shift+Enter")
+    expect(page.get_by_role("alert")).to_contain_text("The prompt is empty")
+    expect(page.locator("#answer .row")).to_have_count(3)  # the answer before stays
     wrong = visit(f"?prompt={PROMPT}&max_new_tokens=99")
     expect(wrong.get_by_role("alert")).to_contain_text("max_new_tokens")
     ask_again = wrong.get_by_label("Tokens to explain")
