@@ -163,9 +163,9 @@ def leads(
     log_p: Float[Tensor, "*changes tokens vocab"], clean: LogProbabilities, ids: Ids, foil: int | None = None
 ) -> Float[Tensor, "*changes tokens"]:
     """Log odds of the model's own token, the best of `clean`, against its strongest rival, or of target to foil."""
-    own = clean.argmax(-1) if foil is None else ids
     if foil is not None:
-        return _at(log_p, own) - log_p[..., foil]
+        return _at(log_p, ids) - log_p[..., foil]
+    own = clean.argmax(-1)
     return _at(log_p, own) - log_p.scatter(-1, own.expand(log_p.shape[:-1])[..., None], -torch.inf).amax(-1)
 
 

@@ -223,14 +223,12 @@ def _of_prompt(index: int, error: Exception) -> Exception:
 
 def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
     """The arguments of each prompt, from one for all or a list of one for each."""
-    columns: dict[str, Sequence[Any]] = {}
-    for name, value in arguments.items():
-        value = plain(value)
+    columns: dict[str, Any] = {name: plain(value) for name, value in arguments.items()}
+    for name, value in columns.items():
         columns[name] = value if isinstance(value, list | tuple) else [value] * count
         if len(columns[name]) != count:
-            raise ParameterError(
-                f"{name} is a list of {len(value)} for {count} prompts; expected one for each, or one for all."
-            )
+            got = f"{name} is a list of {len(value)} for {count} prompts"
+            raise ParameterError(f"{got}; expected one for each, or one for all.")
     if any(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in columns["sources"]):
         raise ParameterError(
             f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them."

@@ -53,10 +53,10 @@ def cite(
 ) -> Any:
     """Answers a question from sources, and says which of them each sentence of the answer was written from.
 
-    The sources are put into the prompt, the model answers, and each source is hidden from question and answer: what a
-    sentence's log-probability loses is the source's score. Sources that carry the score are then taken apart into
-    sentences. A sentence that loses less than `memory` with all sources hidden is from the model's memory, and cites
-    nothing. A citation is influence: whether the source says what the sentence says is not checked.
+    The model answers a prompt with the sources, and each source is hidden from question and answer: what a sentence's
+    log-probability loses is the source's score. Sources that carry the score are then taken apart into sentences. A
+    sentence that loses less than `memory` with all sources hidden is from the model's memory, and cites nothing. A
+    citation is influence: whether the source says what the sentence says is not checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.

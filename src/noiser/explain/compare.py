@@ -83,8 +83,7 @@ def compare(
     if isinstance(methods, str) or not methods or is_many(plain(prompt)):
         got = f"prompt is {prompt!r:.60} and methods is {methods!r:.60}"
         raise ParameterError(f"{got}; expected one prompt and a list of methods, such as ['joint', 'occlusion'].")
-    attributions: list[Attribution] = []
-    failures: list[str] = []
+    attributions, failures = list[Attribution](), list[str]()
     with shown(progress, "Comparing") as told:
         for index, method in enumerate([make_method(each) for each in methods]):
 
@@ -133,7 +132,7 @@ def diff_models(
         asked["target"] = pair[0].target_texts[0]
     if pair[0].target_texts != pair[1].target_texts or len({tuple(u[:3] for u in each.units) for each in pair}) > 1:
         raise ParameterError("The models read the prompt or the answer in other units. Pass unit='word' or spans.")
-    games = [Game(query, "logprob", remover(query, "zero", torch.Generator().manual_seed(0))) for query in pair]
+    games = [Game(query, "logprob", remover(query, "zero")) for query in pair]
 
     def play(wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
         yield from ()

@@ -215,8 +215,7 @@ def _pieces(
     roles = [[message.get("role") for message in chat] for chat in (before, after)]
     if roles[0] != roles[1]:
         raise PromptError(f"The chats have the roles {roles[0]} and {roles[1]}; expected the same messages, edited.")
-    edits: list[Edit] = []
-    texts: list[tuple[str | int, ...]] = []
+    edits, texts = list[Edit](), list[tuple[str | int, ...]]()
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if {**old, "content": ""} != {**new, "content": ""}:
             raise PromptError(f"Message {index} differs in more than its content. Edit contents alone.")
@@ -224,10 +223,8 @@ def _pieces(
         one, other = (_WORD.findall(message.get("content") or "") for message in (old, new))
         for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
             gone, come = "".join(one[a:b]), "".join(other[c:d])
-            if kind == "equal":
-                pieces.append(gone)
-            else:
-                pieces.append(len(edits))
+            pieces.append(gone if kind == "equal" else len(edits))
+            if kind != "equal":
                 edits.append(Edit(index, len("".join(one[:a])), gone, come))
         texts.append(tuple(pieces))
     if not edits:
