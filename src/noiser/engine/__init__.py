@@ -1,7 +1,5 @@
 """Requests in, answers out: methods and metrics yield requests, and an engine runs the model."""
 
-from noiser.engine.changes import ABSENCES as ABSENCES
-from noiser.engine.changes import BASELINES as BASELINES
 from noiser.engine.changes import REMOVALS as REMOVALS
 from noiser.engine.changes import Absence as Absence
 from noiser.engine.changes import Ask as Ask
@@ -31,7 +29,6 @@ from noiser.engine.prepare import query_of as query_of
 from noiser.engine.prepare import restore as restore
 from noiser.engine.query import Prefill as Prefill
 from noiser.engine.query import Query as Query
-from noiser.engine.query import Request as Request
 from noiser.engine.query import Spent as Spent
 from noiser.engine.query import Steps as Steps
 from noiser.engine.scores import SCORES as SCORES

@@ -21,15 +21,12 @@ from noiser.engine.query import Query, Request, Steps
 from noiser.engine.scores import Read, ScoreName
 from noiser.errors import ParameterError
 from noiser.model.packing import Context
-from noiser.types import Baseline, RemovalName
+from noiser.types import RemovalName
 
-BASELINES: tuple[str, ...] = get_args(Baseline)
 REMOVALS: tuple[str, ...] = get_args(RemovalName)
+NOISE_SIZE = 2.0  # r of the noise that removes
 
 Absence = Literal["zero", "pad", "unk", "mean", "delete", "hidden"]  # a removal without noise
-ABSENCES: tuple[str, ...] = get_args(Absence)
-
-NOISE_SIZE = 2.0  # r of the noise that removes
 
 Rows = Callable[[Tensor], Tensor]
 """From the clean rows of some positions [positions, dim] to changed ones [samples, positions, dim]."""
