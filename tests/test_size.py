@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_027,
+    "": 1_023,
     "attribution": 1_641,
     "bench": 1_426,
     "cli": 845,
@@ -25,13 +25,13 @@ LIMITS = {
     "judges": 689,
     "methods": 1_780,
     "metrics": 1_599,
-    "model": 1_893,
+    "model": 1_868,
     "report": 1_014,
     "server": 1_124,
-    "text": 900,
+    "text": 893,
 }
-ALL, FILES = 19_449, 125
-AROUND = {"tests": 16_935, "benchmarks": 1_994}
+ALL, FILES = 19_413, 125
+AROUND = {"tests": 16_919, "benchmarks": 1_994}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

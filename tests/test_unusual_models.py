@@ -42,12 +42,6 @@ def gemma4(multimodal=False, **more):
     return transformers.Gemma4ForConditionalGeneration(config)
 
 
-def gemma4_unified():
-    pytest.importorskip("transformers.models.gemma4_unified")
-    text = transformers.Gemma4UnifiedTextConfig(**SIZES, **GEMMA, global_head_dim=16)
-    return transformers.Gemma4UnifiedForCausalLM(text)
-
-
 def dots3_note(**options):
     """Latent attention whose layers differ in heads and ranks: the cache holds latents, attention sees keys."""
     pytest.importorskip("transformers.models.dots3_note")
@@ -66,17 +60,10 @@ def dots3_note(**options):
     return transformers.Dots3NoteForConditionalGeneration(config)
 
 
-def window_of_the_cache_alone():
-    """Its layers see everything; a left-over setting gives the cache a window."""
+def with_settings(**settings):
     model = tiny_model("llama")
-    model.config.sliding_window = 4
-    return model
-
-
-def settings_of_a_caller():
-    model = tiny_model("llama")
-    model.config.return_dict = False
-    model.config.output_hidden_states = True
+    for name, value in settings.items():
+        setattr(model.config, name, value)
     return model
 
 
@@ -88,11 +75,10 @@ def loaded_within_inference_mode():
 MODELS = {
     "layers differ": gemma4,
     "layers differ, multimodal": lambda: gemma4(multimodal=True),
-    "unified": gemma4_unified,
     "latent": lambda: dots3_note(use_dsa=False),
     "latent, indexed": dots3_note,
-    "window of the cache": window_of_the_cache_alone,
-    "settings": settings_of_a_caller,
+    "window of the cache": lambda: with_settings(sliding_window=4),  # left over: its layers see everything
+    "settings": lambda: with_settings(return_dict=False, output_hidden_states=True),
     "inference mode": loaded_within_inference_mode,
 }
 

@@ -49,9 +49,7 @@ def choose(
     variable = api_key_env or ("OPENAI_API_KEY" if address == environment else "")
     key = (api_key or os.environ.get(variable, "")).strip()
     if key and match[1].lower() != "https" and not _is_local(address):
-        raise ParameterError(
-            f"The key would be sent unencrypted to {address}; expected https://, or http:// on this machine."
-        )
+        raise ParameterError(f"The key would be sent unencrypted to {address}; expected https://, or this machine.")
     if not key and (api_key_env or address == _OFFICIAL):
         raise error(f"{user} has no key for {address}; expected one in the environment variable {variable}.")
     return Endpoint(address, key or None)

@@ -6,17 +6,15 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-Form = Literal["decimal", "percent", "quantity"]
-"""How a number is shown: with three decimals; in percent with one decimal; with three significant digits."""
+Form = Literal["decimal", "quantity"]
+"""How a number is shown: with three decimals, or with three significant digits."""
 
 
 def number(value: float, form: Form = "decimal") -> str:
-    """The text of a number, with a true minus sign; a percentage has no unit, and NaN is a dash."""
+    """The text of a number, with a true minus sign; NaN is a dash."""
     if math.isnan(value):
         return "–"
-    if form == "percent":
-        text = f"{100 * value:z.1f}"
-    elif form == "decimal":
+    if form == "decimal":
         text = f"{value:z.3f}" if abs(value) < 1000 else f"{value:.3g}"
     elif not math.isfinite(value) or not value:
         text = f"{value:g}"

@@ -1,7 +1,4 @@
-"""What a model can do, found out by running it on eight tokens; the weights of its attention, and shares of gradients.
-
-No architecture is known by its name.
-"""
+"""What a model can do, found out on eight tokens, not by its name; its attention's weights, and shares of gradients."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "acce
 
 @dataclass(kw_only=True)
 class Abilities:
-    """The factor that the embedding module puts on the rows of its table, sqrt(d) for Gemma; whether sequences of
-    different lengths run end to end in one pass; and whether the model goes on after keys and values of such passes.
+    """How a model can be run: the factor that its embedding module puts on rows, sqrt(d) for Gemma; whether sequences
+    of different lengths run end to end; and whether the model itself goes on after keys and values of such passes.
     """
 
     embedding_scale: float
@@ -78,19 +75,14 @@ def find_abilities(lm: Any) -> Abilities:
             "language model, or load this one with `is_decoder=True` where it was trained as a decoder."
         )
     if not works(lambda: agree(run(*inputs), logits)):
-        raise UnsupportedModelError(
-            f"{kind} does not predict from embeddings what it predicts from their tokens, as models with embeddings of "
-            "their own in every layer do. Take another model."
-        )
+        text = f"{kind} does not predict from embeddings what it predicts from their tokens."
+        raise UnsupportedModelError(f"{text} Take another model, without embeddings in every layer.")
     packs = batches and works(lambda: _packs(lm, rows[0], logits[0]))
     continues = packs and works(lambda: agree(go_on(), logits[0, 5:]))
     if not batches:
         lm.batch_tokens = 1
-        warnings.warn(
-            f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised models, so sequences "
-            "run one at a time.",
-            stacklevel=4,
-        )
+        text = f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised models"
+        warnings.warn(f"{text}, so sequences run one at a time.", stacklevel=4)
     return Abilities(embedding_scale=scale, packs=packs, continues=continues)
 
 
@@ -109,10 +101,8 @@ def raise_failure(model: Any, error: Exception) -> NoReturn:
     known = type(error).__module__.partition(".")[0] in _LIBRARIES
     if not known or isinstance(error, RecursionError) or is_out_of_memory(error):
         raise error
-    raise ModelError(
-        f"{type(model).__name__} failed while it ran: {type(error).__name__}: {error}. Take another method or model, "
-        "or another version of transformers."
-    ) from error
+    text = f"{type(model).__name__} failed while it ran: {type(error).__name__}: {error}."
+    raise ModelError(f"{text} Take another method or model, or another version of transformers.") from error
 
 
 def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor, "length vocab"]) -> bool:

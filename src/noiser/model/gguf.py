@@ -77,8 +77,7 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
     """The folder of a GGUF file's model, and the file's sha256; converts it, or its parts, if need be."""
     from safetensors import SafetensorError
 
-    digest = sha256 or _sha256_of(files)
-    models = cache_root() / "models"
+    digest, models = sha256 or _sha256_of(files), cache_root() / "models"
     folder = models / f"{name[:50]}-{digest[:24]}-v1"
     if folder.is_dir():
         return folder, digest
@@ -97,10 +96,8 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
     except (OSError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno is None:  # transformers' own, about the file
             raise
-        raise CacheError(
-            f"The model cache {cache_root()} cannot be written: {error}. Make room there, or set NOISER_CACHE to "
-            "another folder."
-        ) from error
+        remedy = "Make room there, or set NOISER_CACHE to another folder."
+        raise CacheError(f"The model cache {cache_root()} cannot be written: {error}. {remedy}") from error
     return folder, digest
 
 

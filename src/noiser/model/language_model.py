@@ -67,9 +67,7 @@ class LanguageModel:
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise UnsupportedModelError(f"{kind} is an encoder-decoder model. Take a decoder-only (causal) one.")
         if head is None:
-            raise UnsupportedModelError(
-                f"{kind} has no language-modelling head. Load it with transformers.AutoModelForCausalLM."
-            )
+            raise UnsupportedModelError(f"{kind} has no language-modelling head. Load it with AutoModelForCausalLM.")
         if not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise ParameterError(f"tokenizer is {tokenizer!r:.200}; expected a tokenizer of transformers.")
         table = getattr(model.get_input_embeddings(), "weight", None)
@@ -201,10 +199,8 @@ class LanguageModel:
         if not self._keeps_rows:
             own = out.logits.shape[1] - embeddings.shape[1]  # rows of what it puts in front: learned prompts
             if own < 0:
-                raise UnsupportedModelError(
-                    f"{type(self.model).__name__} returns logits at {out.logits.shape[1]} of {embeddings.shape[1]} "
-                    "positions; expected all of them. Take another model."
-                )
+                kind, places = type(self.model).__name__, f"{out.logits.shape[1]} of {embeddings.shape[1]} positions"
+                raise UnsupportedModelError(f"{kind} returns logits at {places}; expected all. Take another model.")
             out.logits = out.logits[:, [row + own for row in positions]]
         return out
 
@@ -213,8 +209,7 @@ def check_model(lm: object) -> None:
     """Raises ParameterError for anything but a `LanguageModel`, such as a model that was not wrapped."""
     if not isinstance(lm, LanguageModel):
         raise ParameterError(
-            f"The model is a {type(lm).__name__}; expected what noiser.load_model(name) or "
-            "noiser.wrap(model, tokenizer) returns."
+            f"The model is a {type(lm).__name__}; expected what noiser.load_model or noiser.wrap gives."
         )
 
 

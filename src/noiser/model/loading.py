@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from noiser import errors
-from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnsupportedModelError
+from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError
 from noiser.files import sha256_of
 from noiser.model.gguf import BUILT_IN, complete, converted
 from noiser.model.language_model import LanguageModel
@@ -233,7 +233,7 @@ def _explain(name: str, error: Exception) -> NoiserError:
         return ModelError(f"{model} comes with code of its own. {trust}")
     if "Unrecognized configuration class" in said or "not supported" in said:
         text = f"{model} is not a causal language model that transformers can load: {said[:150]}."
-        return UnsupportedModelError(f"{text} Take a decoder-only model.")
+        return errors.UnsupportedModelError(f"{text} Take a decoder-only model.")
     if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
         return ModelError(f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again.")
     return errors.ModelNotFoundError(

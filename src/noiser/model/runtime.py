@@ -133,7 +133,7 @@ def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before:
 
 
 def unhook(hooks: dict[int, Any], kept: set[int]) -> None:
-    """Removes hooks, but those of some numbers."""
+    """Removes all hooks but those with some numbers."""
     for key in hooks.keys() - kept:
         hooks.pop(key, None)
 
@@ -152,10 +152,8 @@ def _settle(model: Any, undo: Undo) -> None:
         for name, wanted in _SETTLED.items():
             if state.get(name):
                 put(state, name, wanted, undo)
-        if own := state.get("forward"):  # of another library's, which stays unless it is compiled
-            forward = getattr(own, "_torchdynamo_orig_callable", None)
-        else:
-            forward = forward_of(module, is_head=module is head)
+        own = state.get("forward")  # of another library's, which stays unless it is compiled
+        forward = getattr(own, "_torchdynamo_orig_callable", None) if own else forward_of(module, module is head)
         if forward:
             put(state, "forward", forward, undo)
     for config in map(vars, configs(model)):
@@ -189,20 +187,20 @@ def configs(model: nn.Module) -> list[Any]:
     return list(found.values())
 
 
-def forward_of(layer: nn.Module, *, is_head: bool) -> Callable[..., Tensor] | None:
-    """The function that takes the place of a linear layer's `forward`, or None.
+def forward_of(layer: nn.Module, is_head: bool) -> Callable[..., Tensor] | None:
+    """The function in place of a linear layer's `forward`, or None.
 
-    In float32 it is oneDNN's product, which differs by rounding; `torch.backends.mkldnn.enabled = False` prevents it. A
-    head in half precision returns float32: the largest logits of each row are summed in it, others stay rounded.
+    It is oneDNN's product, unless `torch.backends.mkldnn.enabled` is False; for a head in half precision, one that
+    returns float32, in which the largest logits of each row are summed.
     """
     if type(layer) is not nn.Linear or type(layer.weight) not in PLAIN:
         return None
     weight = layer.weight
-    if weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST:
-        dense = weight.is_contiguous() or weight.t().is_contiguous()
-        return MethodType(_forward, layer) if dense and _available() and torch.backends.mkldnn.enabled else None
-    half = is_head and weight.dtype in (torch.bfloat16, torch.float16)
-    return MethodType(_precise, layer) if half else None
+    if is_head and weight.dtype in (torch.bfloat16, torch.float16):
+        return MethodType(_precise, layer)
+    fits = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST
+    dense = fits and (weight.is_contiguous() or weight.t().is_contiguous())
+    return MethodType(_forward, layer) if dense and _available() and torch.backends.mkldnn.enabled else None
 
 
 @cache

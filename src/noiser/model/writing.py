@@ -52,26 +52,21 @@ def write(
                 layers: Any = grown.layers
                 lm.known[tuple(prompt_ids)] = {i: (each.keys, each.values) for i, each in enumerate(layers)}
             self.waiting = [*self.waiting, *(token for token in new if token not in lm.end_tokens)]
-            if self.waiting and (not self.piece.endswith("\ufffd") or len(self.waiting) > 4):
-                self.end()
+            self.end(most=4)
 
-        @property
-        def piece(self) -> str:
-            return continuation(lm.tokenizer, self.read, self.waiting)[0]
-
-        def end(self) -> None:
-            if self.waiting:
-                self.goes_on = hear(self.piece, self.waiting)
+        def end(self, most: int = 0) -> None:
+            piece, _ = continuation(lm.tokenizer, self.read, self.waiting)
+            if self.waiting and (not piece.endswith("\ufffd") or len(self.waiting) > most):
+                self.goes_on = hear(piece, self.waiting)
                 self.read, self.waiting = [*self.read, *self.waiting], []
 
     def ended(ids: Tensor, _scores: object) -> Tensor:
         return torch.full(ids.shape[:1], not streamer.goes_on, device=ids.device)
 
     network, streamer = twin(lm.model), Streamer()
-    sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
-    sampling = {name: value for name, value in sampling.items() if value is not None}
-    if sampling:
-        sampling = {"do_sample": False} if temperature == 0 else {"do_sample": True, **sampling}
+    given = {name: value for name, value in (("temperature", temperature), ("top_p", top_p)) if value is not None}
+    sampling: dict[str, Any] = {"do_sample": temperature != 0} if given else {}
+    sampling |= given if temperature != 0 else {}
     ids = torch.tensor([[*prompt_ids]], device=lm.device)
     asked: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
     grown = DynamicCache()  # without a configuration, so that it keeps all

@@ -16,6 +16,7 @@ from noiser.text.tokens import Tokens, continuation, cover, tokenise
 from noiser.types import Prompt, Span
 
 _CHARACTERS = 256  # per token: more than the tokens of any text have on average
+_LOAD = "Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 
 
@@ -75,10 +76,8 @@ def encode(
         UnsupportedModelError: a tokenizer without a Rust backend, or that reads a chat as other tokens than its text.
     """
     if not getattr(tokenizer, "is_fast", False) or not hasattr(tokenizer, "backend_tokenizer"):
-        raise UnsupportedModelError(
-            f"{type(tokenizer).__name__} does not say where its tokens stand in a text; expected a tokenizer with a "
-            "Rust backend. Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
-        )
+        text = f"{type(tokenizer).__name__} does not say where its tokens stand in a text; expected a Rust backend."
+        raise UnsupportedModelError(f"{text} {_LOAD}")
     text, messages, kwargs = as_prompt(tokenizer, prompt), None, chat_template_kwargs or {}
     if not isinstance(text, str):
         messages = check_messages(text)
@@ -92,15 +91,11 @@ def encode(
     if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
         first = 1  # it stands in the text, as in a chat that the caller has rendered
     tokens = Tokens(ids[first:last], offsets[first:last], added[first:last])
-    if context_length is not None and len(tokens.ids) > context_length:
-        raise PromptError(
-            f"The prompt has {len(tokens.ids)} tokens; the model can read {context_length}. Shorten the prompt."
-        )
+    if context_length is not None and (count := len(tokens.ids)) > context_length:
+        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
     if messages and rendered is None and list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids:
-        raise UnsupportedModelError(
-            f"{type(tokenizer).__name__} gives other token ids by apply_chat_template(tokenize=True) than for the text "
-            "of the same chat. Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
-        )
+        kind = type(tokenizer).__name__
+        raise UnsupportedModelError(f"{kind} gives other token ids by apply_chat_template than for its text. {_LOAD}")
     contents = content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
     if messages and rendered is None:
         warn_of_dropped(messages, text)

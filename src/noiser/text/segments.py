@@ -107,9 +107,7 @@ def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Off
     for start, end in pairs:
         if not 0 <= start < end <= length:
             fault = "is empty or reversed" if start >= end else f"leaves the {of}"
-            raise UnitError(
-                f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length} of its text."
-            )
+            raise UnitError(f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length}.")
     for before, after in pairwise(sorted(pairs)):
         if after[0] < before[1]:
             raise UnitError(f"Spans {before} and {after} of {name} overlap. End the first at {after[0]}.")
