@@ -41,10 +41,11 @@ def registries():
     """What a page registers is gone after it."""
     from noiser.judges import JUDGES
 
-    kept = [(registry, dict(registry._entries), dict(registry._newest)) for registry in (METHODS, JUDGES)]
+    kept = [(registry._entries, dict(registry._entries)) for registry in (METHODS, JUDGES)]
     yield
-    for registry, entries, newest in kept:
-        registry._entries, registry._newest = entries, newest
+    for entries, before in kept:
+        entries.clear()
+        entries.update(before)
 
 
 @pytest.fixture
