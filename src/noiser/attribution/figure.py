@@ -1,7 +1,6 @@
-"""Attributions as a figure for a paper: vector graphics of matplotlib, in the colours of the other displays.
+"""Attributions as a figure for a paper: vector graphics of matplotlib; words are set from left to right.
 
-A bar below a unit is a positive score, one above it a negative score, as thick as the colour is strong. Words are set
-from left to right, whatever their script.
+A bar below a unit is a positive score, one above it a negative score, as thick as the colour is strong.
 """
 
 from __future__ import annotations

@@ -24,12 +24,9 @@ from noiser.numbers import number_format
 if TYPE_CHECKING:
     from noiser.attribution.result import Attribution
 
-_AT_ONCE, _IN_TABLES = 8, 40
-"""Targets that are shown below each other; of more, the first alone, and the strongest units alone in the tables."""
-_LONG = 1500
-"""Characters of a text that comes after its numbers."""
-_MOST_CELLS = 20_000
-"""Units on a page, over all targets: 3 to 4 MB, which browsers and notebooks show without delay."""
+_AT_ONCE, _IN_TABLES, _LONG, _MOST_CELLS = 8, 40, 1500, 20_000
+"""Targets that are shown below each other (of more, the first alone, and so many units alone in tables); characters of
+a text that comes after its numbers; and units on a page, which browsers show without delay."""
 
 
 def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = None) -> str:
@@ -70,9 +67,8 @@ def _card(attributions: Sequence[Attribution], identifier: str, targets: Sequenc
         rest = f"<code>to_html(targets=range({len(rows)}, {count}))</code> shows the others."
         note = f"<p class=facts>The first {len(rows)} of {count} targets; {rest}</p>"
     most = _IN_TABLES if len(rows) > _AT_ONCE else None
-    sections = "".join(
-        f'<section class="t{index}">{_section(attributions, row, most)}</section>' for index, row in enumerate(rows, 1)
-    )
+    shown = [_section(attributions, row, most) for row in rows]
+    sections = "".join(f'<section class="t{index}">{each}</section>' for index, each in enumerate(shown, 1))
     chooser = _chooser([label(first.targets[row].text) for row in rows], identifier)
     feet = "".join(f"<p>{escape(text)}</p>" for text in checks(*attributions)) + "".join(map(_footer, attributions))
     return f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div><footer>{feet}</footer></div>'
@@ -146,11 +142,9 @@ def _title(att: Attribution, row: int, column: int) -> str:
 
 
 def _facts(heat: HeatMap) -> str:
-    scale = ""
-    if heat.largest:
-        low, kind = (f"-{heat.largest}", "scale") if "blue" in heat.meaning else ("0", "scale one")
-        bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
-        scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat.meaning)}"
+    low, kind = (f"-{heat.largest}", "scale") if "blue" in heat.meaning else ("0", "scale one")
+    bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
+    scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat.meaning)}" if heat.largest else ""
     best = " · ".join(
         f"{side}: " + " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in pairs)
         for side, pairs in heat.strongest.items()
@@ -184,10 +178,9 @@ def _table(table: Numbers) -> str:
 
 
 def _footer(att: Attribution) -> str:
-    parameters = (label(f"{name}={short(value)}") for name, value in att.parameters.items())
-    versions = (label(f"{name} {version}") for name, version in att.versions.items())
-    texts = [provenance(att), ", ".join(parameters), ", ".join(versions)]
-    return f"<p>{escape(' · '.join(text for text in texts if text))}</p>"
+    parameters = ", ".join(label(f"{name}={short(value)}") for name, value in att.parameters.items())
+    versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
+    return f"<p>{escape(' · '.join(filter(None, (provenance(att), parameters, versions))))}</p>"
 
 
 def markdown(att: Attribution) -> str:

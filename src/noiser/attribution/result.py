@@ -53,11 +53,9 @@ class Attribution:
         pairs: units that decide only together, or of which either would do, for each target the largest first, from
             `joint`. `pandas.DataFrame(att.pairs)` is a table.
         foil: the alternative token of a contrastive attribution, or None.
-        unit: kind of the units, such as "token", "word", "source", "spans", or "auto": of several sizes.
-        target_unit: kind of the targets: "token", "word", "sentence", "all" or "spans".
+        unit, target_unit: kinds of units and targets, such as "token", "word", "spans", or "auto": of several sizes.
         method: versioned registry name, such as "noiser@2".
-        parameters: every hyper-parameter of the method.
-        seed: seed of the random numbers.
+        parameters, seed: every hyper-parameter of the method, and the seed of the random numbers.
         model: identity of the model, to load it again.
         prompt: the caller's prompt: a text, or chat messages.
         versions: versions of noiser, torch and transformers.
@@ -123,9 +121,9 @@ class Attribution:
         """The same attribution over coarser units.
 
         A unit goes to the word or sentence that holds its last visible character, and to the span or source that has
-        most of its visible characters. Units of the prompt and of the continuation are never joined, and special tokens
-        and a template's stay alone. A score is NaN where any of its parts is. Thresholds are the smallest of the parts,
-        standard errors those of independent parts for "sum" and "mean", and None otherwise.
+        most of its visible characters. Prompt and continuation are never joined; special tokens stay alone. A score is
+        NaN where a part is. Thresholds are the smallest of the parts, standard errors those of independent parts, or
+        None for "max".
 
         Args:
             unit: "word", "sentence", "line", "paragraph", "source" (if the attribution has sources), or (start, end)

@@ -25,7 +25,7 @@ Reduction = Callable[[Float[Tensor, "targets members"]], Float[Tensor, " targets
 
 
 def normalize(scores: Row, kind: str = "sum") -> Row:
-    """Every row normalised by itself; see `Attribution.normalized`. A sum counts as 0 where |Σs| ≤ 2^-23 Σ|s|."""
+    """Every row normalised by itself; see `Attribution.normalized`."""
     check_choice("normalization", kind, NORMALIZATIONS)
     if torch.isinf(scores).any():
         count = f"{int(torch.isinf(scores).sum())} of {scores.numel()}"
@@ -155,11 +155,11 @@ def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list
 
 
 def _joined(att: Attribution, columns: Columns) -> Span:
+    if len(columns) == 1:
+        return att.units[columns[0]]
     members = [att.units[column] for column in columns]
     start, end = min(member.start for member in members), max(member.end for member in members)
-    tokens = {index for member in members for index in member.token_indices}
-    text = att.text[start:end] if len(members) > 1 else members[0].text  # a special token's text is its name
-    return Span(text, start, end, tuple(sorted(tokens)))
+    return Span(att.text[start:end], start, end, tuple(sorted({i for each in members for i in each.token_indices})))
 
 
 def _by_group(

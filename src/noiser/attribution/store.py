@@ -40,8 +40,7 @@ def _saved(kind: Any) -> GetPydanticSchema:
     return GetPydanticSchema(lambda _, make: no_info_after_validator_function(tensor, make.generate_schema(kind)))
 
 
-ROW, ROWS = _saved(list[SavedNumber]), _saved(list[list[SavedNumber]])
-"""Numbers, and rows of them, as a field of a record is annotated that has a tensor."""
+ROW, ROWS = _saved(list[SavedNumber]), _saved(list[list[SavedNumber]])  # annotations of fields that are tensors
 
 
 class _Head(BaseModel, Generic[T]):
@@ -109,7 +108,7 @@ def to_dict(att: Attribution) -> dict[str, Any]:
 
 
 def _target(target: Target) -> dict[str, Any]:
-    """A target's keys; only a span has `rest`, and only a target after tokens that are in none has `before`."""
+    """A target's keys, without `rest` and `before` where they are empty."""
     return {key: value for key, value in target._asdict().items() if value != ()}
 
 

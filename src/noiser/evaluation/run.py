@@ -61,8 +61,7 @@ def evaluate(
         seed: of masks, random references and intervals, at least 0; example i is attributed with seed + i.
         confidence: of the intervals.
         progress: called with (done, expected) prompts, in parts: one for the attribution, one for each metric.
-        settings: of the metrics: `masks`, `normalization`, `rates`, `draws`, `removal`, `k` and `profile`; see
-            `noiser.metrics.Settings`.
+        settings: of the metrics; see `noiser.metrics.Settings`.
 
     Raises:
         UnknownNameError: no such method, metric, judge or setting. ParameterError: a setting is outside its domain.
