@@ -17,8 +17,7 @@ from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
 from noiser.engine.prepare import check_length
 from noiser.errors import NoiserError
-from noiser.explain import Citation, Citations, cite
-from noiser.explain.citations import SourcePair
+from noiser.explain import Citations, cite
 from noiser.model import LanguageModel
 from noiser.model.writing import write
 from noiser.server.jobs import Job, Models, error_body
@@ -118,12 +117,12 @@ class Completion(BaseModel, extra="forbid"):
         """A sentence's citations, by the ids that were given."""
         sentence, check = found.sentences[row], found.attribution.info.get("check")
 
-        def numbers(one: Citation | SourcePair) -> Event:
-            return {"score": one.score, "stderr": one.stderr}
-
         ids = [document.id for document in self.documents]
-        sources = [{"id": ids[one.number - 1], **numbers(one)} for one in sentence.citations]
-        pairs = [{"ids": [ids[n - 1] for n in one.numbers], "kind": one.kind, **numbers(one)} for one in sentence.pairs]
+        sources = [{"id": ids[one.number - 1], "score": one.score, "stderr": one.stderr} for one in sentence.citations]
+        pairs = [
+            {"ids": [ids[n - 1] for n in pair.numbers], "kind": pair.kind, "score": pair.score, "stderr": pair.stderr}
+            for pair in sentence.pairs
+        ]
         place = {"start": span[0], "end": span[1], "text": sentence.text}
         check = check and {name: check[name][row] for name in ("lds", "low", "high")}
         about = {"from_memory": sentence.from_memory, "method": found.attribution.method, "check": check}

@@ -46,7 +46,7 @@ def application(
     app.add_middleware(Guard, auth=auth, hosts=hosts)
     for kind, handler in {NoiserError: _refuse, HTTPException: _no_address, RequestValidationError: _wrong}.items():
         app.add_exception_handler(kind, handler)
-    example = _Example()
+    example = _Example(prompt=FACT)
     ahead = Job(lambda job: example.run(models, job))  # loads the model, so that no question waits for that
 
     def job_for(question: Any) -> Job:
@@ -91,7 +91,6 @@ def application(
 class _Example(Ask):
     """The question whose answer the page opens with: computed once, at the start, or when a page asks for it."""
 
-    prompt: str = FACT
     _answer: dict[str, Any] | None = None
 
     def run(self, models: Models, job: Job) -> dict[str, Any]:
