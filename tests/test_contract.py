@@ -194,7 +194,7 @@ def test_hyper_parameters_may_stand_in_the_name():
         ("lime", {"kernel_width": math.inf}, "kernel_width is inf"),
         ("shapley_sampling", {"permutations": True}, "permutations is True"),
         ("gradient_shap", {"stdev": -1.0}, "stdev is -1.0; expected a finite number of at least 0"),
-        ("attention_gradient", {"gate": 0}, "gate is 0; expected a number between 0 and 1"),
+        ("attention_gradient", {"gates": (0.1, 0)}, "gates is .0.1, 0.; expected a tuple of numbers above 0"),
     ],
 )
 def test_parameters_outside_their_domain(name, parameters, message, unchecked):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.engine.changes import Change
@@ -164,19 +164,20 @@ class Relevance(Inside):
 
 @dataclass(frozen=True, eq=False)
 class Gates(Inside):
-    """The request for slopes of a score by gates: what rows from `first` on see of an earlier token, times its gate.
+    """The request for slopes of a score as gates open: of what rows from `first` on see of an earlier token.
 
     A gate multiplies a token's weight in attention, in all layers and heads, before weights are scaled to add up to 1:
-    0 hides the token as `hide` does, 1 changes nothing. All positions have the same `gate`. The answer is [targets,
-    length], float64; an UnsupportedModelError says why there is none.
+    0 hides the token as `hide` does, 1 changes nothing. All positions have the same gate, and each of `gates` is one
+    sequence of the pass. The answer has the slopes by the gates' logarithms, [targets, gates, length], float64; an
+    UnsupportedModelError says why there is none.
     """
 
     positions: tuple[int, ...]
     first: int
-    gate: float
+    gates: tuple[float, ...]
     read: Read
 
-    def answer(self, lm: LanguageModel) -> Float[Tensor, "targets length"]:
+    def answer(self, lm: LanguageModel) -> Float64[Tensor, "targets gates length"]:
         """The slopes; other errors as for `differentiate`."""
         query, context, begin = self.query, self.query.context, self.first
         if not lm.abilities.packs:
@@ -184,8 +185,8 @@ class Gates(Inside):
                 f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so its attention has no "
                 "gates. Take another method, such as 'occlusion' or 'attn_lrp'."
             )
-        at = torch.tensor(self.positions)
-        opened = torch.full((1, 1, len(at)), self.gate).log().requires_grad_()
+        at, count = torch.tensor(self.positions), len(self.gates)
+        opened = torch.tensor(self.gates).log()[:, None, None].repeat(1, 1, len(at)).requires_grad_()
         masks: dict[int | None, Tensor] = {}
 
         def attend(
@@ -197,20 +198,20 @@ class Gates(Inside):
             seen = masks[sliding_window].to(q).clamp_min(torch.finfo(q.dtype).min)
             return eager(module, q, k, v, seen, **options)[0], None
 
-        found = torch.zeros(len(query.targets), len(query.token_ids), dtype=torch.float64)
-        targets, inputs = range(len(found)), context.inputs[None, begin:]
+        slopes = torch.zeros(len(query.targets), count, len(query.token_ids), dtype=torch.float64)
+        inputs = context.inputs[None, begin:].expand(count, -1, -1)
         place = {"position_ids": torch.arange(begin, len(context.inputs), device=inputs.device)[None]}
         with differentiable(lm):
             set_attention(lm.model, attend, masked=False)
-            for target, _, slope in backward(lm, query, inputs, opened, targets, self.read, begin, **place):
-                found[target, at] = slope[0, 0].double() / self.gate
-        query.spent.add(inputs.shape[1], 1 + len(found))
-        return found
+            for target, _, slope in backward(lm, query, inputs, opened, range(len(slopes)), self.read, begin, **place):
+                slopes[target][:, at] = slope[:, 0].double()
+        query.spent.add(inputs.shape[1], count * (1 + len(slopes)))
+        return slopes
 
 
-def _mask(at: Tensor, opened: Tensor, begin: int, keys: int, window: int | None) -> Float[Tensor, "1 1 rows keys"]:
+def _mask(at: Tensor, opened: Tensor, begin: int, keys: int, window: int | None) -> Float[Tensor, "gates 1 rows keys"]:
     """The gates of keys, as seen from the rows from `begin` on, and -inf where a row does not see a key."""
     distance = torch.arange(begin, keys)[:, None] - torch.arange(keys)
     seen = (distance >= 0) & (distance < (window or keys))
-    bias = torch.zeros(keys).index_put((at,), opened[0, 0]).expand(distance.shape)
-    return torch.where(seen, torch.where(distance > 0, bias, 0), -torch.inf)[None, None]
+    bias = torch.zeros(len(opened), 1, 1, keys).index_copy(-1, at, opened[:, None])
+    return torch.where(seen, torch.where(distance > 0, bias, 0), -torch.inf)

@@ -50,10 +50,10 @@ class Context:
         self.inputs = torch.cat([self.inputs, inputs])
 
     def after(self, start: int, stop: int, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, [1, heads, tokens, dim], after cached keys of positions `start` to `stop`."""
+        """Keys and values of a layer, [batch, heads, tokens, dim], after cached keys of positions `start` to `stop`."""
         if start >= stop:
             return key, value
-        clean = (old[..., start:stop, :] for old in self.cache[layer])
+        clean = (old[..., start:stop, :].expand(len(key), -1, -1, -1) for old in self.cache[layer])
         first, second = (torch.cat([old.to(x.device), x], -2) for old, x in zip(clean, (key, value), strict=True))
         return first, second
 
