@@ -12,7 +12,7 @@ import pytest
 
 import noiser
 from noiser.numbers import number_format
-from web_for_tests import PROMPT, chatty, served
+from web_for_tests import PROMPT, chatty, held, served
 
 pytestmark = pytest.mark.slow
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -155,10 +155,11 @@ def test_stop_and_ask_again(visit):
     done(page)
     prompt = field(page, "prompt")
     prompt.fill("The trains to the coast run late and the children sing. " * 3)
-    page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#status progress")).to_be_visible()
+    with held("llama"):
+        page.get_by_role("button", name="Ask").click()
+        expect(page.locator("#status progress")).to_be_visible()
+        page.get_by_role("button", name="Stop").click()
     began = time.monotonic()
-    page.get_by_role("button", name="Stop").click()
     expect(page.locator("#status")).to_have_text(re.compile("^Stopped"))
     assert time.monotonic() - began < 5
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
@@ -174,13 +175,14 @@ def test_stop_and_ask_again(visit):
 def test_ten_tabs_of_one_browser_work(web, browser):
     context = browser.new_context()
     first = context.new_page()
-    first.goto(f"{web.address}?prompt={'The trains to the coast run late and the children sing. ' * 8}&methods=noiser")
-    expect(first.locator("#status progress")).to_be_visible()
-    tabs = [context.new_page() for _ in range(9)]
-    for tab in tabs:  # they are there while the first one's question runs
-        tab.goto(f"{web.address}?prompt={PROMPT}&methods=random")
-        expect(tab.locator("#status")).to_contain_text("Waiting for another tab")
-    first.get_by_role("button", name="Stop").click()
+    with held("llama"):
+        first.goto(f"{web.address}?prompt={PROMPT}&methods=noiser")
+        expect(first.locator("#status progress")).to_be_visible()
+        tabs = [context.new_page() for _ in range(9)]
+        for tab in tabs:  # they are there while the first one's question runs
+            tab.goto(f"{web.address}?prompt={PROMPT}&methods=random")
+            expect(tab.locator("#status")).to_contain_text("Waiting for another tab")
+        first.get_by_role("button", name="Stop").click()
     for tab in tabs:
         done(tab)
     context.close()

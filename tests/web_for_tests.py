@@ -39,6 +39,16 @@ def small(name):
     return tiny("llama") if name == "plain" else chatty(name)
 
 
+@contextmanager
+def held(name):
+    """Within it the passes of a model wait, so that a question is met while it runs."""
+    go = threading.Event()
+    handle = small(name).model.get_decoder().layers[0].register_forward_pre_hook(lambda *_: go.wait(60) and None)
+    yield
+    go.set()
+    handle.remove()
+
+
 def failing(name):
     raise RuntimeError("<b>weights</b> gone")
 

@@ -25,7 +25,7 @@ METHOD = Occlusion(score="logprob", baseline="hidden")
 become zeros; from a text server it is taken out."""
 
 # accuracy="fast": the method, random halves of the sources that check it, and the sources from which it saves runs
-FAST, MASKS, FAST_FROM = AttentionGradient(), 8, 12
+FAST, MASKS, FAST_FROM = AttentionGradient(), 8, 20
 
 MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
@@ -64,9 +64,9 @@ def cite(
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
             of answers); they run side by side and give the same numbers as separate calls.
         sources: texts or (title, text) pairs.
-        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run once, and once back; a
+        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run three times, and back; a
             check of 8 random halves of the sources says whether that predicts what hiding does. Where it does not, with
-            fewer than 12 sources, or where the model cannot be read so, as "accurate".
+            fewer than 20 sources, or where the model cannot be read so, as "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
             source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
             `KernelShap(baseline="hidden")` see that.
