@@ -280,7 +280,7 @@ def test_a_full_disk_is_one_clear_error_and_harms_nothing(tmp_path, plan, whole,
         assert (bool(said), 0 < len(stored) < 57) == (True, True)
         assert stored == {key: expected[key] for key in stored}
     run_bench(plan, tmp_path / "out", workers=0)
-    assert by_key(tmp_path / "out") == expected
+    check_same_numbers(tmp_path / "out", whole)
 
 
 def test_folders_that_cannot_be_used(tmp_path, plan, copied):

@@ -148,7 +148,11 @@ class Selection(NamedTuple):
 
 def selections_of(store: Store) -> dict[tuple[str, str], Selection]:
     """The stored selections by model and data set."""
-    return {(each["model"], each["data"]): Selection(**each) for each in store.meta.get("selections", ())}
+    try:
+        stored = [Selection(**each) for each in store.meta.get("selections", ())]
+        return {(each.model, each.data): each for each in stored}
+    except TypeError as error:
+        raise StoredFileError(f"The selections in {store.path} are damaged: {error}. Use another copy.") from error
 
 
 def first_selection(model: str, entry: DataEntry, drawn: Drawn, limit: int | None) -> Selection:
