@@ -22,7 +22,7 @@ LIMITS = {
     "evaluation": 581,
     "explain": 1_795,
     "integrations": 613,
-    "judges": 689,
+    "judges": 688,
     "methods": 1_785,
     "metrics": 1_599,
     "model": 1_868,
@@ -30,7 +30,7 @@ LIMITS = {
     "server": 1_122,
     "text": 893,
 }
-ALL, FILES = 19_409, 125
+ALL, FILES = 19_408, 125
 AROUND = {"tests": 16_924, "benchmarks": 1_994}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words

@@ -168,7 +168,7 @@ class Gates(Inside):
 
     A gate multiplies a token's weight in attention, in all layers and heads, before weights are scaled to add up to 1:
     0 hides the token as `hide` does, 1 changes nothing. All positions have the same gate, and each of `gates` is one
-    sequence of the pass. The answer has the slopes by the gates' logarithms, [targets, gates, length], float64; an
+    sequence of the pass. The answer has the slopes by the gates' logarithms, [gates, targets, length], float64; an
     UnsupportedModelError says why there is none.
     """
 
@@ -177,7 +177,7 @@ class Gates(Inside):
     gates: tuple[float, ...]
     read: Read
 
-    def answer(self, lm: LanguageModel) -> Float64[Tensor, "targets gates length"]:
+    def answer(self, lm: LanguageModel) -> Float64[Tensor, "gates targets length"]:
         """The slopes; other errors as for `differentiate`."""
         query, context, begin = self.query, self.query.context, self.first
         if not lm.abilities.packs:
@@ -198,14 +198,14 @@ class Gates(Inside):
             seen = masks[sliding_window].to(q).clamp_min(torch.finfo(q.dtype).min)
             return eager(module, q, k, v, seen, **options)[0], None
 
-        slopes = torch.zeros(len(query.targets), count, len(query.token_ids), dtype=torch.float64)
-        inputs = context.inputs[None, begin:].expand(count, -1, -1)
+        slopes = torch.zeros(count, len(query.targets), len(query.token_ids), dtype=torch.float64)
+        targets, inputs = range(len(query.targets)), context.inputs[None, begin:].expand(count, -1, -1)
         place = {"position_ids": torch.arange(begin, len(context.inputs), device=inputs.device)[None]}
         with differentiable(lm):
             set_attention(lm.model, attend, masked=False)
-            for target, _, slope in backward(lm, query, inputs, opened, range(len(slopes)), self.read, begin, **place):
-                slopes[target][:, at] = slope[:, 0].double()
-        query.spent.add(inputs.shape[1], count * (1 + len(slopes)))
+            for target, _, slope in backward(lm, query, inputs, opened, targets, self.read, begin, **place):
+                slopes[:, target, at] = slope[:, 0].double()
+        query.spent.add(inputs.shape[1], count * (1 + len(targets)))
         return slopes
 
 

@@ -45,7 +45,7 @@ def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*s
 def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
     """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities."""
     logits = logits.float()
-    right = _at(logits, ids)
+    right = at(logits, ids)
     wrong = logits.scatter(-1, ids.expand(logits.shape[:-1])[..., None], -torch.inf).logsumexp(-1)
     if len(ids) == 1:
         return (right - wrong)[..., 0]
@@ -138,9 +138,9 @@ def effect_of(score: Read, foil: int | None = None) -> Read:
         samples = logits.float().softmax(-1)
         mean = samples.mean(-3).clamp_min(TINY)
         value, moves = _influences(score, samples, mean, clean, ids)
-        p = _at(mean, ids)
+        p = at(mean, ids)
         probability = p.log().mean(-1).exp()
-        probability_moves = probability[..., None] * (_at(samples, ids) / p[..., None, :]).mean(-1)
+        probability_moves = probability[..., None] * (at(samples, ids) / p[..., None, :]).mean(-1)
         lead, clean_lead = leads(mean.log(), clean, ids, foil), leads(clean, clean, ids, foil)
         lead, least = (lead / torch.where(clean_lead == 0, torch.inf, clean_lead)).min(-1)
         if foil is None:
@@ -164,9 +164,9 @@ def leads(
 ) -> Float[Tensor, "*changes tokens"]:
     """Log odds of the model's own token, the best of `clean`, against its strongest rival, or of target to foil."""
     if foil is not None:
-        return _at(log_p, ids) - log_p[..., foil]
+        return at(log_p, ids) - log_p[..., foil]
     own = clean.argmax(-1)
-    return _at(log_p, own) - log_p.scatter(-1, own.expand(log_p.shape[:-1])[..., None], -torch.inf).amax(-1)
+    return at(log_p, own) - log_p.scatter(-1, own.expand(log_p.shape[:-1])[..., None], -torch.inf).amax(-1)
 
 
 def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,8 +182,8 @@ def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: 
     return value.detach(), torch.einsum("...stv,...tv->...s", samples, slope)
 
 
-def _at(values: Tensor, ids: Tensor) -> Tensor:
-    """The values of some ids, [..., tokens]."""
+def at(values: Tensor, ids: Tensor) -> Tensor:
+    """The values of some ids, one at each token: [..., tokens] of [..., tokens, vocab]."""
     return values.gather(-1, ids.expand(values.shape[:-1])[..., None])[..., 0]
 
 

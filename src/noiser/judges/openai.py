@@ -103,9 +103,8 @@ class OpenAIJudge:
     def paid(self) -> int:
         """The tokens, read and written, that the judge's job has paid for."""
         with self._table() as table:
-            return table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)).fetchone()[
-                0
-            ]
+            found = table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,))
+            return found.fetchone()[0]
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; equal requests are asked once.

@@ -42,9 +42,9 @@ class AttentionGradient(InnerMethod):
         positions = tuple(sorted({position for unit in query.units for position in unit.token_indices}))
         first = query.sources_stop or query.prompt_tokens - 1
         slopes: Tensor = yield Gates(query, positions, first, self.gates, query.score(self.score))
-        scores = torch.stack([sum_over_units(query, at_gate) for at_gate in slopes.unbind(1)], 1)
-        steepest = scores.nan_to_num(-torch.inf).amax(-1).argmax(1)
+        scores = sum_over_units(query, slopes)
+        steepest = scores.nan_to_num(-torch.inf).amax(-1).argmax(0)
         return Scores(
-            scores=scores[range(len(scores)), steepest],
+            scores=scores[steepest, range(len(steepest))],
             info={"gate": [self.gates[k] for k in steepest.tolist()]},
         )

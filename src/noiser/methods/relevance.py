@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noiser.engine import Baseline, Query, Relevance, Steps, remover
 from noiser.engine.gradients import Activation, derivative, widened
-from noiser.engine.scores import Read, score_of
+from noiser.engine.scores import Read, at, score_of
 from noiser.methods.gradients import GradientScore, movable_groups
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 
@@ -119,7 +119,7 @@ def _logit(query: Query) -> Read:
     foil = query.foil_id
 
     def raw(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG001 - the arguments of every score
-        own = logits.gather(-1, ids.expand(len(logits), -1)[..., None])[..., 0].sum(-1)
+        own = at(logits, ids).sum(-1)
         return own if foil is None else own - logits[:, 0, foil]
 
     return raw
