@@ -74,7 +74,7 @@ def colours(name):
 
 def test_families(registry):
     things, _ = registry
-    things.register_family("colour", f"{__name__}:colours", summary="any colour")
+    things.families["colour"] = Family("colour", f"{__name__}:colours", "any colour")
     assert [*things.families.values()] == [Family(prefix="colour", place=f"{__name__}:colours", summary="any colour")]
     assert things.names() == ["own"]
     assert things.get("colour:red").versioned_name == "colour:red@1"

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_023,
+    "": 1_020,
     "attribution": 1_630,
     "bench": 1_430,
     "cli": 845,
@@ -23,15 +23,15 @@ LIMITS = {
     "explain": 1_795,
     "integrations": 613,
     "judges": 688,
-    "methods": 1_785,
+    "methods": 1_773,
     "metrics": 1_599,
     "model": 1_868,
     "report": 1_014,
     "server": 1_122,
     "text": 893,
 }
-ALL, FILES = 19_408, 125
-AROUND = {"tests": 16_924, "benchmarks": 1_994}
+ALL, FILES = 19_393, 125
+AROUND = {"tests": 16_926, "benchmarks": 1_994}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

@@ -339,6 +339,8 @@ def test_contents_of_parts_and_without_text():
     tokenizer = with_template("{% for m in messages %}[{{ m['content'].split('</think>')[-1] }}]{% endfor %}")
     encoding = encode(tokenizer, [{"role": "assistant", "content": "<think>a</think>\n\nShe."}, CHAT[1]])
     assert texts_of(encoding, encoding.regions) == ["She.", CONTENTS[1]]  # thoughts that the template drops
+    with pytest.warns(UserWarning, match="drops the tool calls"):  # a template that needs a content reads an empty one
+        assert encode(tokenizer, [call, CHAT[1]]).text == f"[][{CONTENTS[1]}]"
 
 
 def test_a_chat_of_many_messages_takes_linear_time():

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -38,24 +39,15 @@ def check_seed(got: object) -> int:
     return int(got)
 
 
-def check_positive(name: str, got: object) -> None:
-    """Raises ParameterError unless `got` is a finite number above 0."""
-    _check_number(name, got, lambda number: 0 < number < math.inf, "a positive number")
-
-
-def check_not_negative(name: str, got: object) -> None:
-    """Raises ParameterError unless `got` is a finite number of at least 0."""
-    _check_number(name, got, lambda number: 0 <= number < math.inf, "a finite number of at least 0")
-
-
-def check_probability(name: str, got: object) -> None:
-    """Raises ParameterError unless `got` is a number between 0 and 1, both excluded."""
-    _check_number(name, got, lambda number: 0 < number < 1, "a number between 0 and 1, both excluded")
-
-
-def _check_number(name: str, got: object, fits: Callable[[float], bool], expected: str) -> None:
+def _check_number(fits: Callable[[float], bool], expected: str, name: str, got: object) -> None:
+    """Raises ParameterError unless `got` is a number that fits."""
     if not isinstance(got, int | float) or isinstance(got, bool) or not fits(got):
         raise ParameterError(f"{name} is {got!r}; expected {expected}.")
+
+
+check_positive = partial(_check_number, lambda got: 0 < got < math.inf, "a positive number")
+check_not_negative = partial(_check_number, lambda got: 0 <= got < math.inf, "a finite number of at least 0")
+check_probability = partial(_check_number, lambda got: 0 < got < 1, "a number between 0 and 1, both excluded")
 
 
 def check_shares(name: str, values: Any, *, at_least: int = 1) -> tuple[float, ...]:

@@ -60,15 +60,12 @@ def csv_text(*frames: Any) -> str:
     return pd.concat(frames).to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
 
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The Content-Security-Policy: nothing is loaded or run but the style sheet."""
-
-
 def html_page(title: str, style: str, body: str) -> str:
-    """A complete HTML page, which needs no other file: a title in plain text, a style sheet, and HTML."""
+    """A complete HTML page, which loads and runs nothing: a title in plain text, a style sheet, and HTML."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )

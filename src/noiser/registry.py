@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Generic, NamedTuple, TypeVar
@@ -40,6 +41,13 @@ class Entry(Generic[T]):
     def versioned_name(self) -> str:
         """Name and version, such as "noiser@1"."""
         return f"{self.name}@{self.version}"
+
+    @cached_property
+    def plain(self) -> T | None:
+        """The object without any parameter; None if it needs some."""
+        with suppress(Exception):  # a plugin's may raise anything
+            return self.factory()
+        return None
 
 
 def unversioned(name: str) -> str:
@@ -78,10 +86,6 @@ class Registry(Generic[T]):
         if taken.factory is not factory:
             raise ValueError(f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, {factory}")
 
-    def register_family(self, prefix: str, place: str, *, summary: str) -> None:
-        """Adds a prefix; see `Family`."""
-        self.families[prefix] = Family(prefix, place, summary)
-
     def names(self) -> list[str]:
         """All names, without versions, in the order they were registered."""
         return list(dict.fromkeys(entry.name for entry in self._entries.values()))
@@ -102,9 +106,13 @@ class Registry(Generic[T]):
             raise UnknownNameError(self.kind, name, [*names, *(f"{prefix}:NAME" for prefix in self.families)])
         return max(fitting, key=lambda entry: entry.version)
 
-    def entry_of(self, factory: object) -> Entry[T] | None:
-        """The newest entry made by `factory`, or None."""
-        return next((e for e in reversed(self._entries.values()) if e.factory is factory), None)
+    def entry_of(self, made: T) -> Entry[T] | None:
+        """The newest entry of the object's class, unless a function such as "noiser_relative" makes an equal object."""
+        own = next((entry for entry in reversed(self._entries.values()) if entry.factory is type(made)), None)
+        if own is None or own.plain == made:
+            return own
+        others = (each for each in map(self.get, self.names()) if not isinstance(each.factory, type))
+        return next((each for each in others if each.plain == made), own)
 
     @cached_property
     def _entries(self) -> dict[str, Entry[T]]:

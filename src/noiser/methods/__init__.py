@@ -30,6 +30,7 @@ from noiser.methods.shapley import KernelShap as KernelShap
 from noiser.methods.shapley import ShapleySampling as ShapleySampling
 from noiser.methods.surrogates import ContextCite as ContextCite
 from noiser.methods.surrogates import Lime as Lime
+from noiser.registry import Family
 
 # The Hellinger distance does not say why the model said this token: what moves other tokens' probabilities scores too.
 _RELATIVE = partial(Noiser, bounding="relative", score="hellinger")
@@ -64,4 +65,4 @@ for _name, _place, _summary in (
     ("captum", "captum:CaptumMethod", "a method of Captum that takes embeddings, such as captum:ShapleyValueSampling"),
     ("shapiq", "shapiq:ShapiqMethod", "an estimator of Shapley values of shapiq, such as shapiq:KernelSHAP"),
 ):
-    METHODS.register_family(_name, f"noiser.integrations.{_place}.factory", summary=_summary)
+    METHODS.families[_name] = Family(_name, f"noiser.integrations.{_place}.factory", _summary)

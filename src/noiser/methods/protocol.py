@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from inspect import signature
@@ -19,7 +18,7 @@ from noiser.checks import check_choice, check_count, check_positive, check_proba
 from noiser.engine import Query, Steps
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.files import json_or_text
-from noiser.registry import Entry, Registry
+from noiser.registry import Registry
 from noiser.types import Pair
 
 
@@ -169,20 +168,8 @@ def scored(method: Method, query: Query, seed: int = 0) -> Steps[Scores]:
 
 
 def describe(method: Method) -> tuple[str, Mapping[str, Any]]:
-    """A method's versioned name, such as "noiser@2", and its hyper-parameters.
-
-    The name is that of the class, unless a factory such as "noiser_relative" makes an equal method.
-    """
-
-    def makes(entry: Entry[Method]) -> bool:
-        with suppress(Exception):  # a plugin's method may need an argument
-            return entry.factory() == method
-        return False
-
-    entry = METHODS.entry_of(type(method))
-    if entry and not makes(entry):
-        others = [entry for entry in map(METHODS.get, METHODS.names()) if not isinstance(entry.factory, type)]
-        entry = next(filter(makes, others), entry)
+    """A method's versioned name, such as "noiser@2", and its hyper-parameters."""
+    entry = METHODS.entry_of(method)
     qualified = f"{type(method).__module__}.{type(method).__qualname__}"
     name = entry.versioned_name if entry else getattr(method, "registry_name", qualified)
     return name, {f.name: getattr(method, f.name) for f in (fields(method) if is_dataclass(method) else ())}

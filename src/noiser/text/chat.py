@@ -27,11 +27,10 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
             raise PromptError(f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}")
         content = message.get("content")
         if isinstance(content, list):
-            kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content]
-            texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-            for kind in (kind for kind, text in zip(kinds, texts, strict=True) if not isinstance(text, str)):
-                raise PromptError(f"Message {index} has a part of type {kind!r} in its content; {_EXPECTED}")
-            content = "\n".join(map(str, texts))
+            parts = [part if isinstance(part, Mapping) else {"type": type(part).__name__} for part in content]
+            if others := [part.get("type") for part in parts if not isinstance(part.get("text"), str)]:
+                raise PromptError(f"Message {index} has a part of type {others[0]!r} in its content; {_EXPECTED}")
+            content = "\n".join(part["text"] for part in parts)
         if not isinstance(content, str | None):
             raise PromptError(f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}")
         checked.append(dict(message) if content is None else {**message, "content": content})
@@ -72,6 +71,9 @@ def render_chat(
         with untruncated(tokenizer):
             return tokenizer.apply_chat_template(messages, return_dict=False, **options | more, **kwargs)
     except Exception as error:  # templates raise whatever their authors chose
+        if any(message.get("content") is None for message in messages):  # a tool call may stand alone
+            filled = [{**message, "content": message.get("content") or ""} for message in messages]
+            return render_chat(tokenizer, filled, kwargs, closed=closed, **more)
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(f"The chat template refuses these messages, by {roles:.200}: {error}.") from error
 
@@ -138,5 +140,4 @@ def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
 
 def _called(message: Mapping[str, Any]) -> list[str]:
     """The names of the functions that a message calls."""
-    calls: Any = message.get("tool_calls") or ()
-    return [str(call.get("function", call).get("name", "")) for call in calls]
+    return [str(call.get("function", call).get("name", "")) for call in message.get("tool_calls") or ()]

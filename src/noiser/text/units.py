@@ -177,9 +177,8 @@ def without_sources(
         edges = sorted(edge for source in sources if start <= source.start < end for edge in (source.start, source.end))
         kept = zip([start, *edges[1::2]], [*edges[::2], end], strict=True)
         messages[index]["content"] = "".join(encoding.text[first:last] for first, last in kept)
-    if not is_said(messages):
-        return None
-    return messages[0]["content"] if isinstance(question, str) else messages
+    left = messages[0]["content"] if isinstance(question, str) else messages
+    return left if is_said(messages) else None
 
 
 def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int:
