@@ -217,6 +217,7 @@ def test_options_reach_the_model(noiser_command):
         (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected .txt, .json or .html"),
         (["compare", PROMPT, "--methods", "occlusion,random,occlusion"], "got 'occlusion' twice"),
         (["cite", PROMPT, "--source", sys.executable], "is not UTF-8 at byte"),
+        (["diff", PROMPT, PROMPT], "expected one, or - for stdin"),
         (["evaluate"], "either PROMPTs or --data"),
         (["evaluate", PROMPT, "--metric-set", "maks=2"], "Did you mean 'masks'?"),
         (["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"], "got no model; expected a name"),

@@ -230,12 +230,14 @@ def parse_prompt(typed: str, *, chat: bool = False) -> types.Prompt:
 
 def text_of(path: Path | str) -> str:
     """A file's text, or that of stdin for "-", without its last newline. Raises PromptError where it is not UTF-8."""
-    data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+    file = None if str(path) == "-" else Path(path)
     try:
+        data = file.read_bytes() if file else sys.stdin.buffer.read()
         return data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
+    except OSError as error:
+        raise PromptError(f"{str(file)!r:.60} is no file ({error.strerror}); expected one, or - for stdin.") from None
     except UnicodeDecodeError as error:
-        name = "stdin" if str(path) == "-" else path
-        raise PromptError(f"{name} is not UTF-8 at byte {error.start}. Convert it to plain text.") from None
+        raise PromptError(f"{file or 'stdin'} is not UTF-8 at byte {error.start}. Convert it to plain text.") from None
 
 
 def to_prompt(text: str, chat: bool) -> types.Prompt:
