@@ -18,16 +18,13 @@ install() {
     .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt "$@"
 }
 
-# ensure_environment [demo|all]: with the library and the built-in model, or with everything that the other scripts need.
-# `all` extends an environment made for the demo.
+# ensure_environment [demo|all]: with the library and the built-in model, or also with what the other scripts need.
 ensure_environment() {
     local python wanted
     python=$(find_python) || return 1
     wanted=$(echo "$PWD" | cat - pyproject.toml constraints.txt scripts/environment.sh | cksum) || return 1
-    { set_up demo && { [ "${1:-all}" = demo ] || set_up all; }; } || {
-        echo "Set-up failed; the next run starts it again." >&2
-        return 1
-    }
+    { set_up demo && { [ "${1:-all}" = demo ] || set_up all; }; } ||
+        { echo "Set-up failed; the next run starts it again." >&2 && return 1; }
     export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv" TOKENIZERS_PARALLELISM=false
     # Where PYTHONDONTWRITEBYTECODE is set, every process compiles torch, transformers and sympy again: 20 s of processor time.
     unset PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE

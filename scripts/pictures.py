@@ -28,9 +28,9 @@ IMAGES = ROOT / "docs" / "images"
 ANNA = "Anna, who left Germany as a child and now lives in Lisbon, speaks fluent"
 LOGPROB = noiser.Occlusion(score="logprob")
 SENTENCES = {"unit": "sentence", "method": LOGPROB}
-SMOL = "smollm2-135m-instruct"
-MIRA = ["Mira keeps the lute in the attic.", "Tobias keeps the drum in the barn."]
-MIRA = [*MIRA, MIRA[0], "It rains in the hills."]
+GEMMA, SMOL = "gemma-3-270m", "smollm2-135m-instruct"
+LUTE = "Mira keeps the lute in the attic."
+MIRA = [LUTE, "Tobias keeps the drum in the barn.", LUTE, "It rains in the hills."]
 TWICE = " ".join(MIRA) + "\nQuestion: Where does Mira keep the lute?\nAnswer: Mira keeps the lute in the"
 BANK = [
     {"role": "system", "content": "You are the assistant of a bank. Be brief."},
@@ -44,11 +44,12 @@ MUSEUM = [
 TICKET = "How much does a ticket cost, and where can I eat?"
 LUTES = "Mira has two lutes. Jonas has one drum. Mira buys one more lute. How many lutes does Mira have?"
 STEPS = " Mira had two lutes. She bought one more. Two and one are three. So Mira has three lutes."
+STEPWISE = {"target": STEPS, "target_unit": "sentence", **SENTENCES}
 OTHER_LIBRARIES = "captum:ShapleyValueSampling", "inseq:integrated_gradients"
 OTHERS = "attn_lrp", "last_attention", "position"
 
 
-def web() -> None:
+def web(name: str) -> None:
     """The page after a question with a foil, a click on a word and the chart."""
     query, port = "?prompt=The+keys+to+the+old+cabinet&target=+are&foil=+is&unit=word", free_port()
 
@@ -62,13 +63,13 @@ def web() -> None:
         page.evaluate("scrollTo(0, 0)")
 
     with running([sys.executable, "-m", "noiser", "serve", "--port", str(port)], port, path=""):
-        _shot("web", 1180, click, address=f"http://127.0.0.1:{port}/{query}")
+        _shot(name, 1180, click, address=f"http://127.0.0.1:{port}/{query}")
 
 
-def insertion() -> None:
+def insertion(name: str) -> None:
     """Words are put back, best first: by joint, by position and at random."""
     prompt = "LeBron James, who has four children and a large house in California, professionally plays the sport of"
-    game = noiser.Game(_model(), prompt, unit="word", score="prob", target=" basketball")
+    game = noiser.Game(_model(GEMMA), prompt, unit="word", score="prob", target=" basketball")
     scores = _ask(prompt, target=" basketball", method="joint").scores[0]
     units, rng = len(scores), torch.Generator().manual_seed(0)
 
@@ -82,20 +83,18 @@ def insertion() -> None:
         "random (mean of ten orders)": drawn.mean(0),
     }
     axes = pd.DataFrame(curves).plot(style=["-o", "--s", ":^"], color=["#e69f00", "#0072b2", "#555555"], ms=3.5)
-    axes.set(xlabel="words put back", ylabel="p(“ basketball”)", xlim=(0, units), ylim=(0, 0.85))
-    axes.set_xticks(range(0, units, 2))
+    limits = {"xlim": (0, units), "ylim": (0, 0.85), "xticks": range(0, units, 2)}
+    axes.set(xlabel="words put back", ylabel="p(“ basketball”)", **limits)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncol=3, fontsize=8.5)
     axes.figure.set(size_inches=(6.5, 2.9), layout_engine="tight")
-    _save("insertion", axes.figure)
+    _save(name, partial(axes.figure.savefig, dpi=160))
 
 
-@cache
-def _model(name: str = "gemma-3-270m") -> noiser.LanguageModel:
-    return noiser.load_model(name)
+_model = cache(noiser.load_model)
 
 
-def _ask(prompt: Any, model: str = "gemma-3-270m", **question: Any) -> noiser.Attribution:
+def _ask(prompt: Any, model: str = GEMMA, **question: Any) -> noiser.Attribution:
     return noiser.attribute(_model(model), prompt, **{"unit": "word"} | question)
 
 
@@ -108,12 +107,14 @@ def _first(page: str, name: str) -> Any:
 
 def _plot(name: str, prompt: str, methods: Sequence[Any], **question: Any) -> None:
     first, *others = (_ask(prompt, method=method, **question) for method in methods)
-    _save(name, first.plot(*others))
+    _save(name, partial(first.plot(*others).savefig, dpi=160))
 
 
-def _save(name: str, figure: Any) -> None:
-    figure.savefig(IMAGES / f"{name}.png", dpi=160)
-    _shrink(name)
+def _save(name: str, write: Callable[[Path], Any]) -> None:
+    """Keeps what is drawn in a palette of 128 colours: a third of the bytes."""
+    path = IMAGES / f"{name}.png"
+    write(path)
+    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
 def _shot(name: str, width: int, ready: Callable[[Any], None], address: str = "about:blank") -> None:
@@ -124,41 +125,31 @@ def _shot(name: str, width: int, ready: Callable[[Any], None], address: str = "a
         page = browser.new_page(viewport={"width": width, "height": 100}, device_scale_factor=2)
         page.goto(address)
         ready(page)
-        page.screenshot(path=IMAGES / f"{name}.png", full_page=True)
+        _save(name, lambda path: page.screenshot(path=path, full_page=True))
         browser.close()
-    _shrink(name)
 
 
-def _shrink(name: str) -> None:
-    """A palette of 128 colours: a third of the bytes."""
-    path = IMAGES / f"{name}.png"
-    Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+def _html(name: str, found: Callable[[], Any], width: int = 760, **options: Any) -> None:
+    _shot(name, width, lambda page: page.set_content(found().to_html(**options)))
 
 
-HTML: dict[str, tuple[int, Callable[[], Any]]] = {
-    "foil": (760, lambda: _first("read", "att")),
-    "edits": (760, lambda: _first("howto/edits", "found")),
-    "pairs": (760, lambda: _first("howto/pairs", "att")),
-    "agents": (760, lambda: _first("howto/agents", "att")),
-    "chat": (760, lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES)),
-    "citations": (860, lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60)),
-    "through": (860, lambda: _ask(LUTES, target=STEPS, target_unit="sentence", **SENTENCES).through()),
-}
-DRAWN: dict[str, Callable[[], None]] = {
-    "twice": partial(_plot, "twice", TWICE, [LOGPROB, "joint"], sources=MIRA, unit="source"),
-    "figure": partial(_plot, "figure", "LeBron James professionally plays the sport of", ["joint", LOGPROB]),
-    "neighbours": partial(_plot, "neighbours", "The Eiffel Tower stands in the city of", ["joint", *OTHER_LIBRARIES]),
-    "methods": partial(_plot, "methods", ANNA, ["joint", "noiser", LOGPROB, *OTHERS], target=" Portuguese"),
+PICTURES: dict[str, Callable[[str], None]] = {
+    "foil": partial(_html, found=lambda: _first("read", "att")),
+    "edits": partial(_html, found=lambda: _first("howto/edits", "found")),
+    "pairs": partial(_html, found=lambda: _first("howto/pairs", "att")),
+    "agents": partial(_html, found=lambda: _first("howto/agents", "att")),
+    "chat": partial(_html, found=lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES)),
+    "citations": partial(_html, width=860, found=lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60)),
+    "through": partial(_html, width=860, targets=[-1], found=lambda: _ask(LUTES, **STEPWISE).through()),
+    "twice": partial(_plot, prompt=TWICE, methods=[LOGPROB, "joint"], sources=MIRA, unit="source"),
+    "figure": partial(_plot, prompt="LeBron James professionally plays the sport of", methods=["joint", LOGPROB]),
+    "neighbours": partial(_plot, prompt="The Eiffel Tower stands in the city of", methods=["joint", *OTHER_LIBRARIES]),
+    "methods": partial(_plot, prompt=ANNA, methods=["joint", "noiser", LOGPROB, *OTHERS], target=" Portuguese"),
     "insertion": insertion,
     "web": web,
 }
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or [*HTML, *DRAWN]:
+    for chosen in sys.argv[1:] or PICTURES:
         print(chosen)
-        if chosen in DRAWN:
-            DRAWN[chosen]()
-            continue
-        width, found = HTML[chosen]
-        html = found().to_html(**({"targets": [-1]} if chosen == "through" else {}))
-        _shot(chosen, width, lambda page, html=html: page.set_content(html))
+        PICTURES[chosen](chosen)

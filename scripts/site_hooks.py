@@ -13,17 +13,21 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
+_TREE = ast.parse((ROOT / "src/noiser/errors.py").read_text(encoding="utf-8"))
+ERRORS = {each.name: (ast.get_docstring(each) or "").partition("\n")[0]
+          for each in _TREE.body if isinstance(each, ast.ClassDef)}  # fmt: skip
+"""The first line of the docstring of every class of error, by name."""
 _LINK = re.compile(r"\[([^\]]*)\]\((\.\.?/[^)#\s]*)(#[^)\s]*)?\)")
 _NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/\w+)\.ipynb\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds a page for every notebook and every class of error, the changelog, and llms.txt."""
-    made = {file.src_uri.replace(".ipynb", ".md"): notebook(Path(file.abs_src_path))
-            for file in files if file.src_uri.endswith(".ipynb")}  # fmt: skip
+    notebooks = [file for file in files if file.src_uri.endswith(".ipynb")]
+    made = {file.src_uri.replace(".ipynb", ".md"): notebook(Path(file.abs_src_path)) for file in notebooks}
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     made["changelog.md"] = changelog.replace("](docs/", "](").replace("](SECURITY.md", "](../SECURITY.md")
-    for name in errors():
+    for name in ERRORS:
         made[f"reference/errors/{name}.md"] = f"::: noiser.errors.{name}\n    options: {{ heading_level: 1 }}\n"
     index = (ROOT / "llms.txt").read_text(encoding="utf-8") + "\n## Errors\n\n" + error_list("docs/reference/errors/")
     made["llms.txt"] = index.replace("](docs/", "](").replace(".md)", ".html)")
@@ -32,16 +36,9 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def errors() -> dict[str, str]:
-    """The first line of the docstring of every class of error, by name."""
-    tree = ast.parse((ROOT / "src/noiser/errors.py").read_text(encoding="utf-8"))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return {node.name: (ast.get_docstring(node) or "").partition("\n")[0] for node in classes}
-
-
 def error_list(folder: str) -> str:
     """Markdown with a line for every class of error."""
-    return "".join(f"- [{name}]({folder}{name}.md): {line}\n" for name, line in errors().items())
+    return "".join(f"- [{name}]({folder}{name}.md): {line}\n" for name, line in ERRORS.items())
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

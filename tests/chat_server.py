@@ -1,15 +1,13 @@
 """A small OpenAI-compatible server on 127.0.0.1 that answers, or fails, as a script says."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from server_processes import Handler, served_by
-
-CUT = "cut"
 
 
 def completion(text: str | None, **choice: Any) -> dict[str, Any]:
@@ -25,12 +23,16 @@ def completion(text: str | None, **choice: Any) -> dict[str, Any]:
     }
 
 
+@dataclass
 class Step:
-    """One response: a status, headers and a body after some seconds; or one that is "cut"."""
+    """One response, after some seconds; one that is cut promises more bytes than it has."""
 
-    def __init__(self, status=200, body: Any = None, *, kind="application/json", headers=None, trouble="", seconds=0.0):
-        self.status, self.kind, self.headers, self.trouble, self.seconds = status, kind, headers or {}, trouble, seconds
-        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    status: int = 200
+    body: Any = None
+    kind: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
+    seconds: float = 0.0
 
 
 class ChatServer:
@@ -41,12 +43,11 @@ class ChatServer:
     """
 
     def __init__(self, script=lambda words, before: None):
-        self.script, self.lock = script, threading.Lock()
+        self.script, self.lock, self.closing = script, threading.Lock(), threading.Event()
         self.hits: Counter[tuple[str, ...]] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.at_once = self.most_at_once = 0
-        self.closing = threading.Event()
         self.serving = served_by(_handler(self))
 
     def __enter__(self):
@@ -76,27 +77,18 @@ def _handler(owner: ChatServer):
                 owner.headers.append({name.lower(): value for name, value in self.headers.items()})
                 owner.at_once += 1
                 owner.most_at_once = max(owner.most_at_once, owner.at_once)
-            try:
-                step = owner.script(words, before) or Step(body=completion(words[-1]))
-                if self.path != "/v1/chat/completions":
-                    step = Step(404, {"error": {"message": f"no such page: {self.path}"}})
-                owner.closing.wait(step.seconds)
-                self._send(step)
-            finally:
-                with owner.lock:
-                    owner.at_once -= 1
-
-        def _send(self, step: Step):
-            try:
-                self.send_response(step.status)
-                self.send_header("Content-Type", step.kind)
-                self.send_header("Content-Length", str(500 if step.trouble == CUT else len(step.body)))
-                for name, value in step.headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(b'{"choices": [{"mess' if step.trouble == CUT else step.body)
-                self.close_connection = step.trouble == CUT
-            except OSError:
-                self.close_connection = True  # the client has hung up
+            step = owner.script(words, before) or Step(body=completion(words[-1]))
+            if self.path != "/v1/chat/completions":
+                step = Step(404, {"error": {"message": f"no such page: {self.path}"}})
+            owner.closing.wait(step.seconds)
+            with owner.lock:
+                owner.at_once -= 1
+            self.close_connection = True
+            content = step.body if isinstance(step.body, bytes) else json.dumps(step.body).encode()
+            with suppress(OSError):  # the client has hung up
+                self.answer(
+                    content, step.status, step.kind, **{"Content-Length": "500"} if step.cut else {}, **step.headers
+                )
+                self.close_connection = step.cut
 
     return Chat

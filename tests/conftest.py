@@ -86,6 +86,36 @@ def local(folder):
     return noiser.load_model(folder, device="cpu")
 
 
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """A folder with the tiny models of benchmarks."""
+    from bench_for_tests import save_models
+
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def run_plan(tmp_path, models):
+    """Runs a plan, the tiny one unless another text is given, and returns the outcome."""
+    from bench_for_tests import plan_text
+    from noiser.bench import run_bench
+
+    def run(text=None, folder="out", **options):
+        (tmp_path / "plan.toml").write_text(text or plan_text(models), encoding="utf-8")
+        return run_bench(tmp_path / "plan.toml", tmp_path / folder, **{"workers": 0} | options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def web():
+    """The web server with tiny models."""
+    from web_for_tests import served
+
+    with served() as found:
+        yield found
+
+
 @pytest.fixture
 def no_openai_settings(monkeypatch):
     """No key, address or proxy of the user's."""

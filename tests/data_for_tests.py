@@ -1,6 +1,4 @@
-"""Records of our own in the forms of the upstream files, a web server that serves them, and the real files' folder."""
-
-from __future__ import annotations
+"""Records of our own in the forms of the upstream files, data sets that have them, and the real files' folder."""
 
 import atexit
 import hashlib
@@ -8,13 +6,12 @@ import json
 import os
 import shutil
 import tempfile
-import threading
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-from noiser.data import Source, UpstreamFile
-from server_processes import Handler, served_by
+import noiser.data
+from noiser.data import Recipe, Source, UpstreamFile, loading
+from noiser.registry import Registry
 
 
 def known_record(number: int, subject: str, rest: str, answer: str, relation: str = "P1") -> dict[str, object]:
@@ -57,34 +54,19 @@ def upstream(name: str, content: bytes, address: str = "http://127.0.0.1:9") -> 
     return UpstreamFile(name=name, url=f"{address}/{name}", size=len(content), sha256=digest)
 
 
-def source(*files: UpstreamFile) -> Source:
-    return Source(files=files, licence="ours", citation="nobody")
+def register(monkeypatch, recipes: dict[str, tuple[UpstreamFile, Callable]]) -> None:
+    """Lets these be the data sets, by name with a file and its reader, and no folder of the user's be known."""
+    registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
+    for name, (file, read) in recipes.items():
+        made = Recipe(source=Source(files=(file,), licence="ours", citation="nobody"), read=read)
+        registry.register(name, lambda made=made: made, summary=f"facts of {name}")
+    for module in (noiser.data, loading):
+        monkeypatch.setattr(module, "DATA_SETS", registry)
+    monkeypatch.delenv("NOISER_DATA", raising=False)
 
 
 def as_json(records: object) -> bytes:
     return json.dumps(records, indent=1).encode()
-
-
-@contextmanager
-def serving():
-    """A server on this machine with contents and troubles ("cut", "hang") by path, and the requests that came."""
-    served, finished = SimpleNamespace(files={}, replies={}, requests=[]), threading.Event()
-
-    class Files(Handler):
-        def get(self):
-            served.requests.append((self.path, self.headers["User-Agent"]))
-            content, reply = served.files.get(self.path[1:]), served.replies.get(self.path[1:])
-            if reply == "hang":
-                finished.wait(20)
-            elif content is None:
-                self.send_error(404)
-            else:
-                some = content[: len(content) // 2] if reply == "cut" else content
-                self.answer(some, **{"Content-Length": str(len(content))})
-
-    with served_by(Files) as served.address:
-        yield served
-    finished.set()
 
 
 def _real_folder() -> Path | None:

@@ -1,7 +1,5 @@
 """The pages of the manual: their fenced blocks, and the commands in them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,18 +1,14 @@
 """Made-up benchmarks, small enough to be worked out by hand."""
 
-from __future__ import annotations
-
-import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench_for_tests import toml
 from noiser.bench import Plan, Row, Store
 from noiser.bench.resolve import Selection
-
-METHODS = ("noiser", "noiser_relative", "occlusion", "input_x_gradient", "lime", "random")
 
 
 @dataclass
@@ -31,21 +27,25 @@ class Run:
         return iter(self.kept)
 
 
-def row(
+def rows(
     method: str,
     metric: str,
-    example: int,
-    values: dict[str, Any] | None = None,
+    values: Iterable[dict[str, Any] | str],
     *,
+    first: int = 0,
     model: str = "gemma-3-270m",
     data: str = "known",
     category: str = "",
-    error: str | None = None,
-    seconds: float | None = None,
-) -> Row:
-    size = (0, 0, None) if error else (6, 1, 0.5)
-    place = (model, data, f"{data}-{example}", category, example, method, metric, example)
-    return Row(*place, *size, values or {}, error, seconds)
+    seconds: Sequence[float] = (),
+) -> list[Row]:
+    """The rows of some prompts in turn: the numbers of each, or the type of its error."""
+    found = []
+    for number, each in enumerate(values):
+        error, example = each if isinstance(each, str) else None, first + number
+        size = (0, 0, None, {}, error) if error else (6, 1, 0.5, each, None)
+        place = (model, data, f"{data}-{example}", category, example, method, metric, example)
+        found.append(Row(*place, *size, seconds[number] if seconds else None))
+    return found
 
 
 def soft(ns: float, nc: float, random_ns: float = 0.02, random_nc: float = 0.4) -> dict[str, float]:
@@ -54,12 +54,14 @@ def soft(ns: float, nc: float, random_ns: float = 0.02, random_nc: float = 0.4) 
 
 
 def plan(**changes: Any) -> Plan:
-    """One model, KNOWN, two methods, the paper's score."""
+    """One model, KNOWN, two methods, the paper's score; entries are given as names, or as fields."""
     named = {"models": "gemma-3-270m", "data": "known", "methods": "noiser occlusion", "metrics": "soft_scores"}
-    entries = {kind: [{"name": name} for name in names.split()] for kind, names in named.items()}
-    return Plan.model_validate({"name": "test"} | entries | changes)
+    entries = {kind: [{"name": name} for name in names.split()] if isinstance(names, str) else names
+               for kind, names in (named | changes).items() if kind in named}  # fmt: skip
+    return Plan.model_validate({"name": "test"} | changes | entries)
 
 
+JUDGED = {"judge": "local:smollm2-135m-instruct", "data": ["known"]}
 FULL: dict[str, Any] = {
     "models": [{"name": "gemma-3-270m"}, {"name": "Qwen/Qwen2-0.5B"}],
     "data": [
@@ -68,14 +70,14 @@ FULL: dict[str, Any] = {
         {"label": "own", "prompts": ["LeBron James professionally plays the sport of"]},
     ],
     "methods": [
-        *({"name": name} for name in METHODS),
+        *({"name": name} for name in ("noiser", "noiser_relative", "occlusion", "input_x_gradient", "lime", "random")),
         {"name": "noiser", "label": "noiser_k_max", "args": {"bounding": "k_max"}, "metrics": ["faithfulness"]},
         {"name": "noiser", "label": "noiser_authors", "profile": "authors", "metrics": ["faithfulness"]},
     ],
     "metrics": [
         {"name": "faithfulness"},
-        {"name": "answerability", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
-        {"name": "minimum_top_k", "judge": "local:smollm2-135m-instruct", "data": ["known"]},
+        {"name": "answerability", **JUDGED},
+        {"name": "minimum_top_k", **JUDGED},
         {"name": "localisation", "data": ["longra"], "models": ["gemma-3-270m"]},
         {"name": "stability", "data": ["known"], "models": ["gemma-3-270m"]},
     ],
@@ -102,29 +104,18 @@ def full(prompts: int = 12, models: int = 2) -> Run:
 
 def made(wanted: Plan, prompts: int) -> Run:
     """Rows of a plan, drawn at random; LIME has fewer prompts, and the fourth kind of rows two failures."""
-    drawn = random.Random(0)
-    rows: list[Row] = []
-    for number, (model, data, method, metric) in enumerate(_cells(wanted)):
-        count = 1 if data == "own" else prompts // 2 if method == "lime" else prompts
-        for example in range(count):
-            error = "NumericalError" if number == 3 and example < 2 else None
-            category = ("capital-world" if example % 2 else "family") if data == "longra" else ""
-            lift = len(method) % 7 / 10
-            values = {} if error else {name: lift + drawn.uniform(0.1, 1) for name in COLUMNS[metric]}
-            labels = {"model": model, "data": data, "category": category, "error": error}
-            rows.append(row(method, metric, example, values, seconds=drawn.uniform(0.1, 3), **labels))
-    selections = [
-        Selection(model, data, 1208, 100, 40, tuple(f"{data}-{i}" for i in range(prompts)), {}, ())
-        for model in wanted.labels("models")
-        for data in wanted.labels("data")
-    ]
-    return Run(wanted, rows, selections)
-
-
-def _cells(wanted: Plan) -> Iterator[tuple[str, str, str, str]]:
-    for model in wanted.labels("models"):
-        for data in wanted.labels("data"):
-            yield from ((model, data, *kind) for kind in wanted.kinds(model, data))
+    drawn, found, ids = random.Random(0), list[Row](), range(prompts)
+    pairs = [(model, data) for model in wanted.labels("models") for data in wanted.labels("data")]
+    kinds = [(*pair, *kind) for pair in pairs for kind in wanted.kinds(*pair)]
+    for number, (model, data, method, metric) in enumerate(kinds):
+        for example in range(1 if data == "own" else prompts // 2 if method == "lime" else prompts):
+            values = {name: len(method) % 7 / 10 + drawn.uniform(0.1, 1) for name in COLUMNS[metric]}
+            labels = {"model": model, "data": data, "seconds": [drawn.uniform(0.1, 3)]}
+            labels["category"] = ("family", "capital-world")[example % 2] if data == "longra" else ""
+            fails = number == 3 and example < 2
+            found += rows(method, metric, ["NumericalError" if fails else values], first=example, **labels)
+    chosen = [Selection(*pair, 1208, 100, 40, tuple(f"{pair[1]}-{i}" for i in ids), {}, ()) for pair in pairs]
+    return Run(wanted, found, chosen)
 
 
 def near(statistic, data, seed, confidence):
@@ -135,13 +126,7 @@ def near(statistic, data, seed, confidence):
 
 def write_folder(folder: Path, run: Run) -> Store:
     """A benchmark's folder with those rows."""
-    store = Store(folder, create=True)
-    store.set_meta(plan=toml(run.plan), resolved={}, models={}, **run.meta)
+    store, fields = Store(folder, create=True), run.plan.model_dump(mode="json", exclude_defaults=True)
+    store.set_meta(plan=toml(fields), resolved={}, models={}, **run.meta)
     store.add(run.kept)
     return store
-
-
-def toml(wanted: Plan) -> str:
-    """The plan as TOML."""
-    fields = wanted.model_dump(mode="json", exclude_defaults=True)
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items()).replace('": ', '" = ')

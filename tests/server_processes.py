@@ -1,7 +1,5 @@
 """Servers on a free port: in a process of its own, or in a thread of the tests'."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

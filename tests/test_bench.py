@@ -1,10 +1,9 @@
 """Benchmarks: rows, what is repeated and what is not, changed plans, deaths and full disks, and the commands."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -22,30 +21,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import bench_for_tests
 import noiser
-from bench_for_tests import PROMPTS, Fragile, by_key, check_same_numbers, plan_text, save_models
+from bench_for_tests import PROMPTS, Fragile, by_key, check_same_numbers, plan_text, toml
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan, run_bench
 from noiser.bench.executors import Processes
-from noiser.bench.run import status
+from noiser.bench.run import keys_sent, status
 from noiser.bench.store import FILE, Key, locked, write_files
 from noiser.cli import app
 from noiser.errors import NoiserError, PlanError, RunError, StoredFileError
 from soak import times
+from tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory) -> Path:
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def plan(tmp_path, models) -> Path:
-    path = tmp_path / "plan.toml"
-    path.write_text(plan_text(models), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,26 +57,14 @@ def whole(tmp_path_factory, models) -> Path:
 
 @pytest.fixture
 def copied(whole, tmp_path) -> Path:
-    """A run that a test may change."""
-    return Path(shutil.copytree(whole, tmp_path / "copied"))
-
-
-def llama_only(text) -> str:
-    return re.sub(r'\[\[models\]\]\nname = "[^"]*gemma3"\ndtype = "float32"\n', "", text)
+    """The same run where `run_plan` goes on with it, and a test may change it."""
+    return Path(shutil.copytree(whole, tmp_path / "out"))
 
 
 def forget(folder, where) -> int:
     """The number of rows, now deleted."""
     with sqlite3.connect(folder / FILE) as database:
         return database.execute(f"DELETE FROM rows WHERE {where}").rowcount
-
-
-def run_text(tmp_path, text, folder="out", **options):
-    (tmp_path / "p.toml").write_text(text, encoding="utf-8")
-    return run_bench(tmp_path / "p.toml", tmp_path / folder, workers=0, **options)
-
-
-# ---- what is stored --------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_the_stored_ones(whole):
@@ -110,62 +87,40 @@ def test_attributions_are_stored_and_their_facts_are_rows(whole, models):
     again = noiser.attribute(lm, PROMPTS[4], method=noiser.Noiser(samples=2, steps=3, bounding="k_max"), seed=7)
     torch.testing.assert_close(found["own-4"].scores, again.scores, atol=1e-6, rtol=0)
     facts = by_key(whole)["gemma3", "own", "noiser", "attribution", "own-4"]["values"]
-    assert facts["token_forwards"] == again.info["token_forwards"]
-    assert facts["rank"] == again.targets[0].rank
+    assert (facts["token_forwards"], facts["rank"]) == (again.info["token_forwards"], again.targets[0].rank)
 
 
-def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole):
+def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole, run_plan, models, tmp_path):
     rows, key = by_key(whole), Key("llama", "long", "occlusion", "localisation", "long-0")
     assert (rows[key]["error"], rows[key]["values"], rows[key]["targets"]) == ("ParameterError", {}, 3)
     assert "names no spans" in Store(whole).text(key)["error"]
-
-
-def test_a_prompt_that_cannot_be_attributed(tmp_path, models):
-    text = llama_only(plan_text(models, prompts=[PROMPTS[0], "The secret word is swordfish. " * 60], limit=2))
-    outcome = run_text(tmp_path, text)
+    text = plan_text(models, "llama", prompts=[PROMPTS[0], "The secret word is swordfish. " * 60], limit=2)
+    outcome = run_plan(text)
     assert outcome.errors == 8 + 2 * 3  # the long prompt's rows, and localisation without spans
     rows = by_key(tmp_path / "out")
     for metric in ("attribution", "soft_scores", "mass_matched"):
         row = rows["llama", "own", "noiser", metric, "own-1"]
         assert (row["error"], row["units"], row["targets"], row["probability"]) == ("PromptError", 0, 0, None)
         assert rows["llama", "own", "noiser", metric, "own-0"]["error"] is None
-    again = run_text(tmp_path, text, retry_errors=True)
+    again = run_plan(text, retry_errors=True)
     assert (again.rows, again.errors) == (outcome.errors, outcome.errors)
 
 
-REMOVAL = """
-name = "removal"
-seed = 3
-[[models]]
-name = "{models}/llama"
-dtype = "float32"
-[[data]]
-prompts = {prompts}
-[[methods]]
-name = "occlusion"
-[[metrics]]
-name = "lds"
-masks = 6
-removal = "delete"
-[[metrics]]
-name = "top_k"
-k = [2]
-removal = "mean"
-[[metrics]]
-name = "answerability"
-judge = "local"
-"""
+def removal(models, count, *metrics, block=4):
+    """A plan of a model, some prompts and these metrics."""
+    named = {"name": "removal", "seed": 3, "block": block, "data": [{"prompts": PROMPTS[:count]}], "metrics": metrics}
+    model = {"name": f"{models}/llama", "dtype": "float32"}
+    return toml(named | {"models": [model], "methods": [{"name": "occlusion"}]})
 
 
-def test_settings_reach_metrics_and_judged_words_stay_out_of_rows(tmp_path, models):
-    text = REMOVAL.format(models=models, prompts=json.dumps(PROMPTS[:2]))
-    assert run_text(tmp_path, text).errors == 0
+def test_settings_reach_metrics_and_judged_words_stay_out_of_rows(tmp_path, run_plan, models):
+    settings = {"lds": {"masks": 6, "removal": "delete"}, "top_k": {"k": [2], "removal": "mean"}}
+    metrics = settings | {"answerability": {"judge": "local"}}
+    assert run_plan(removal(models, 2, *({"name": name} | asked for name, asked in metrics.items()))).errors == 0
     lm = noiser.load_model(models / "llama", dtype="float32", device="cpu")
-    lds = noiser.evaluate(lm, PROMPTS[:2], "occlusion", "lds", seed=3, masks=6, removal="delete")
-    top = noiser.evaluate(lm, PROMPTS[:2], "occlusion", "top_k", seed=3, k=[2], removal="mean")
     rows = by_key(tmp_path / "out")
-    for metric, column, found in (("lds", "lds", lds), ("top_k", "drop@2", top)):
-        for record in found.records:
+    for metric, column in (("lds", "lds"), ("top_k", "drop@2")):
+        for record in noiser.evaluate(lm, PROMPTS[:2], "occlusion", metric, seed=3, **settings[metric]).records:
             values = rows["llama", "own", "occlusion", metric, f"own-{record['index']}"]["values"]
             assert column in values
             assert values == pytest.approx({name: record[name] for name in values}, abs=1e-5)
@@ -175,21 +130,17 @@ def test_settings_reach_metrics_and_judged_words_stay_out_of_rows(tmp_path, mode
     assert "answerability_words" in Store(tmp_path / "out").text(key)
 
 
-# ---- again, and again with changes -----------------------------------------------------------------------------------
-
-
-def test_nothing_is_done_twice_and_what_is_missing_comes_out_the_same(copied, plan, whole):
-    assert run_bench(plan, copied, workers=0).rows == 0
+def test_nothing_is_done_twice_and_what_is_missing_comes_out_the_same(copied, run_plan, whole):
+    assert run_plan().rows == 0
     gone = forget(copied, "model = 'llama' AND (metric = 'soft_scores' AND method = 'noiser' OR example = 'own-1')")
-    assert run_bench(plan, copied, workers=0).rows == gone
+    assert run_plan().rows == gone
     check_same_numbers(copied, whole)
 
 
-def test_a_plan_may_grow(tmp_path, models, whole):
-    small = llama_only(plan_text(models, prompts=PROMPTS[:5], limit=3))
-    first = run_text(tmp_path, small.replace('name = "occlusion"', 'name = "occlusion"\nlimit = 1'))
-    more = run_text(tmp_path, llama_only(plan_text(models)))
-    assert first.rows + more.rows == 57
+def test_a_plan_may_grow(tmp_path, run_plan, models, whole):
+    small = plan_text(models, "llama", prompts=PROMPTS[:5], limit=3)
+    first = run_plan(small.replace('name = "occlusion"', 'name = "occlusion", limit = 1'))
+    assert first.rows + run_plan(plan_text(models, "llama")).rows == 57
     check_same_numbers(tmp_path / "out", whole)  # also blocks that were begun
 
 
@@ -200,122 +151,126 @@ def test_a_plan_may_grow(tmp_path, models, whole):
         ("samples = 2", "samples = 3", "methods, 'noiser', parameters: samples was 2 and is 3"),
         ("masks = 2", "masks = 4", "metrics, 'soft_scores', masks was 2 and is 4"),
         ('"   x"', '"   y"', "data, 'long', prompts was"),
-        ('name = "random"\nlimit = { own = 3 }', 'name = "random"\nlabel = "chance"', "methods, 'random' is no longer"),
+        ('"random", limit = { own = 3 }', '"random", label = "chance"', "methods, 'random' is no longer"),
     ],
 )
-def test_a_plan_may_not_change_what_is_stored(plan, whole, old, new, said):
-    before = by_key(whole)
-    text = plan.read_text(encoding="utf-8").replace('methods = ["noiser", "random"]', "")
+def test_a_plan_may_not_change_what_is_stored(copied, run_plan, models, whole, old, new, said):
+    text = plan_text(models).replace('methods = ["noiser", "random"]', "")
     assert old in text
-    plan.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(PlanError) as refused:
-        run_bench(plan, whole, workers=0)
-    assert said in str(refused.value)
+    with pytest.raises(PlanError, match=re.escape(said)) as refused:
+        run_plan(text.replace(old, new))
     assert "start another folder" in str(refused.value)
-    assert by_key(whole) == before
+    assert by_key(copied) == by_key(whole)
 
 
 def other_weights(folder):
-    lm = noiser.load_model(folder, dtype="float32", device="cpu")
-    with torch.no_grad():
-        lm.model.model.norm.weight.mul_(1.5)
-    lm.model.save_pretrained(folder)
+    tiny_model("llama", seed=1).save_pretrained(folder)
 
 
 def other_configuration(folder):
-    path = folder / "config.json"
-    path.write_text(path.read_text(encoding="utf-8").replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    text = (folder / "config.json").read_text(encoding="utf-8")
+    (folder / "config.json").write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
 
 
 @pytest.mark.parametrize("change", [other_weights, other_configuration])
-def test_another_model_under_the_same_name_is_refused(tmp_path, models, change):
-    copy = Path(shutil.copytree(models, tmp_path / "copies"))
-    text = llama_only(plan_text(copy, limit=1))
-    run_text(tmp_path, text)
-    change(copy / "llama")
+def test_another_model_under_the_same_name_is_refused(tmp_path, run_plan, models, change):
+    text = plan_text(Path(shutil.copytree(models, tmp_path / "copies")), "llama", limit=1)
+    run_plan(text)
+    change(tmp_path / "copies" / "llama")
     forget(tmp_path / "out", "model = 'llama' AND example = 'own-0'")
     with pytest.raises(StoredFileError, match="'llama' is not the one that the stored rows are about"):
-        run_text(tmp_path, text)
-
-
-def judged_by(server, models, prompts):
-    """A plan whose one metric asks a judge there; a block is one prompt."""
-    text = REMOVAL.format(models=models, prompts=json.dumps(PROMPTS[:prompts]))
-    text = "block = 1\n" + text[: text.index("[[metrics]]")] + text[text.rindex("[[metrics]]") :]
-    return text.replace('"local"', f'"openai:m"\njudge_args = {{ base_url = "{server.url}", max_retries = 1 }}')
+        run_plan(text)
 
 
 @pytest.fixture
-def judge_cache(monkeypatch, tmp_path):
+def judged(monkeypatch, tmp_path, models):
+    """Makes a plan whose one metric asks a judge at a server; a block is one prompt."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
+    judge = {"name": "answerability", "judge": "openai:m"}
+
+    def plan(server, count):
+        args = {"judge_args": {"base_url": server.url, "max_retries": 1}}
+        return removal(models, count, judge | args, block=1)
+
+    return plan
 
 
-def test_a_judge_that_cannot_work_ends_the_run_and_what_is_finished_is_kept(tmp_path, models, judge_cache):
+def test_a_judge_that_cannot_work_ends_the_run_and_what_is_finished_is_kept(tmp_path, run_plan, judged):
     refusing = ChatServer(lambda *_: Step(401, {}) if refusing.total > 2 else None)
     with refusing as server, pytest.raises(RunError, match=r"cannot work: .*401"):
-        run_text(tmp_path, judged_by(server, models, prompts=6))
+        run_plan(judged(server, 6))
     assert 0 < len(by_key(tmp_path / "out")) < 12
 
 
-# ---- a disk and a machine that fail ----------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(times(2, 20)))
+def test_a_judge_that_fails_leaves_a_run_that_goes_on(tmp_path, run_plan, judged, number):
+    chance, nothing = random.Random(number), Step(body={"choices": []})
+    faults = [Step(503, {}), Step(429, {}), nothing, Step(body=completion("")), Step(400, {}), None]
+    with ChatServer(lambda *_: chance.choice(faults)) as server:
+        with contextlib.suppress(RunError):
+            run_plan(judged(server, 1))
+        server.script = lambda *_: None
+        run_plan(judged(server, 1), retry_errors=True)
+    assert not any(row["error"] for row in by_key(tmp_path / "out").values())
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("room", [100_000, *(random.Random(i).randrange(4_000, 500_000) for i in range(times(0, 24)))])
-def test_a_full_disk_is_one_clear_error_and_harms_nothing(tmp_path, plan, whole, room):
-    plan.write_text(llama_only(plan.read_text(encoding="utf-8")), encoding="utf-8")
-    limits, said = resource.getrlimit(resource.RLIMIT_FSIZE), ""
+def test_a_full_disk_is_one_clear_error_and_harms_nothing(tmp_path, run_plan, models, whole, room):
+    text, limits, said = plan_text(models, "llama"), resource.getrlimit(resource.RLIMIT_FSIZE), ""
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        run_bench(plan, tmp_path / "out", workers=0)
+        run_plan(text)
     except RunError as error:
         said = str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not said or re.search(r"bench\.sqlite: .*What is stored is whole; .*the same command goes on", said)
-    expected = {key: row for key, row in by_key(whole).items() if key[0] == "llama"}
     if room == 100_000:
-        stored = by_key(tmp_path / "out")
+        stored, expected = by_key(tmp_path / "out"), by_key(whole)
         assert (bool(said), 0 < len(stored) < 57) == (True, True)
         assert stored == {key: expected[key] for key in stored}
-    run_bench(plan, tmp_path / "out", workers=0)
+    run_plan(text)
     check_same_numbers(tmp_path / "out", whole)
 
 
-def test_folders_that_cannot_be_used(tmp_path, plan, copied):
+def test_folders_that_cannot_be_used(tmp_path, run_plan, copied):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(RunError, match="Cannot write"):
-        run_bench(plan, tmp_path / "file" / "out", workers=0)
+        run_plan(folder="file/out")
     with locked(copied), pytest.raises(RunError, match="Another run is at work"):
-        run_bench(plan, copied, workers=0)
-    with pytest.raises(StoredFileError, match="There is no benchmark"):
-        Store(tmp_path)
+        run_plan()
     (copied / FILE).write_bytes(b"not a database" * 100)
-    with pytest.raises(StoredFileError, match="is damaged"):
-        Store(copied)
+    for folder, said in ((tmp_path, "There is no benchmark"), (copied, "is damaged")):
+        with pytest.raises(StoredFileError, match=said):
+            Store(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("number", range(times(1, 10)))
-def test_five_kills_lose_and_repeat_nothing(tmp_path, models, plan, whole, number):
-    script = Path(__file__).parent / "bench_for_tests.py"
-    arguments = [sys.executable, script, plan, tmp_path / "out", "5", models / "llama", str(number)]
-    ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
+def test_five_kills_lose_and_repeat_nothing(tmp_path, models, whole, number):
+    (tmp_path / "p.toml").write_text(plan_text(models), encoding="utf-8")
+    arguments = [tmp_path / "p.toml", tmp_path / "out", "5", models / "llama", str(number)]
+    command = [sys.executable, bench_for_tests.__file__, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     check_same_numbers(tmp_path / "out", whole)
 
 
 @pytest.mark.slow
 @pytest.mark.soak
-def test_damaged_files_are_read_or_refused(tmp_path, plan, copied):
-    chance = random.Random(0)
-    Store(copied).pack(tmp_path / "pack")
+def test_damaged_files_are_read_or_refused(tmp_path, models, copied):
+    chance, pack = random.Random(0), tmp_path / "pack"
+    Store(copied).pack(pack)
+    (tmp_path / "p.toml").write_text(plan_text(models), encoding="utf-8")
     next(iter(Store(copied).attributions("llama", "own", "noiser").values())).save(tmp_path / "att.json")
-    readers = {plan: read_plan, tmp_path / "att.json": noiser.Attribution.load}
-    for path in (copied / FILE, tmp_path / "pack" / "run.json", tmp_path / "pack" / "rows.jsonl.gz"):
+    readers = {tmp_path / "p.toml": read_plan, tmp_path / "att.json": noiser.Attribution.load}
+    for path in (copied / FILE, pack / "run.json", pack / "rows.jsonl.gz"):
         readers[path] = lambda path: status(path.parent)
     for path, read in readers.items():
         good = path.read_bytes()
@@ -330,25 +285,8 @@ def test_damaged_files_are_read_or_refused(tmp_path, plan, copied):
 
 
 @pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("number", range(times(2, 20)))
-def test_a_judge_that_fails_leaves_a_run_that_goes_on(tmp_path, models, judge_cache, number):
-    chance, nothing = random.Random(number), Step(body={"choices": []})
-    faults = [Step(503, {}), Step(429, {}), nothing, Step(body=completion("")), Step(400, {}), None]
-    with ChatServer(lambda *_: chance.choice(faults)) as server:
-        text = judged_by(server, models, prompts=1)
-        with contextlib.suppress(RunError):
-            run_text(tmp_path, text)
-        server.script = lambda *_: None
-        run_text(tmp_path, text, retry_errors=True)
-    assert not any(row["error"] for row in by_key(tmp_path / "out").values())
-
-
-@pytest.mark.slow
-def test_two_workers_one_of_which_is_killed(tmp_path, plan, whole, monkeypatch):
+def test_two_workers_one_of_which_is_killed(tmp_path, run_plan, whole, monkeypatch):
     """Processes of a real run are killed from outside; the run goes on with new ones."""
-    import multiprocessing
-
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     killed = []
 
@@ -357,38 +295,38 @@ def test_two_workers_one_of_which_is_killed(tmp_path, plan, whole, monkeypatch):
             killed.append(multiprocessing.active_children()[0])
             os.kill(killed[0].pid, signal.SIGKILL)
 
-    outcome = run_bench(plan, tmp_path / "out", workers=2, progress=kills)
-    assert (outcome.rows, outcome.lost) == (114, ())
-    assert killed
+    outcome = run_plan(workers=2, progress=kills)
+    assert (outcome.rows, outcome.lost, len(killed)) == (114, (), 1)
     check_same_numbers(tmp_path / "out", whole)  # a new worker has nothing cached, so that its passes are others
     assert not multiprocessing.active_children()
 
 
 def test_a_job_whose_workers_die_is_tried_three_times_and_the_others_go_on(tmp_path):
     deaths = {"a": 0, "b": 2, "c": 9, "d": 0, "e": 1}
-    executor = Processes(Fragile, 2)
-    try:
+    with contextlib.closing(Processes(Fragile, 2)) as executor:
         found = {job[0]: result for job, result in executor.run((name, str(tmp_path), n) for name, n in deaths.items())}
         assert isinstance(found.pop("c"), RunError)
         assert found == {"a": "A", "b": "B", "d": "D", "e": "E"}
         with pytest.raises(RunError, match="memory is short"):
             list(executor.run([("f", str(tmp_path), 9)]))
-    finally:
-        executor.close()
+
+
+PARENT = """
+import sys, time
+from bench_for_tests import Fragile
+from noiser.bench.executors import Processes
+if __name__ == "__main__":
+    executor = Processes(Fragile, 1)
+    print(list(executor.run([("a", sys.argv[1], 0)])), flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_workers_end_with_a_killed_parent(tmp_path):
-    code = (
-        "import time; from functools import partial; from noiser.bench.executors import Processes\n"
-        "from bench_for_tests import Fragile\n"
-        "if __name__ == '__main__':\n"
-        f"    executor = Processes(Fragile, 1); print(list(executor.run([('a', {str(tmp_path)!r}, 0)])), flush=True)\n"
-        "    time.sleep(600)\n"
-    )
-    (tmp_path / "script.py").write_text(code, encoding="utf-8")
-    command, env = [sys.executable, tmp_path / "script.py"], {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as running:
+    (tmp_path / "script.py").write_text(PARENT, encoding="utf-8")
+    command, env = [sys.executable, tmp_path / "script.py", tmp_path], {"PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | env) as running:
         assert "'A'" in running.stdout.readline()
         running.send_signal(signal.SIGKILL)
         running.wait()
@@ -397,40 +335,39 @@ def test_workers_end_with_a_killed_parent(tmp_path):
         assert time.monotonic() - started < 60
 
 
-# ---- commands and packs ----------------------------------------------------------------------------------------------
+def bench(*arguments):
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
 def test_status_and_pack(tmp_path, whole):
-    run = CliRunner().invoke
-    shown = run(app, ["bench", "status", str(whole)])
-    assert "tiny: complete, 114 rows" in shown.output
-    assert "12 × ParameterError: " in shown.output
-    for folder in ("one", "two"):
-        packed = run(app, ["bench", "pack", str(whole), "-o", str(tmp_path / folder)])
+    shown = bench("status", whole).output
+    assert "tiny: complete, 114 rows" in shown
+    assert "12 × ParameterError: " in shown
+    packs = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        packed = bench("pack", whole, "-o", folder)
         assert packed.exit_code == 0, packed.output
+        packs.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert packs[0] == packs[1]
+    assert packs[0].keys() == {"plan.toml", "rows.jsonl.gz", "run.json"}
     one = Store(tmp_path / "one")
     assert list(one.rows()) == list(Store(whole).rows())
     assert one.plan.methods == Store(whole).plan.methods
     assert one.attributions("llama", "own", "noiser") == {}
-    files = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("one", "two")]
-    assert files[0] == files[1] == ["plan.toml", "rows.jsonl.gz", "run.json"]
-    for name in files[0]:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert "complete" in run(app, ["bench", "status", str(tmp_path / "one")]).output
-    assert run(app, ["bench", "status", str(tmp_path)]).exit_code == 2
+    assert "complete" in bench("status", tmp_path / "one").output
+    assert bench("status", tmp_path).exit_code == 2
     assert {"noiser", "torch", "transformers"} <= one.meta["versions"].keys()
-    texts = [(tmp_path / "one" / name).read_text(encoding="utf-8") for name in ("plan.toml", "run.json")]
-    assert not any(str(whole.parents[1]) in text for text in texts), "models are named by their last part"
-    assert one.plan.models[0].name == "llama"
+    assert one.plan.models[0].name == "llama", "models are named by their last part"
+    assert str(whole.parents[1]).encode() not in packs[0]["plan.toml"] + packs[0]["run.json"]
 
 
-def test_a_run_goes_on_from_a_pack(tmp_path, models, copied, monkeypatch):
-    Store(copied).pack(tmp_path / "packed")
+def test_a_run_goes_on_from_a_pack(tmp_path, run_plan, models, whole, monkeypatch):
+    Store(whole).pack(tmp_path / "packed")
     monkeypatch.chdir(models)  # a pack has the models' names, not their places
     text = (tmp_path / "packed" / "plan.toml").read_text(encoding="utf-8")
-    assert run_text(tmp_path, text, "packed").rows == 0
+    assert run_plan(text, "packed").rows == 0
     more = '[[metrics]]\nname = "erasure"\ndata = "own"\nmethods = "occlusion"\nmodels = "llama"\n'
-    assert run_text(tmp_path, text + more, "packed").rows == 6
+    assert run_plan(text + more, "packed").rows == 6
     found = Store(tmp_path / "packed")
     assert len(list(found.rows())) == 120
     assert len(found.attributions("llama", "own", "occlusion")) == 6  # made again for the new metric
@@ -450,43 +387,37 @@ def test_a_damaged_pack(tmp_path, whole):
         (tmp_path / name).write_bytes(good)
 
 
-def test_links_do_not_lead_out_of_a_folder(tmp_path, copied, plan):
-    elsewhere = tmp_path / "elsewhere"
+def test_links_do_not_lead_out_of_a_folder(tmp_path, copied, run_plan):
+    elsewhere, report = tmp_path / "elsewhere", copied / "report"
     elsewhere.mkdir()
+    report.mkdir()
     (elsewhere / "mine").write_text("mine", encoding="utf-8")
-    (copied / "report").mkdir()
-    (copied / "report" / "figures").symlink_to(elsewhere)
-    (copied / "report" / "report.md").symlink_to(elsewhere / "mine")
-    for names in (["figures/a.svg"], ["report.md"]):
-        with pytest.raises(RunError, match="Remove the link"):
-            write_files(copied / "report", dict.fromkeys(names, b"ours"))
+    (report / "figures").symlink_to(elsewhere)
+    (report / "report.md").symlink_to(elsewhere / "mine")
     (copied / FILE).rename(elsewhere / FILE)
     (copied / FILE).symlink_to(elsewhere / FILE)
-    with pytest.raises(RunError, match="Remove the link"):
-        run_bench(plan, copied, workers=0)
+    writes = [lambda name=name: write_files(report, {name: b"ours"}) for name in ("figures/a.svg", "report.md")]
+    for write in (*writes, run_plan):
+        with pytest.raises(RunError, match="Remove the link"):
+            write()
     assert {path.name for path in elsewhere.iterdir()} == {"mine", FILE}
     assert (elsewhere / "mine").read_text(encoding="utf-8") == "mine"
 
 
 def test_the_command(tmp_path, models):
-    run, plan = CliRunner().invoke, tmp_path / "p.toml"
-    plan.write_text(llama_only(plan_text(models, limit=1)), encoding="utf-8")
-    said = run(app, ["bench", "run", str(plan), "-o", str(tmp_path / "out"), "--dry-run"])
-    assert "At most 26 rows" in said.output
-    assert not (tmp_path / "out").exists()
-    done = run(app, ["bench", "run", str(plan), "-o", str(tmp_path / "out"), "--workers", "0"])
-    assert done.exit_code == 0, done.output
-    assert "Stored 26 rows" in done.output
+    plan, out = tmp_path / "p.toml", tmp_path / "out"
+    plan.write_text(plan_text(models, "llama", limit=1), encoding="utf-8")
+    assert "At most 26 rows" in bench("run", plan, "-o", out, "--dry-run").output
+    assert not out.exists()
+    done = bench("run", plan, "-o", out, "--workers", "0")
+    assert (done.exit_code, "Stored 26 rows" in done.output) == (0, True), done.output
 
 
-def test_code_and_keys_of_a_plan(tmp_path, plan):
-    from noiser.bench.run import keys_sent
-
-    text = plan.read_text(encoding="utf-8")
+def test_code_and_keys_of_a_plan(tmp_path, run_plan, models):
+    text, plan = plan_text(models), tmp_path / "plan.toml"
     for trusting in ("trust_remote_code = true", "engine_args = { trust_remote_code = true }"):
-        plan.write_text(text.replace('dtype = "float32"', trusting, 1), encoding="utf-8")
         with pytest.raises(PlanError, match="Add --trust-remote-code"):
-            run_bench(plan, tmp_path / "out", workers=0)
+            run_plan(text.replace('dtype = "float32"', trusting, 1))
     judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = {{ {} }}\n'
     plan.write_text(text + judged.format('base_url = "https://x/v1", api_key_env = "MY_KEY"'), encoding="utf-8")
     assert list(keys_sent(plan)) == ["The key in MY_KEY goes to https://x/v1."]

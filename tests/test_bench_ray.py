@@ -1,7 +1,5 @@
 """Benchmarks on a Ray cluster of two local nodes, one of which dies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -13,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench_for_tests import by_key, plan_text, save_models
-from noiser.bench import run_bench
+from bench_for_tests import by_key, plan_text
 from noiser.bench.executors import RayActors
 from noiser.errors import RunError
 
@@ -61,16 +58,13 @@ class Waiting:
         return name.upper()
 
 
-def test_a_plan_gives_the_same_rows(tmp_path, cluster):
-    plan, models = tmp_path / "plan.toml", save_models(tmp_path / "models")
-    plan.write_text(plan_text(models, limit=2), encoding="utf-8")
-    outcome = run_bench(plan, tmp_path / "out", executor="ray")
-    assert outcome.lost == ()
-    run_bench(plan, tmp_path / "whole", workers=0)
+def test_a_plan_gives_the_same_rows(tmp_path, cluster, run_plan, models):
+    text = plan_text(models, limit=2)
+    assert run_plan(text, executor="ray", workers=None).lost == ()
+    run_plan(text, "whole")
     assert by_key(tmp_path / "out").keys() == by_key(tmp_path / "whole").keys()
-    plan.write_text(plan_text(models, limit=3).replace("/gemma3", "/gone"), encoding="utf-8")
     with pytest.raises(RunError, match="gone"):
-        run_bench(plan, tmp_path / "other", executor="ray")
+        run_plan(plan_text(models, "llama", "gone", limit=3), "other", executor="ray", workers=None)
 
 
 def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
@@ -95,11 +89,11 @@ def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
     thread.start()
     found = {job[0]: result for job, result in executor.run([(name, str(tmp_path)) for name in "abcd"])}
     thread.join()
+    executor.close()
     assert found == {name: name.upper() for name in "abcd"}
     begun = {path.name for path in tmp_path.iterdir()}
     assert sum(name.endswith(killed[0]) for name in begun) == 1
     assert len(begun) == 6  # "go", and one job twice
-    executor.close()
 
 
 def test_a_wrong_address(monkeypatch):

@@ -1,16 +1,16 @@
 """The commands: what they print, where, and with what exit status."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
+import re
 import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -24,6 +24,7 @@ from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from tiny import tiny
 
+attributing = importlib.import_module("noiser.explain.attribute")  # the function has the same name
 PROMPT = "The quick brown fox jumps"
 LOADING = "Loading gemma-3-270m ...\n"
 SOURCE = str(Path(__file__))
@@ -51,33 +52,25 @@ def noiser_command(monkeypatch):
     return run
 
 
-# ---- help, version, lists --------------------------------------------------------------------------------------------
-
-
 def test_help_and_version(noiser_command):
     for arguments in (["--help"], ["attribute", "-h"]):
-        result = noiser_command(*arguments)
-        assert (result.exit_code, "Usage: noiser" in result.stdout, "attribute" in result.stdout) == (0, True, True)
+        assert "Usage: noiser" in noiser_command(*arguments).stdout
     assert noiser_command("--version").stdout == f"noiser {noiser.__version__}\n"
 
 
 def test_methods_and_metrics_are_listed_with_defaults_and_settings(noiser_command):
-    lines = noiser_command("methods").stdout.splitlines()
     families = [f"{family.prefix}:NAME" for family in METHODS.families.values()]
-    assert [line for line in lines if not line.startswith(" ")] == METHODS.names() + families
-    at = lines.index("noiser")
-    assert lines[at + 1].strip() == METHODS.get("noiser").summary
-    assert "samples=10, steps=10, bounding=k_min, score=prob" in lines[at + 2]
-    assert "bounding=relative" in lines[lines.index("noiser_relative") + 2]
-    lines = noiser_command("metrics").stdout.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == METRICS.names()
-    at = lines.index("lds")
-    said = [METRICS.get("lds").summary, "settings: draws, masks, removal"]
-    assert [line.strip() for line in lines[at + 1 : at + 3]] == said
-    assert lines[lines.index("answerability") + 2].strip().endswith("judge")
-
-
-# ---- every command with a model --------------------------------------------------------------------------------------
+    for command, names in (("methods", METHODS.names() + families), ("metrics", METRICS.names())):
+        lines = noiser_command(command).stdout.splitlines()
+        heads = [at for at, line in enumerate(lines) if not line.startswith(" ")]
+        said = {lines[at]: [line.strip() for line in lines[at + 1 : at + 3]] for at in heads}
+        assert [*said] == names
+        if command == "methods":
+            assert said["noiser"][0] == METHODS.get("noiser").summary
+            assert "samples=10, steps=10, bounding=k_min, score=prob" in said["noiser"][1]
+            assert "bounding=relative" in said["noiser_relative"][1]
+    assert said["lds"] == [METRICS.get("lds").summary, "settings: draws, masks, removal"]
+    assert said["answerability"][1].endswith("judge")
 
 
 WHERE, ANSWER = "Where is the lute?", "In the attic."
@@ -156,17 +149,9 @@ def test_evaluate_compares_methods(noiser_command):
     assert (page.count("<table"), page.count("</html>")) == (4, 1)
 
 
-# ---- where results go ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "options", "form"),
-    [
-        ("out", [], "text"),
-        ("out.json", [], "json"),
-        ("out.HTML", [], "html"),
-        ("out.md", ["--format", "html"], "html"),
-    ],
+    [("out", [], "text"), ("out.json", [], "json"), ("out.HTML", [], "html"), ("out.md", ["--format=html"], "html")],
 )
 def test_output_goes_to_the_file_alone(noiser_command, tmp_path, name, options, form):
     arguments = ["attribute", PROMPT, "--method", "occlusion"]
@@ -199,18 +184,12 @@ def test_options_reach_the_model(noiser_command):
     assert asked == {"name": "m", "chat_template_kwargs": {"enable_thinking": False, "style": "brief"}} | loading
 
 
-# ---- what goes wrong -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["attribute", ""], "prompt"),
         (["attribute", PROMPT, "--max-new-tokens", "0"], "max_new_tokens is 0; expected an integer of at least 1"),
-        (
-            ["attribute", PROMPT, "--method=noiser", "--set=sample=3"],
-            "hyper-parameter of noiser 'sample'. Did you mean 'samples'",
-        ),
+        (["attribute", PROMPT, "--method=noiser", "--set=sample=3"], "noiser 'sample'. Did you mean 'samples'"),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--chat"], "chat"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
@@ -222,6 +201,8 @@ def test_options_reach_the_model(noiser_command):
         (["evaluate", PROMPT, "--metric-set", "maks=2"], "Did you mean 'masks'?"),
         (["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"], "got no model; expected a name"),
         (["evaluate", PROMPT, "--judge", "local", "--judge-set", "stile=plain"], "does not accept stile"),
+        (["attribute", PROMPT, "--method", "noiser_relative", "--foil", " dog"], "foil"),
+        (["compare", PROMPT, "--methods", "occlusion:score=none"], "score"),
         (["bench", "status", "not/there"], "not/there"),
     ],
 )
@@ -229,22 +210,8 @@ def test_errors_are_one_line_on_stderr(noiser_command, arguments, says):
     result = noiser_command(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     said = result.stderr.removeprefix(LOADING)
-    assert said.startswith("noiser: error: ")
-    assert says.lower() in said.lower()
-    assert len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["attribute", PROMPT, "--method", "noiser_relative", "--foil", " dog"],
-        ["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"],
-        ["compare", PROMPT, "--methods", "occlusion:score=none"],
-    ],
-)
-def test_what_is_known_before_is_said_before_loading(noiser_command, arguments):
-    result = noiser_command(*arguments)
-    assert (result.exit_code, result.asked) == (2, {})
+    assert re.fullmatch(f"noiser: error: .*{re.escape(says)}.*\n", said, re.IGNORECASE)
+    assert result.asked == {} or says in ("prompt", "chat", "does not accept stile")  # else said before loading
 
 
 @pytest.mark.parametrize(
@@ -263,8 +230,7 @@ def test_hints(noiser_command, arguments, hint):
 
 
 def test_debug_shows_the_traceback(noiser_command):
-    result = noiser_command("attribute", PROMPT, "--method", "nosier", "--debug")
-    assert (result.exit_code, "Traceback" in result.stderr) == (2, True)
+    assert "Traceback" in noiser_command("attribute", PROMPT, "--method", "nosier", "--debug").stderr
 
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt\r"
@@ -289,17 +255,11 @@ def test_only_a_terminal_gets_results_without_control_characters(monkeypatch, ca
     assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (BrokenPipeError(32, ""), 1)])
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (BrokenPipeError(32, ""), 1)])
 def test_an_interrupt_and_a_closed_pipe_are_quiet(noiser_command, monkeypatch, error, status):
-    def fail(*args, **options):
-        raise error
-
-    monkeypatch.setattr(noiser.model, "load_model", fail)
+    monkeypatch.setattr(noiser.model, "load_model", Mock(side_effect=error))
     result = noiser_command("attribute", PROMPT)
     assert (result.exit_code, result.stdout, result.stderr) == (status, "", LOADING)
-
-
-# ---- parsing ---------------------------------------------------------------------------------------------------------
 
 
 def test_parameter_values():
@@ -316,14 +276,9 @@ def test_chat_prompts(typed):
     assert (parse_prompt(typed, chat=True), parse_prompt(typed, chat=False)) == (prompt, typed)
 
 
-# ---- the progress bar ------------------------------------------------------------------------------------------------
-
-
 def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
     times = iter([0.0, 4.0, 10.0, 20.0])
-    monkeypatch.setattr(
-        importlib.import_module("noiser.explain.attribute"), "time", SimpleNamespace(monotonic=lambda: next(times))
-    )
+    monkeypatch.setattr(attributing, "time", SimpleNamespace(monotonic=lambda: next(times)))
     with terminal.progress_bar("Attributing") as update:
         for done in (1, 2, 3):
             update(done, 100)

@@ -1,7 +1,5 @@
 """The data sets: what readers make of upstream files, and what `load` adds. The records are our own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -9,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from data_for_tests import KNOWN_RECORDS, LONGRA_RECORDS, NO_REAL, REAL, as_json, source, upstream
+from data_for_tests import KNOWN_RECORDS, LONGRA_RECORDS, NO_REAL, REAL, as_json, register, upstream
 from noiser import data
-from noiser.data import Example, Recipe, loading, planted
+from noiser.data import Example, planted
 from noiser.data.loading import choose
 from noiser.data.paper import first_sentences, read_biographies, read_known, read_longra, read_wikitext
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.measuring import read_examples
-from noiser.registry import Registry
 
 FILES = {
     "known": ("known_1000.json", as_json(KNOWN_RECORDS), read_known),
@@ -27,15 +24,11 @@ FILES = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A folder of the user's with our own files, under a registry that knows their checksums."""
-    registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
-    for name, (file, content, read) in FILES.items():
+    """A folder of the user's with our own files, in data sets that know their checksums."""
+    register(monkeypatch, {name: (upstream(file, content), read) for name, (file, content, read) in FILES.items()})
+    for name, (file, content, _) in FILES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_bytes(content)
-        made = Recipe(source=source(upstream(file, content)), read=read)
-        registry.register(name, lambda made=made: made, summary="")
-    monkeypatch.setattr(loading, "DATA_SETS", registry)
-    monkeypatch.delenv("NOISER_DATA", raising=False)
     return tmp_path
 
 
@@ -45,13 +38,12 @@ def parts(example: Example) -> dict[str, list[str]]:
 
 def test_known_has_every_prompt_once_and_says_so(folder):
     found = data.load("known", folder)
-    assert [example.id for example in found] == ["known-0", "known-1", "known-3"]
+    assert [(e.id, e.category) for e in found] == [("known-0", "P1"), ("known-1", "P2"), ("known-3", "P2")]
     assert found.notes == ("Removed 1 of 4 records: known-2 repeats the prompt of known-0.",)
     kettle = found[1]
     assert (kettle.prompt, kettle.target) == ("Grandfather's kettle sings in the key of", "C")
-    assert (kettle.category, kettle.spans, kettle.dataset) == ("P2", {"subject": ((0, 20),)}, "known")
+    assert (kettle.spans, kettle.dataset) == ({"subject": ((0, 20),)}, "known")
     assert (kettle.meta["template"], kettle.meta["prediction"]) == ("{} sings in the key of", " C, of course")
-    assert [example.category for example in found] == ["P1", "P2", "P2"]
 
 
 def test_longra_is_repaired_and_has_spans(folder):
@@ -67,19 +59,15 @@ def test_longra_is_repaired_and_has_spans(folder):
     assert [example.meta["relative"] for example in found] == ["Norway", "slowly", "Denmark", "walk", "apple"]
     assert found.notes == ("Repaired 3 of 5 records, malformed in LongRA.json.",)
     first = {"antecedent": ["Norway"], "distractor": ["(The cat slept)."], "last_content_word": ["capital"]}
-    assert parts(found[0]) == first
-    assert parts(found[1]) == {"antecedent": ["slowly"], "distractor": ["(It rained, then snowed.)"]}
+    second = {"antecedent": ["slowly"], "distractor": ["(It rained, then snowed.)"]}
+    assert [parts(example) for example in found[:2]] == [first, second]
     assert [parts(example)["antecedent"] for example in found[2:]] == [["Denmark"], ["walk"], ["apple"]]
-
-
-# ---- wikitext and wikibio --------------------------------------------------------------------------------------------
 
 
 def test_wikitext_is_stripped(folder):
     found = data.load("wikitext", folder)
-    assert [example.prompt for example in found] == ["The old mill is", "A heron waits", "Snow fell on"]
-    assert [example.id for example in found] == ["wikitext-0", "wikitext-1", "wikitext-2"]
-    assert {example.target for example in found} == {None}
+    prompts = ["The old mill is", "A heron waits", "Snow fell on"]
+    assert [(e.id, e.prompt, e.target) for e in found] == [(f"wikitext-{i}", p, None) for i, p in enumerate(prompts)]
     assert found.notes == ("Removed the whitespace at the ends of 2 of 3 lines.",)
 
 
@@ -103,27 +91,18 @@ def test_biographies_of_selfcheckgpt(tmp_path):
     assert [(e.id, e.prompt, e.target) for e in reading.examples] == [("wikibio-70", "Ann Ode paints. She rows.", None)]
 
 
-# ---- load ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_limit_or_a_category_takes_some_and_says_so(folder):
-    found = data.load("known", folder, 2)
-    assert [example.id for example in found] == ["known-0", "known-1"]
-    assert found.notes[-1] == "Took 2 of 3 examples, in the order of the file."
     assert data.load("known", folder, 3).notes == data.load("known", folder).notes
-    found = data.load("longra", folder, category="currency")
-    assert [example.id for example in found] == ["longra-2"]
-    assert found.notes[-1] == "Took 1 of 5 examples, category currency, in the order of the file."
-    with pytest.raises(UnknownNameError, match=r"Unknown category of longra 'curency'. Did you mean 'currency'\?"):
-        data.load("longra", folder, category="curency")
-
-
-def examples(count: int) -> list[Example]:
-    return [Example(id=f"x-{number}", prompt="p", target=None, dataset="x") for number in range(count)]
+    for found, ids, said in (
+        (data.load("known", folder, 2), ["known-0", "known-1"], "Took 2 of 3 examples"),
+        (data.load("longra", folder, category="currency"), ["longra-2"], "Took 1 of 5 examples, category currency"),
+    ):
+        assert [example.id for example in found] == ids
+        assert found.notes[-1] == f"{said}, in the order of the file."
 
 
 def test_samples_keep_the_order_and_are_nested():
-    everything = examples(40)
+    everything = [Example(id=f"x-{number}", prompt="p", target=None, dataset="x") for number in range(40)]
     small, large = choose(everything, 8, 3), choose(everything, 20, 3)
     assert [e for e in everything if e in small] == small
     assert set(small) < set(large)
@@ -133,11 +112,19 @@ def test_samples_keep_the_order_and_are_nested():
 
 
 def test_wrong_limits_and_names(folder):
-    for options, says in (({"limit": 0}, "limit is 0; expected at least 1"), ({"seed": 1}, "Got seed 1 and no limit")):
-        with pytest.raises(ParameterError, match=says):
-            data.load("known", folder, **options)
-    with pytest.raises(UnknownNameError, match=r"Unknown data set 'nown'. Did you mean 'known'\?"):
-        data.load("nown")
+    for name, options, error, says in (
+        ("known", {"limit": 0}, ParameterError, "limit is 0; expected at least 1"),
+        ("known", {"seed": 1}, ParameterError, "Got seed 1 and no limit"),
+        ("nown", {}, UnknownNameError, r"Unknown data set 'nown'. Did you mean 'known'\?"),
+        (
+            "longra",
+            {"category": "curency"},
+            UnknownNameError,
+            r"category of longra 'curency'. Did you mean 'currency'\?",
+        ),
+    ):
+        with pytest.raises(error, match=says):
+            data.load(name, folder, **options)
 
 
 def test_environment_names_the_folder_and_an_argument_goes_before_it(folder, monkeypatch, tmp_path):
@@ -152,12 +139,11 @@ def test_a_data_set_is_a_sequence_that_evaluate_takes(folder):
     found = data.load("longra", folder)
     assert len(found[1:3]) == 2
     assert found[0] in found
-    items = read_examples(found)
-    assert [(i.prompt, i.target, i.spans) for i in items] == [(e.prompt, e.target, e.spans) for e in found]
+    assert [(i.prompt, i.target, i.spans) for i in read_examples(found)] == [
+        (e.prompt, e.target, e.spans) for e in found
+    ]
     assert len({*found, *found}) == 5
 
-
-# ---- the real files --------------------------------------------------------------------------------------------------
 
 real_files = pytest.mark.skipif(REAL is None, reason=NO_REAL)
 
@@ -181,15 +167,14 @@ def test_real_longra_equals_the_rendered_templates():
         pytest.skip("longra_573_rendered.json is not with the other files")
     right = json.loads(rendered.read_text(encoding="utf-8"))
     found = data.load("longra", REAL)
+    assert len(found) == 573
     for one, e in zip(right, found, strict=True):
         spans = {name: parts(e)[name][0] for name in ("antecedent", "distractor")}
         about = {"id": int(e.id.removeprefix("longra-")), "category": e.category}
         assert {**about, "prompt": e.prompt, "target": e.target, **spans} == one
-    assert len(found) == 573
     assert sum(bool(e.meta["repaired"]) for e in found) == 186
-    capitals = [e for e in found if e.category == "capital-world"]
-    assert len(capitals) == 116
-    assert {parts(e)["last_content_word"][0] for e in capitals} == {"capital"}
+    capitals = [parts(e)["last_content_word"][0] for e in found if e.category == "capital-world"]
+    assert capitals == ["capital"] * 116
 
 
 @real_files
@@ -201,26 +186,23 @@ def test_real_wikitext_and_wikibio():
     assert min(len(example.prompt) for example in found) > 90
 
 
-# ---- planted ---------------------------------------------------------------------------------------------------------
-
-
 def test_planted_gold_is_what_says_the_answer_and_nothing_else_does():
     examples = data.load("planted")
     assert len({example.id for example in examples}) == len(examples)
+    digest = hashlib.sha256("".join(example.prompt for example in examples).encode()).hexdigest()
+    assert digest[:16] == "578e8249f3cbd073", "the same in every run"
     for example in examples:
-        (question,) = re.findall(r"Question: .*", example.prompt)
-        gold = parts(example)["gold"]
-        rest = example.prompt
+        gold, rest = parts(example)["gold"], example.prompt
         for sentence in gold:
             rest = rest.replace(sentence + " ", "")
         assert example.without[0] == rest
         assert example.target in " ".join(gold)
-        asked = re.findall(r"does (\w+) keep the (\w+)", question)
-        if example.category in ("once", "twice"):
-            (person, thing), room = asked[0], example.target
-            assert set(gold) == {f"{person} keeps the {thing} in the {room}."}
-            assert f"{person} keeps the {thing}" not in example.without[0]
         assert len(gold) == {"twice": 2, "combined": 2}.get(example.category, 1)
+        if example.category in ("once", "twice"):
+            (question,) = re.findall(r"Question: .*", example.prompt)
+            ((person, thing),) = re.findall(r"does (\w+) keep the (\w+)", question)
+            assert set(gold) == {f"{person} keeps the {thing} in the {example.target}."}
+            assert f"{person} keeps the {thing}" not in rest
 
 
 def test_a_fact_in_two_parts_must_need_both():
@@ -241,8 +223,3 @@ def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
         planted.draw("twise", 6)
     with pytest.raises(ParameterError, match="sentences is 1; expected an integer of at least"):
         planted.draw("once", 1)
-
-
-def test_planted_is_the_same_in_every_run():
-    digest = hashlib.sha256("".join(example.prompt for example in data.load("planted")).encode()).hexdigest()
-    assert digest[:16] == "578e8249f3cbd073"

@@ -1,8 +1,5 @@
 """A model of one's own as the judge: random models in milliseconds, the real ones where meaning counts."""
 
-from __future__ import annotations
-
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -15,18 +12,18 @@ from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.local import LocalJudge, _first_word
 from noiser.text import encode
 from test_contract import state_of, state_of_process
-from tiny import tiny_model, tiny_tokenizer
+from tiny import chat_tokenizer, tiny_model
 
 CHAT = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+OWN = {"suppress_tokens": [*range(2, 200)], "stop_strings": ["a"], "do_sample": True, "temperature": 0.3}
+OWN |= {"repetition_penalty": 3.0, "min_length": 90}
 WORDS = [("The", "quick", "fox"), ("rains", "mountains"), ("A", "teacher", "plays", "the"), ("quick", "The", "fox")]
 
 
 def model(family="llama", chat=False, **changes) -> noiser.LanguageModel:
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = CHAT if chat else None
     made = tiny_model(family)
     made.config.max_position_embeddings = 4096
-    return noiser.wrap(made, tokenizer, **changes)
+    return noiser.wrap(made, chat_tokenizer(CHAT if chat else None), **changes)
 
 
 def requests(count=1):
@@ -46,34 +43,23 @@ def test_replies_repeat_and_do_not_depend_on_the_batch(chat, count):
     assert verdicts == small.judge(requests(count))
     assert count == 1 or chat or any(len(verdict.answers) > 1 for verdict in verdicts)
     for verdict in verdicts:
-        assert len({answer.casefold() for answer in verdict.answers}) == len(verdict.answers)
+        assert len({answer.casefold() for answer in verdict.answers}) == len(verdict.answers) <= count
         assert verdict.prompt_version == ("paper-v1" if chat else "words-v1")
-        assert len(verdict.answers) <= count
         assert 1 <= len(verdict.replies) <= count
         assert verdict.usage.prompt_tokens > 0
 
 
-@pytest.mark.parametrize(("family", "chat"), [("llama", False), ("gpt2", True), ("mamba", False)])
+@pytest.mark.parametrize(("family", "chat"), [("llama", False), ("llama", True), ("gpt2", True), ("mamba", False)])
 @pytest.mark.usefixtures("unchecked")  # the checks draw random numbers
-def test_nothing_is_left_changed_or_said(family, chat, capfd, recwarn):
+def test_how_a_model_would_generate_by_itself_changes_nothing_and_nothing_is_left_or_said(family, chat, capfd, recwarn):
     lm = model(family, chat)
-    lm.model.generation_config.do_sample = True
-    lm.model.generation_config.temperature = 0.3
-    before = state_of(lm), state_of_process()
-    LocalJudge(lm, max_new_tokens=4).judge(requests(5)[:2])
-    assert (state_of(lm), state_of_process()) == before
-    assert capfd.readouterr() == ("", "")
-    assert not recwarn.list
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_replies_do_not_depend_on_how_a_model_would_generate_by_itself(chat):
-    lm = model(chat=chat)
     expected = LocalJudge(lm, max_new_tokens=6).judge(requests(5)[:2])
-    own = {"suppress_tokens": list(range(2, 200)), "stop_strings": ["a"], "do_sample": True, "temperature": 0.3}
-    for name, value in (own | {"repetition_penalty": 3.0, "min_length": 90}).items():
+    for name, value in OWN.items():
         setattr(lm.model.generation_config, name, value)
+    before = state_of(lm), state_of_process()
     assert LocalJudge(lm, max_new_tokens=6).judge(requests(5)[:2]) == expected
+    assert (state_of(lm), state_of_process()) == before
+    assert (capfd.readouterr(), recwarn.list) == (("", ""), [])
 
 
 def test_greedy_is_the_most_probable_word_of_a_plain_completion():

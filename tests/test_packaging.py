@@ -1,7 +1,5 @@
 """Set-up scripts and versions: what a fresh machine relies on."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -26,23 +24,16 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def pinned() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
-    return {canonicalize_name(name): version for name, version in pairs}
+    pins = re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pins}
 
 
 def requirements() -> list[Requirement]:
-    project = PROJECT["project"]
-    installed = [
-        *project["dependencies"],
-        *project["optional-dependencies"]["demo"],
-        *project["optional-dependencies"]["app"],
-        *project["optional-dependencies"]["inseq"],
-        *PROJECT["dependency-groups"]["dev"],
-        *PROJECT["dependency-groups"]["docs"],
-        *PROJECT["dependency-groups"]["release"],
-    ]
-    return [Requirement(text) for text in [*installed, *PROJECT["build-system"]["requires"]]]
+    project, groups = PROJECT["project"], PROJECT["dependency-groups"]
+    lists = [project["dependencies"], PROJECT["build-system"]["requires"]]
+    lists += [project["optional-dependencies"][name] for name in ("demo", "app", "inseq")]
+    lists += [groups[name] for name in ("dev", "docs", "release")]
+    return [Requirement(text) for texts in lists for text in texts]
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=str)
@@ -69,54 +60,38 @@ def test_scripts_can_be_run_and_parsed(name):
     subprocess.run([BASH, "-n", ROOT / name], check=True)
 
 
-def workflow_steps() -> list[str]:
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml")]
-    jobs = [job for text in texts for job in yaml.safe_load(text)["jobs"].values()]
-    return [step["run"] for job in jobs for step in job["steps"] if "run" in step]
-
-
 @needs_bash
 def test_releases_compare_the_tag_with_the_version():
-    (step,) = [step for step in workflow_steps() if step.startswith("grep")]
+    workflows = [yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")]
+    steps = [step for flow in workflows for job in flow["jobs"].values() for step in job["steps"]]
+    (step,) = [step["run"] for step in steps if step.get("run", "").startswith("grep")]
     for tag, status in ((f"v{noiser.__version__}", 0), ("v0.0.7", 1)):
         env = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": tag}
         ran = subprocess.run([BASH, "-c", step], cwd=ROOT, env=env, capture_output=True, check=False)
         assert ran.returncode == status
 
 
-# ---- scripts/environment.sh ------------------------------------------------------------------------------------------
-
-
-def bash(code: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    code = f". scripts/environment.sh\n{code}"
-    return subprocess.run([BASH, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def bin_folder(tmp_path) -> Path:
-    """A PATH with nothing on it but what a test puts there."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    return folder
-
-
-def put(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
-
-
 @needs_bash
-def test_the_chosen_python_or_the_first_that_works_is_taken(bin_folder):
-    put(bin_folder, "python3.13", "echo 'not installed' >&2; exit 127")  # as a version manager's stand-in does
-    put(bin_folder, "python3.12", "exit 1")  # too old, or without venv
-    none = bash("ensure_environment", ROOT, PATH=f"{bin_folder}")
+def test_the_chosen_python_or_the_first_that_works_is_taken(tmp_path):
+    def bash(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Of a PATH with nothing on it but what the test puts there."""
+        command, env = [BASH, "-c", f". scripts/environment.sh\n{code}"], {"PATH": str(tmp_path)} | env
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+    def put(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    put("python3.13", "echo 'not installed' >&2; exit 127")  # as a version manager's stand-in does
+    put("python3.12", "exit 1")  # too old, or without venv
+    none = bash("ensure_environment")
     assert (none.returncode, none.stdout) == (1, "")
     assert re.search("No Python 3.11 or newer .* set PYTHON", none.stderr)
     for name in ("mine", "python3"):
-        put(bin_folder, name, "exit 0")
-    ran = bash("find_python", ROOT, PATH=f"{bin_folder}")
+        put(name, "exit 0")
+    ran = bash("find_python")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "python3\n", "")
-    assert bash("find_python", ROOT, PATH=f"{bin_folder}", PYTHON="mine").stdout == "mine\n"
+    assert bash("find_python", PYTHON="mine").stdout == "mine\n"
 
 
 def test_exact_versions_install_on_the_oldest_python():

@@ -1,8 +1,5 @@
 """What the manual shows runs, as it stands there, on random models; pages.py says what cannot, and why."""
 
-from __future__ import annotations
-
-import copy
 import re
 import shlex
 import subprocess
@@ -21,10 +18,11 @@ from bench_for_tests import plan_text, save_models
 from data_for_tests import NO_REAL, REAL
 from noiser.cli import app
 from noiser.integrations.common import imported
+from noiser.judges import JUDGES
 from noiser.methods import METHODS
 from pages import NOT_RUN, ROOT, all_blocks, blocks, commands, pages, reason_not_to_run
 from report_for_tests import full, write_folder
-from tiny import save_tiny, tiny, tiny_model, tiny_tokenizer
+from tiny import chat_tokenizer, save_tiny, tiny, tiny_model, tiny_tokenizer
 from tokenizers_for_tests import CHAT_TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")  # shapes are checked elsewhere
@@ -37,19 +35,7 @@ CONTEXT = (
 
 
 @pytest.fixture
-def registries():
-    """What a page registers is gone after it."""
-    from noiser.judges import JUDGES
-
-    kept = [(registry._entries, dict(registry._entries)) for registry in (METHODS, JUDGES)]
-    yield
-    for entries, before in kept:
-        entries.clear()
-        entries.update(before)
-
-
-@pytest.fixture
-def desk(page, tmp_path, monkeypatch, registries):
+def desk(page, tmp_path, monkeypatch):
     """A folder with what a page speaks of, and a model that answers to every name."""
     loading, load_data = noiser.model.load_model, noiser.data.load
 
@@ -65,11 +51,13 @@ def desk(page, tmp_path, monkeypatch, registries):
     monkeypatch.setattr(noiser, "load_model", load)
     monkeypatch.setattr(noiser.model, "load_model", load)
     monkeypatch.setattr(noiser.data, "load", load_one)
-    monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setenv("MY_KEY", "a key of one's own")
-    if REAL is not None:
-        monkeypatch.setenv("NOISER_DATA", str(REAL))
+    for registry in (METHODS, JUDGES):  # what a page registers is gone after it
+        entries = dict(registry._entries)
+        monkeypatch.setattr(registry, "_own", entries)
+        monkeypatch.setattr(registry, "_entries", entries)
+    values = {"NOISER_CACHE": str(tmp_path / "cache"), "OPENAI_API_KEY": "none", "MY_KEY": "a key of one's own"}
+    for name, value in (values | ({"NOISER_DATA": str(REAL)} if REAL else {})).items():
+        monkeypatch.setenv(name, value)
     for name, text in (("notes.txt", "Mira keeps the lute in the attic."), ("news.txt", "It rains.")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     if any(command.startswith("noiser bench run") for command in runnable(page)):
@@ -93,9 +81,7 @@ def use_small_model_in_inseq(folder, monkeypatch):
 
 
 def chat_model():
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return noiser.wrap(tiny_model("llama", max_position_embeddings=1024).eval(), tokenizer)
+    return noiser.wrap(tiny_model("llama", max_position_embeddings=1024).eval(), chat_tokenizer(CHAT_TEMPLATE))
 
 
 def has_here(page, language):
@@ -105,11 +91,6 @@ def has_here(page, language):
 
 def runnable(page):
     return [line for line in commands(page) if line.startswith("noiser ") and reason_not_to_run(page, line) is None]
-
-
-def installed(block):
-    """Whether the packages that a recipe imports are there."""
-    return all(find_spec(name) for name in re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE))
 
 
 def needs_files(text):
@@ -122,12 +103,13 @@ def test_python(page, desk):
     lm = tiny("llama")
     attributions = [noiser.attribute(lm, text, method="occlusion", unit="word") for text in (PROMPT, "The lazy dog")]
     names = {"noiser": noiser, "lm": lm, "chat": chat_model(), "prompt": PROMPT, "context": CONTEXT}
-    names |= {"attributions": attributions}
+    names["attributions"] = attributions
     write_folder(desk / "DIR", full(5))
     for number, block in enumerate(blocks(page, "python"), 1):
         if needs_files(block):
             pytest.skip(NO_REAL)
-        if page == "docs/howto/frameworks.md" and not installed(block):
+        packages = re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE)
+        if page == "docs/howto/frameworks.md" and not all(map(find_spec, packages)):
             continue
         exec(compile(block, f"{page}, Python block {number}", "exec"), names)
 
@@ -174,41 +156,41 @@ def test_every_method_is_described():
     assert [name for name in METHODS.names() if f"\n## {name}\n" not in text] == []
 
 
-def others():
-    return [
-        (page, line)
-        for page in pages()
-        for line in commands(page)
-        if not line.startswith("noiser ") and reason_not_to_run(page, line) is None
-    ]
+OTHERS = [
+    (page, line)
+    for page in pages()
+    for line in commands(page)
+    if not line.startswith("noiser ") and reason_not_to_run(page, line) is None
+]
+PROGRAMS = ("pytest", "mkdocs", "pre-commit", "jupyter", "export", "source")
 
 
-@pytest.mark.parametrize(("page", "command"), others())
+@pytest.mark.parametrize(("page", "command"), OTHERS)
 def test_other_commands_name_what_is_there(page, command):
     program, *rest = shlex.split(command, comments=True)
     if program == "pip":
         there = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
         assert {*",".join(re.findall(r"\[(.+?)\]", command)).split(",")} <= {"", *there}
-    elif program == "python" and rest[:2] == ["-m", "pytest"]:
-        assert (ROOT / rest[2]).is_file(), command
     else:
-        place = rest[0] if program in ("python", ".") else program
-        assert place in ("pytest", "mkdocs", "pre-commit", "jupyter", "export", "source") or (ROOT / place).is_file(), (
-            command
-        )
+        started = rest[2:] if rest[:2] == ["-m", "pytest"] else rest
+        place = started[0] if program in ("python", ".") else program
+        assert place in PROGRAMS or (ROOT / place).is_file(), command
 
 
 @pytest.mark.parametrize("page", pages())
-def test_every_block_is_in_a_language_that_is_tested(page):
-    for block in all_blocks(page):
-        assert block.language in ("python", "bash", "toml", "json", "text", "bibtex", "nginx", "caddy", "yaml"), (
-            f"{page}:{block.line}"
-        )
-        if block.language == "toml":
-            tomllib.loads(block.text)
-        if block.language == "yaml":
-            yaml.safe_load(block.text)
-    assert (ROOT / page).read_text(encoding="utf-8").count("```") == 2 * len(all_blocks(page))
+def test_every_block_is_in_a_language_that_is_tested_and_links_lead_somewhere(page):
+    """Also on the pages that are no part of the site, and to files outside it."""
+    text, found = (ROOT / page).read_text(encoding="utf-8"), all_blocks(page)
+    languages = {"python", "bash", "toml", "json", "text", "bibtex", "nginx", "caddy", "yaml"}
+    assert {block.language for block in found} <= languages
+    assert text.count("```") == 2 * len(found)
+    for block in found:
+        {"toml": tomllib.loads, "yaml": yaml.safe_load}.get(block.language, str)(block.text)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        target = link.partition("#")[0]
+        if target and not re.match(r"[a-z]+:", target):
+            there = ROOT / "CHANGELOG.md" if target.endswith("changelog.md") else (ROOT / page).parent / target
+            assert there.exists(), f"{page} links to {link}"
 
 
 def test_what_is_not_run_is_there():
@@ -216,19 +198,6 @@ def test_what_is_not_run_is_there():
         here = [where] if where else pages()
         texts = [text for page in here for text in [*commands(page), *(block.text for block in all_blocks(page))]]
         assert any(text.startswith(begin) for text in texts), (where, begin)
-
-
-@pytest.mark.parametrize("page", pages())
-def test_links_lead_somewhere(page):
-    """Also on the pages that are no part of the site, and to files outside it."""
-    for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8")):
-        target = link.partition("#")[0]
-        if target and not re.match(r"[a-z]+:", target):
-            assert place_of(page, target).exists(), f"{page} links to {link}"
-
-
-def place_of(page, target):
-    return ROOT / "CHANGELOG.md" if target.endswith("changelog.md") else (ROOT / page).parent / target
 
 
 def test_llms_txt_has_every_page_of_the_manual_once():

@@ -1,7 +1,5 @@
 """Cells and tables of stored rows: worked by hand, with nothing dropped and nothing made up."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -18,7 +16,7 @@ from noiser.metrics import bootstrap
 from noiser.report import cells, latex, markdown, tables
 from noiser.report.paper import method_of, model_of, published
 from noiser.report.tables import glance, methods, selections
-from report_for_tests import Run, full, near, plan, row, soft
+from report_for_tests import Run, full, near, plan, rows, soft
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +25,8 @@ def _few_resamples(monkeypatch):
     monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
 
 
-def run(rows=(), *, chosen=(), **changes) -> Run:
-    return Run(plan(**changes), rows, chosen)
+def run(kept=(), *, chosen=(), **changes) -> Run:
+    return Run(plan(**changes), kept, chosen)
 
 
 @cache
@@ -42,33 +40,22 @@ def everything():
 
 
 def cell(found, method, number, **labels):
-    part = found[(found["method"] == method) & (found["number"] == number)]
-    for name, label in labels.items():
-        part = part[part[name] == label]
-    (line,) = part.itertuples()
+    for name, label in {"method": method, "number": number, **labels}.items():
+        found = found[found[name] == label]
+    (line,) = found.itertuples()
     return line
 
 
-def two_methods() -> Run:
-    """Noiser on three prompts, occlusion on two of them; the third failed."""
-    noiser = [soft(0.03, 0.6), soft(0.05, 0.8), soft(0.04, 1.0)]
-    occlusion = [soft(0.02, 0.5), soft(0.03, 0.3)]
-    rows = [row("noiser", "soft_scores", i, values) for i, values in enumerate(noiser)]
-    rows += [row("occlusion", "soft_scores", i, values) for i, values in enumerate(occlusion)]
-    return run([*rows, row("occlusion", "soft_scores", 2, error="NumericalError")])
-
-
-# ---- numbers --------------------------------------------------------------------------------------------------------
-
-
 def test_faithfulness_worked_by_hand_and_failures_counted_by_type():
-    store = two_methods()
+    store = run([
+        *rows("noiser", "soft_scores", [soft(0.03, 0.6), soft(0.05, 0.8), soft(0.04, 1.0)]),
+        *rows("occlusion", "soft_scores", [soft(0.02, 0.5), soft(0.03, 0.3), "NumericalError"]),
+    ])  # fmt: skip
     found = cells(store)
-    noiser, occlusion = (cell(found, method, "faithfulness") for method in ("noiser", "occlusion"))
-    assert noiser.value == pytest.approx(math.log(0.04 / 0.02) + math.log(0.8 / 0.4))
-    assert (noiser.n, noiser.failed) == (3, 0)
-    assert occlusion.value == pytest.approx(math.log(0.025 / 0.02) + math.log(0.4 / 0.4))
-    assert (occlusion.n, occlusion.failed) == (2, 1)
+    for method, ns, nc, n, failed in (("noiser", 0.04, 0.8, 3, 0), ("occlusion", 0.025, 0.4, 2, 1)):
+        line = cell(found, method, "faithfulness")
+        assert line.value == pytest.approx(math.log(ns / 0.02) + math.log(nc / 0.4))
+        assert (line.n, line.failed) == (n, failed)
     made = {table.title: table.frame for table in tables(store, found)}
     (line,) = made["What failed"].to_numpy().tolist()
     assert line == ["gemma-3-270m", "known", "occlusion", "soft_scores", "NumericalError", "1"]
@@ -77,7 +64,7 @@ def test_faithfulness_worked_by_hand_and_failures_counted_by_type():
 
 def test_intervals_are_of_the_confidence_that_is_asked_for():
     values = [0.3, 0.9, 0.4, 1.2, 0.8, 0.5, 2.1, 0.7]
-    store = run([row("noiser", "soft_scores", i, soft(0.03, value)) for i, value in enumerate(values)])
+    store = run(rows("noiser", "soft_scores", [soft(0.03, value) for value in values]))
     found = cell(cells(store, 0.5), "noiser", "soft_nc")
     expected = bootstrap.estimate(bootstrap.mean, values, confidence=0.5)
     assert (found.value, found.low, found.high) == (expected.value, expected.low, expected.high)
@@ -88,36 +75,30 @@ def test_intervals_are_of_the_confidence_that_is_asked_for():
     [([1.0, 2.0, 4.0, 3.0, 2.0, 3.0], True), ([1.5, 1.5, 3.5, 3.5, 2.5, 2.5], False), ([1.5, 3.5] * 3, True)],
 )
 def test_seconds_that_a_block_shares_have_no_interval(seconds, alone):
-    rows = [row("noiser", "attribution", i, {"token_forwards": 7}, seconds=s) for i, s in enumerate(seconds)]
-    found = cell(cells(run(rows, block=2)), "noiser", "seconds")
+    store = run(rows("noiser", "attribution", [{"token_forwards": 7}] * 6, seconds=seconds), block=2)
+    found = cell(cells(store), "noiser", "seconds")
     assert (found.value, found.n) == (2.5, 6)
     assert math.isfinite(found.low) == math.isfinite(found.high) == alone
 
 
 def test_scores_that_need_no_model_cost_nothing_and_failures_have_no_seconds():
-    costs = {"token_forwards": 10, "passes": 1, "rank": 1}
-    rows = [row("noiser", "attribution", i, costs, seconds=1.0) for i in range(6)]
-    rows += [row("noiser", "attribution", i, error="NumericalError", seconds=0.001) for i in range(6, 12)]
-    rows += [row("random", "attribution", i, {"rank": 1}) for i in range(6)]
-    found = cells(run(rows, methods=[{"name": "noiser"}, {"name": "random"}]))
+    costs = [{"token_forwards": 10, "passes": 1, "rank": 1}] * 6 + ["NumericalError"] * 6
+    kept = rows("noiser", "attribution", costs, seconds=[1.0] * 6 + [0.001] * 6)
+    found = cells(run(kept + rows("random", "attribution", [{"rank": 1}] * 6), methods="noiser random"))
     assert cell(found, "random", "token_forwards").value == 0
     seconds = cell(found, "noiser", "seconds")
     assert (seconds.value, seconds.n, seconds.failed) == (1.0, 6, 6)
 
 
 def test_localisation_worked_by_hand():
-    shares = [(0.2, 0.3, 0.1), (0.4, 0.1, 0.3)]
-    rows = [
-        row(
-            "noiser", "localisation", i, data="longra", category="capital-world",
-            values={"share_antecedent": a, "share_last_content_word": last, "share_distractor": d,
-                    "uniform_antecedent": 0.05, "uniform_last_content_word": 0.05, "uniform_distractor": 0.4},
-        )
-        for i, (a, last, d) in enumerate(shares)
-    ]  # fmt: skip
+    names = ("share_antecedent", "share_last_content_word", "share_distractor",
+             "uniform_antecedent", "uniform_last_content_word", "uniform_distractor")  # fmt: skip
+    shares = [(0.2, 0.3, 0.1, 0.05, 0.05, 0.4), (0.4, 0.1, 0.3, 0.05, 0.05, 0.4)]
+    values = [dict(zip(names, each, strict=True)) for each in shares]
+    kept = rows("noiser", "localisation", values, data="longra", category="capital-world")
     other = {"share_antecedent": 0.9, "uniform_antecedent": 0.1, "share_distractor": 0.0, "uniform_distractor": 0.5}
-    rows.append(row("noiser", "localisation", 9, other, data="longra", category="family"))
-    found = cells(run(rows, data=[{"name": "longra"}], metrics=[{"name": "localisation"}]))
+    kept += rows("noiser", "localisation", [other], first=9, data="longra", category="family")
+    found = cells(run(kept, data="longra", metrics="localisation"))
     expected = {
         "critical": (0.5, 2), "critical_of_units": (0.1, 2), "critical_minus_units": (0.4, 2), "main_part": (0.8, 2),
         "main_part_of_units": (0.6, 2), "share_antecedent": (0.5, 3), "antecedent_minus_units": (1.3 / 3, 3),
@@ -126,8 +107,6 @@ def test_localisation_worked_by_hand():
         line = cell(found, "noiser", number)
         assert (line.value, line.n) == (pytest.approx(value), n), number
 
-
-# ---- marks ----------------------------------------------------------------------------------------------------------
 
 BASE = [0.1, 0.5, 0.3, 0.9, 0.6, 0.2]
 CLEARLY = [value + 0.2 + 0.01 * i for i, value in enumerate(BASE)]  # overlapping intervals, yet always higher
@@ -138,8 +117,9 @@ FEW = [0.9, 0.8, 0.7, 0.6, 0.9, 0.8]
 
 
 def of_metric(metric: str, number: str, values: dict[str, list[float]], **changes) -> Run:
-    rows = [row(name, metric, i, {number: value}) for name, xs in values.items() for i, value in enumerate(xs)]
-    return run(rows, **{"methods": [{"name": "noiser", "label": name} for name in values]} | changes)
+    kept = [row for name, each in values.items() for row in rows(name, metric, [{number: value} for value in each])]
+    methods = [{"name": "noiser", "label": name} for name in values]
+    return run(kept, **{"methods": methods, "metrics": metric} | changes)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +144,7 @@ def test_best_and_level(values, expected):
         ("localisation", "uniform_x", 1, [""] * len(values)),
     ):
         signed = {name: [sign * value for value in xs] for name, xs in named.items()}
-        found = cells(of_metric(metric, number, signed, metrics=[{"name": metric}]))
+        found = cells(of_metric(metric, number, signed))
         assert [cell(found, name, number).mark for name in named] == marks, metric
 
 
@@ -173,7 +153,7 @@ def test_p_is_corrected_for_all_comparisons_of_a_table():
     lower = {name: [value - gap - value / 9 for value in BASE] for name, gap in (("a", 0.3), ("b", 0.4))}
     for others, mark in ((("a",), ""), (("a", "b"), "level")):
         values = {"top": BASE} | {name: lower[name] for name in others}
-        found = cells(of_metric("mass_matched", "area", values, metrics=[{"name": "mass_matched"}]))
+        found = cells(of_metric("mass_matched", "area", values))
         for name in others:
             line = cell(found, name, "area")
             assert (line.mark, line.p) == (mark, pytest.approx(2 / 64 * len(others)))
@@ -184,16 +164,12 @@ def test_profiles_are_not_compared():
     values = {"noiser": BASE, "script": CLEARLY, "other": NOISY}
     profiles = {"script": "authors"}
     methods = [{"name": "noiser", "label": name, "profile": profiles.get(name, "paper")} for name in values]
-    found = cells(of_metric("mass_matched", "area", values, methods=methods, metrics=[{"name": "mass_matched"}]))
+    found = cells(of_metric("mass_matched", "area", values, methods=methods))
     assert [cell(found, name, "area").mark for name in values] == ["level", "", "best"]
 
 
-# ---- nothing dropped, nothing made up -------------------------------------------------------------------------------
-
-
 def test_planned_cells_without_rows_are_there():
-    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.1 * i + 0.1)) for i in range(4)]
-    for kept in (rows, []):
+    for kept in (rows("noiser", "soft_scores", [soft(0.03, 0.1 * i + 0.1) for i in range(4)]), []):
         store = run(kept)
         found = cells(store)
         line = cell(found, "occlusion", "faithfulness")
@@ -207,15 +183,13 @@ def test_planned_cells_without_rows_are_there():
 
 def test_only_what_the_plan_asks_for_is_there():
     """The second model runs on LongRA alone; occlusion has one metric; rows of a larger plan are left out."""
-    models = [{"name": "gemma-3-270m"}, {"name": "smollm2-135m-instruct"}]
     methods = [
         {"name": "noiser", "data": ["known"], "models": ["gemma-3-270m"], "limit": 2},
         {"name": "occlusion", "metrics": ["stability"]},
     ]
-    data = [{"name": "known"}, {"name": "longra"}]
-    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.5)) for i in range(6)]
     metrics = [{"name": "soft_scores"}, {"name": "stability", "data": ["longra"]}]
-    found = cells(run(rows, models=models, data=data, methods=methods, metrics=metrics))
+    kept, models = rows("noiser", "soft_scores", [soft(0.03, 0.5)] * 6), "gemma-3-270m smollm2-135m-instruct"
+    found = cells(run(kept, models=models, data="known longra", methods=methods, metrics=metrics))
     measured = found[found["metric"] != "attribution"]
     kinds = {(one.model[:5], one.data, one.method, one.metric) for one in measured.itertuples()}
     assert kinds == {
@@ -228,27 +202,21 @@ def test_only_what_the_plan_asks_for_is_there():
 
 def test_numbers_that_rows_lack_have_no_cell_and_undefined_ones_say_why():
     areas = {"area": 1.1, "random_area": 1.0}
-    old = [row("noiser", "mass_matched", i, areas) for i in range(3)]
-    new = [row("noiser", "mass_matched", 3, areas | {"position_area": 1.05})]
-    for rows, there in ((old, False), (old + new, True)):
-        found = cells(run(rows, metrics=[{"name": "mass_matched"}]))
+    for last, there in (({}, False), ({"position_area": 1.05}, True)):
+        found = cells(run(rows("noiser", "mass_matched", [areas] * 3 + [areas | last]), metrics="mass_matched"))
         assert ("area_minus_position" in set(found["number"])) is there
-    zero = [row("noiser", "soft_scores", i, soft(0.0, 0.5)) for i in range(3)]
-    line = cell(cells(run(zero)), "noiser", "faithfulness")
+    line = cell(cells(run(rows("noiser", "soft_scores", [soft(0.0, 0.5)] * 3))), "noiser", "faithfulness")
     assert (math.isnan(line.value), line.n) == (True, 3)
     assert "takes the logarithm of a mean that is zero" in line.reason
 
 
 def test_failed_attribution_counts_for_every_metric_that_the_plan_has_for_it():
-    rows = [row("noiser", "attribution", i, error="PromptError") for i in (0, 3)]
-    rows += [row("noiser", "soft_scores", i, soft(0.03, 0.5)) for i in (1, 2)]
+    kept = [row for first in (0, 3) for row in rows("noiser", "attribution", ["PromptError"], first=first)]
+    kept += rows("noiser", "soft_scores", [soft(0.03, 0.5)] * 2, first=1)
     metrics = [{"name": "soft_scores", "limit": 3}, {"name": "stability", "methods": ["occlusion"]}]
-    found = cells(run(rows, metrics=metrics))
+    found = cells(run(kept, metrics=metrics))
     assert cell(found, "noiser", "soft_nc").failed == 1
     assert "noiser" not in set(found.loc[found["metric"] == "stability", "method"])
-
-
-# ---- tables ---------------------------------------------------------------------------------------------------------
 
 
 def test_there_is_one_table_per_data_set_and_metric():
@@ -260,35 +228,30 @@ def test_there_is_one_table_per_data_set_and_metric():
     table = made[titles.index("stability on known")]
     assert list(table.frame)[:4] == ["model", "method", "n", "spearman"]
     assert len(table.frame) == len([method for method in store.plan.methods if not method.metrics])
-    numbers = made[-1].frame.set_index("number")
-    assert numbers.loc["deletion_area" if "deletion_area" in numbers.index else "soft_ns", "meaning"]
+    assert made[-1].frame.set_index("number").loc["soft_ns", "meaning"]
 
 
 def test_n_stands_beside_a_number_where_it_differs():
-    rows = [row("noiser", "soft_scores", i, soft(0.03, 0.5 + i / 10 if i else None)) for i in range(8)]
-    store = run(rows, methods=[{"name": "noiser"}])
+    values = [soft(0.03, 0.5 + i / 10 if i else None) for i in range(8)]
+    store = run(rows("noiser", "soft_scores", values), methods="noiser")
     (line,) = next(t for t in tables(store, cells(store)) if t.title == "soft_scores on known").frame.to_dict("records")
-    assert line["n"] == "8"
-    assert line["soft_ns"] == "0.030 [0.030, 0.030]"
+    assert (line["n"], line["soft_ns"]) == ("8", "0.030 [0.030, 0.030]")
     assert re.fullmatch(r"0\.900 \[0\.\d{3}, 1\.\d{3}\] \(n = 7\)", line["soft_nc"])
 
 
-def test_glance_names_the_best_and_those_that_are_level():
-    values = {"a": BASE, "b": NOISY, "c": [value - 0.9 - value / 9 for value in BASE]}
-    metrics = [{"name": "mass_matched"}]
-    store = of_metric("mass_matched", "area", values, metrics=metrics)
-    (line,) = glance(store.plan, cells(store, confidence=0.9)).to_dict("records")
-    assert line == {"model": "gemma-3-270m", "data": "known", "area": f"b {np.mean(NOISY):.3f} (n = 6); level: a"}
-
-
-def test_a_control_never_wins_and_few_prompts_have_no_best():
-    for position, said in ((CLEARLY, "no method is significantly better (n = 6)"), (BASE[:2], "– (n = 2)")):
-        values = {"noiser": BASE[: len(position)], "position": position}
-        methods = [{"name": name} for name in values]
-        store = of_metric("mass_matched", "area", values, methods=methods, metrics=[{"name": "mass_matched"}])
-        found = cells(store)
-        assert glance(store.plan, found)["area"].tolist() == [said]
-        assert cell(found, "position", "area").mark in ("", "level")
+def test_glance_names_the_best_and_those_that_are_level_but_never_a_control():
+    named = {"a": BASE, "b": NOISY, "c": [value - 0.9 - value / 9 for value in BASE]}
+    controlled = {"methods": "noiser position"}
+    for values, changes, said in (
+        (named, {}, f"b {np.mean(NOISY):.3f} (n = 6); level: a"),
+        ({"noiser": BASE, "position": CLEARLY}, controlled, "no method is significantly better (n = 6)"),
+        ({"noiser": BASE[:2], "position": BASE[:2]}, controlled, "– (n = 2)"),
+    ):
+        store = of_metric("mass_matched", "area", values, **changes)
+        found = cells(store, confidence=0.9)
+        (line,) = glance(store.plan, found).to_dict("records")
+        assert line == {"model": "gemma-3-270m", "data": "known", "area": said}
+        assert "best" not in set(found.loc[found["method"] == "position", "mark"])
 
 
 def test_methods_are_named_with_what_the_plan_sets():
@@ -319,15 +282,14 @@ def test_methods_models_and_numbers_of_the_paper():
 
 
 def test_the_paper_stands_beside_the_same_model_and_its_mean_beside_others():
-    models = [{"name": "Qwen/Qwen2-0.5B"}, {"name": "gemma-3-270m"}]
-    data = [{"name": "known@1"}, {"name": "wikitext"}, {"name": "wikibio"}]
     methods = [{"name": "noiser"}, {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}}]
     metrics = [
         {"name": "soft_scores"},
         {"name": "soft_scores", "label": "positive", "normalization": "positive"},
         {"name": "answerability", "judge": "local"},
     ]
-    store = run(models=models, data=data, methods=[*methods, {"name": "occlusion"}], metrics=metrics)
+    named = {"models": "Qwen/Qwen2-0.5B gemma-3-270m", "data": "known@1 wikitext wikibio"}
+    store = run(**named, methods=[*methods, {"name": "occlusion"}], metrics=metrics)
     found = cells(store)
     for model, data, method, number, metric, value in (
         ("Qwen2-0.5B", "known@1", "noiser", "faithfulness", "soft_scores", 2.1854),
@@ -357,15 +319,12 @@ def test_selections_beside_the_papers():
         Selection(data="capitals", checked=10, right=0, **same),
         Selection(data="wikibio", checked=None, right=None, **same),
     ]
-    frame = selections(run(chosen=chosen, models=[{"name": "Qwen/Qwen2-0.5B"}], data=data))
+    frame = selections(run(chosen=chosen, models="Qwen/Qwen2-0.5B", data=data))
     assert frame.iloc[:, 1:].to_numpy().tolist() == [
         ["known", "1,208", "10", "4", "1", "661", "1,208"],  # of a larger plan before, fewer are attributed
         ["capitals", "1,208", "10", "0", "2", "–", "–"],  # the paper counts the whole data set
         ["wikibio", "1,208", "–", "–", "2", "–", "–"],
     ]
-
-
-# ---- formats --------------------------------------------------------------------------------------------------------
 
 
 def test_markdown_and_latex_tables_are_whole():

@@ -1,7 +1,5 @@
 """Reports as files: figures, the page, the command; and that no text of a data set gets into any of them."""
 
-from __future__ import annotations
-
 import re
 import struct
 import sys
@@ -15,7 +13,7 @@ from noiser.cli import app
 from noiser.metrics import bootstrap
 from noiser.report import cells
 from noiser.report.figures import COLOURS, MARKERS, families, pictures, svg
-from report_for_tests import Run, full, made, near, plan, row, soft, write_folder
+from report_for_tests import Run, full, made, near, plan, rows, soft, write_folder
 
 DOCS = Path(__file__).parents[1] / "docs"
 INTERVAL = bootstrap._interval
@@ -33,12 +31,9 @@ def _few_resamples():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The folder of a run with names that are mark-up: three methods on six prompts."""
-    methods = [{"name": name} for name in ("noiser", "occlusion", "random")]
     metrics = [{"name": "faithfulness"}, {"name": "minimum_top_k", "judge": HOSTILE}]
-    store = made(plan(name="<b> red {x}", methods=methods, metrics=metrics), 6)
-    place = tmp_path_factory.mktemp("bench") / "run"
-    write_folder(place, store)
-    return place
+    store = made(plan(name="<b> red {x}", methods="noiser occlusion random", metrics=metrics), 6)
+    return write_folder(tmp_path_factory.mktemp("bench") / "run", store).path
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +46,6 @@ def written(folder, tmp_path_factory):
 
 def run(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
-
-
-# ---- packs ----------------------------------------------------------------------------------------------------------
 
 
 MARKED = ("reproduction/sentences", "reproduction/bfloat16")
@@ -89,9 +81,6 @@ def exact(statistic, data, seed, confidence):
     return float(statistic(*data)), float(statistic(*data)), ""
 
 
-# ---- figures --------------------------------------------------------------------------------------------------------
-
-
 def drawn(store: Run):
     return {picture.key: picture for picture in pictures(store.plan, cells(store))}
 
@@ -101,10 +90,11 @@ def whole():
     return drawn(full(models=1))
 
 
-def test_figures_of_the_paper_are_there(whole):
+def test_figures_of_the_paper_are_there_and_those_without_a_number_are_not(whole):
     kinds = {f"{name}-known" for name in ("areas", "minimum", "answerability", "cost")}
     longra = {f"{name}-longra" for name in ("areas", "localisation", "cost")}
     assert set(whole) == kinds | longra  # and none of one prompt, which has no interval
+    assert drawn(Run(plan(), rows("noiser", "soft_scores", [soft(0.03, 0.5)]))) == {}
 
 
 def test_bars_have_the_cells_heights_and_a_missing_one_is_a_dash():
@@ -134,22 +124,19 @@ def test_series_and_methods_differ_without_colour(whole):
 
 def test_a_line_joins_the_budgets_of_a_method():
     """Two budgets of Noiser in the order of their cost; occlusion is a point, and what needs no model a level."""
-    methods = [
-        {"name": "noiser", "label": "much", "args": {"samples": 20}},
-        {"name": "noiser"},
-        {"name": "noiser", "label": "other", "args": {"bounding": "none"}},
-        {"name": "occlusion"},
-        {"name": "position"},
-    ]
-    heights = {"much": 1.3, "noiser": 1.2, "other": 1.1, "occlusion": 1.25, "position": 1.15}
-    costs = {"much": 2000, "noiser": 1000, "other": 1000, "occlusion": 100, "position": 0}
-    rows = [
-        row(name, metric, i, {"rank_area": height + 0.01 * i} if metric != "attribution" else {"token_forwards": cost})
-        for (name, height), cost in zip(heights.items(), costs.values(), strict=True)
-        for metric in ("mass_matched_rank", "attribution")
-        for i in range(6)
-    ]
-    store = Run(plan(methods=methods, metrics=[{"name": "mass_matched_rank"}]), rows)
+    budgets = {
+        "much": ({"name": "noiser", "args": {"samples": 20}}, 2000, 1.3),
+        "noiser": ({"name": "noiser"}, 1000, 1.2),
+        "other": ({"name": "noiser", "args": {"bounding": "none"}}, 1000, 1.1),
+        "occlusion": ({"name": "occlusion"}, 100, 1.25),
+        "position": ({"name": "position"}, 0, 1.15),
+    }
+    kept = []
+    for label, (_, cost, height) in budgets.items():
+        kept += rows(label, "mass_matched_rank", [{"rank_area": height + 0.01 * i} for i in range(6)])
+        kept += rows(label, "attribution", [{"token_forwards": cost}] * 6)
+    methods = [fields | {"label": label} for label, (fields, *_) in budgets.items()]
+    store = Run(plan(methods=methods, metrics="mass_matched_rank"), kept)
     assert list(families(store.plan.methods).values()) == ["noiser", "noiser", "other", "occlusion", "position"]
     (axes,) = drawn(store)["frontier-known"].figure.axes
     lines = {line.get_label(): line for line in axes.lines}
@@ -160,10 +147,6 @@ def test_a_line_joins_the_budgets_of_a_method():
     assert lines["position"].get_ydata() == pytest.approx([1.175, 1.175])
 
 
-def test_figures_without_a_number_are_left_out():
-    assert drawn(Run(plan(), [row("noiser", "soft_scores", 0, soft(0.03, 0.5))])) == {}
-
-
 def test_svg_repeats_and_png_is_a_picture(whole, written):
     picture = whole["minimum-known"]
     assert svg(picture) == svg(picture)
@@ -171,18 +154,6 @@ def test_svg_repeats_and_png_is_a_picture(whole, written):
     content = written["figures/minimum-known.png"].read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24])[0] > 800
-
-
-def test_matplotlib_missing_is_a_clear_error(folder, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ran = run(folder, "--figures", "-o", tmp_path / "out")
-    assert ran.exit_code == 2
-    assert "Figures need matplotlib. Install it: pip install 'noiser[report]'" in ran.stderr
-    assert not (tmp_path / "out").exists()
-    assert run(folder).exit_code == 0  # tables need none
-
-
-# ---- the page, and names that others chose --------------------------------------------------------------------------
 
 
 def test_page_needs_nothing_else(written):
@@ -204,9 +175,6 @@ def test_names_stay_on_their_line(written):
     assert written["report.md"].read_text().splitlines()[0] == r"# Benchmark “\<b\> red \{x\}”"
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------
-
-
 def test_command_prints_the_tables(folder):
     assert run(folder).stdout.startswith("# Benchmark “")
     assert run(folder, "--format", "csv").stdout.startswith('"data","metric","model","method","number","value",')
@@ -217,12 +185,17 @@ def test_command_writes_a_folder(folder, written):
     assert {"report.md", "report.tex", "report.csv", "report.html", "figures/minimum-known.svg"} <= written.keys()
     assert all(path.is_file() for path in written.values())
     assert run(folder, "--html").stdout.split() == [str(folder / f"report/report.{kind}") for kind in ("md", "html")]
-    write_folder(folder.parent / "few", Run(plan(), [row("noiser", "soft_scores", 0, soft(0.03, 0.5))]))
+    write_folder(folder.parent / "few", Run(plan(), rows("noiser", "soft_scores", [soft(0.03, 0.5)])))
     assert "No figure" in run(folder.parent / "few", "--figures").stderr
 
 
-def test_command_refuses(folder, tmp_path, monkeypatch):
+def test_command_refuses_what_it_cannot_do(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = run(folder, "--figures", "-o", "out")
+    assert (ran.exit_code, Path("out").exists()) == (2, False)
+    assert "Figures need matplotlib. Install it: pip install 'noiser[report]'" in ran.stderr
+    assert run(folder).exit_code == 0  # tables need none
     Path("taken.md").write_text("mine")
     ran = run(folder, "-o", "taken.md")
     assert (ran.exit_code, "is a file" in ran.stderr) == (2, True)

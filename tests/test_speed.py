@@ -1,7 +1,5 @@
 """The benchmarks of speed run, on random models; their figures here mean nothing, their counts and checks do."""
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import partial

@@ -1,7 +1,5 @@
 """How far a reader walks through the code of one call does not grow."""
 
-from __future__ import annotations
-
 import pytest
 
 from tiny import tiny

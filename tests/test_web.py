@@ -1,14 +1,12 @@
 """The web server over HTTP: what the page asks, the API, links, stopping, and who is answered."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+import math
 import os
 import random
 import re
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,22 +25,15 @@ from noiser.server import check_address, listening, serving
 from noiser.server.jobs import Job, Models
 from noiser.server.page import FACT, Ask, parse_chat, tolerance_html
 from soak import times
-from web_for_tests import PROMPT, chatty, failing, nonsense, served
+from web_for_tests import PROMPT, SOURCES, chatty, failing, nonsense, served, wait_for_jobs
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")
 
 ROOM = Path(noiser.__file__).parent / "server"
 PAGE = (ROOM / "page.html").read_text(encoding="utf-8")
 HOSTILE = "<script>alert(1)</script> <img src=x onerror=alert(2)> \"quotes\" 'too' & שלום"
-SOURCES = "The trains to the coast run late.\n---\nThe lazy dog sleeps."
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "pages.json").read_text(encoding="utf-8"))
 """Links of the page's earlier form, and the scores that it showed."""
-
-
-@pytest.fixture(scope="module")
-def web():
-    with served() as found:
-        yield found
 
 
 def last(found):
@@ -63,22 +54,17 @@ def refused(found):
     return value["error"]
 
 
-def scores(record):
-    return [[float("nan") if value is None else value for value in row] for row in record["scores"]]
-
-
-# ---- the page's questions --------------------------------------------------------------------------------------------
+def numbers(record):
+    """Scores in one row, with NaN where JSON has null."""
+    return [math.nan if value is None else value for row in record["scores"] for value in row]
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_link_of_the_earlier_page_shows_the_same_scores(web, name):
-    found = answer(web.ask(**{"methods": "noiser"} | dict(parse_qsl(GOLDEN[name]["link"]))))
-    record = found["saved"][0]
-    shown = scores(record.get("attribution", record))
-    expected = [[float("nan") if value is None else value for value in row] for row in GOLDEN[name]["scores"]]
-    assert len(shown) >= len(expected)
-    for row, wanted in zip(shown, expected, strict=False):
-        assert row == pytest.approx(wanted, abs=1e-5, nan_ok=True)
+    record = answer(web.ask(**{"methods": "noiser"} | dict(parse_qsl(GOLDEN[name]["link"]))))["saved"][0]
+    expected = numbers(GOLDEN[name])
+    shown = numbers(record.get("attribution", record))[: len(expected)]
+    assert shown == pytest.approx(expected, abs=1e-5, nan_ok=True)
 
 
 MESSAGES = [{"role": "user", "content": "The trains"}]
@@ -86,7 +72,10 @@ CALL = 'user: Where?\ntool: The old bank is near.\nassistant: {"name": "near", "
 ACTION = {"target": "action", "target_unit": "all", "unit": "turn"}
 BEFORE = "The slow fox sings near the river"
 WHEN, LATE = "When do the trains run?", " The trains run late."
-ASKED = {
+TRAINS = [("Trains", "They run late."), "The lazy dog."]
+LAZY = {"prompt": "The lazy", "target": " dog"}
+NOISER = {"method": "noiser", "parameters": {"samples": 2, "steps": 3}}
+QUESTIONS = {
     "methods": (
         {"prompt": PROMPT, "methods": "occlusion,random,occlusion", "seed": "3"},
         lambda lm: noiser.compare(lm, PROMPT, ["occlusion", "random"], seed=3),
@@ -110,7 +99,24 @@ ASKED = {
         )
         for name, sources in (("rules", SOURCES), ("blank lines", SOURCES.replace("---", "")))
     },
+    "v1/attribute": (
+        {"prompt": PROMPT, "unit": [[0, 9], [9, 15]], **NOISER},
+        lambda lm: noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit=[(0, 9), (9, 15)]),
+    ),
+    "v1/cite": (
+        {"question": "Who sleeps?", "sources": TRAINS, "answer": " The dog."},
+        lambda lm: noiser.cite(lm, "Who sleeps?", TRAINS, answer=" The dog."),
+    ),
+    "v1/diff": (
+        {"before": PROMPT, "after": "The slow fox sings", "max_new_tokens": 2},
+        lambda lm: noiser.diff(lm, PROMPT, "The slow fox sings", max_new_tokens=2),
+    ),
+    "v1/evaluate": (
+        {"examples": [PROMPT, LAZY], "method": "occlusion", "metrics": ["lds"]},
+        lambda lm: noiser.evaluate(lm, [PROMPT, LAZY], "occlusion", ["lds"]),
+    ),
 }
+"""Questions of the page by a name, and of the API by a path, with what the library says."""
 
 
 def without_costs(value):
@@ -123,15 +129,18 @@ def without_costs(value):
     return value
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
-    asked, call = ASKED[name]
-    lm = chatty("llama")
-    found, expected = answer(web.ask(**asked)), call(lm)
+    (asked, call), lm = QUESTIONS[name], chatty("llama")
+    found, expected = answer(web.ask(name if "/" in name else "ask", **asked)), call(lm)
     results = getattr(expected, "attributions", [expected])
-    assert without_costs(found["saved"]) == without_costs([json.loads(json.dumps(each.to_dict())) for each in results])
-    shown, wanted = (re.sub(r"noiser-\w+|[\d.,]+", "", html) for html in (found["html"], expected._repr_html_()))
-    assert shown == wanted
+    saved = found["saved"] if "html" in found else [found]
+    assert without_costs(saved) == without_costs([json.loads(json.dumps(each.to_dict())) for each in results])
+    if "html" in found:
+        shown, wanted = (re.sub(r"noiser-\w+|[\d.,]+", "", html) for html in (found["html"], expected._repr_html_()))
+        assert shown == wanted
+    else:
+        assert without_costs(web.client.post(name, json=asked).json()) == without_costs(found)
     assert not any(module._forward_pre_hooks for module in lm.model.modules())
 
 
@@ -153,14 +162,15 @@ def test_errors_are_the_library_s(web, fields, message):
 
 
 def test_hostile_text_is_text_everywhere(web):
-    shown = [answer(web.ask(prompt=HOSTILE, methods="occlusion", unit="word"))]
-    att = shown[0]["saved"][0]
-    shown.append(answer(web.ask("tolerate", answer=att, unit=0)))
-    shown.append(answer(web.ask("measure", answers=[att], metrics=["lds"])))
-    shown.append(answer(web.ask(prompt=HOSTILE, sources=HOSTILE[:40], target=" late")))
-    for each in shown:
-        assert "<script" not in each["html"]
-        assert "<img" not in each["html"]
+    first = answer(web.ask(prompt=HOSTILE, methods="occlusion", unit="word"))
+    att = first["saved"][0]
+    asked = (
+        ("tolerate", {"answer": att, "unit": 0}),
+        ("measure", {"answers": [att], "metrics": ["lds"]}),
+        ("ask", {"prompt": HOSTILE, "sources": HOSTILE[:40], "target": " late"}),
+    )
+    for each in [first, *(answer(web.ask(path, **question)) for path, question in asked)]:
+        assert not re.search("<script|<img", each["html"])
 
 
 def test_the_chart_is_that_of_the_library_s_tolerance(web):
@@ -176,9 +186,7 @@ def test_the_chart_is_that_of_the_library_s_tolerance(web):
 
 def test_measured_numbers_are_those_of_evaluate(web):
     lm = chatty("llama")
-    atts = [
-        noiser.attribute(lm, PROMPT, method=name, target=" late", foil=" river") for name in ("occlusion", "random")
-    ]
+    atts = noiser.compare(lm, PROMPT, ["occlusion", "random"], target=" late", foil=" river")
     html = answer(web.ask("measure", answers=[att.to_dict() for att in atts], metrics=["lds"], seed=0))["html"]
     for att in atts:
         value = noiser.evaluate(lm, att, metrics="lds").estimates["lds"].value
@@ -208,40 +216,6 @@ def test_chat_as_a_transcript_or_as_json():
         parse_chat("before\nuser: a")
 
 
-# ---- the API ---------------------------------------------------------------------------------------------------------
-
-TRAINS = [("Trains", "They run late."), "The lazy dog."]
-LAZY = type("Example", (), {"prompt": "The lazy", "target": " dog"})
-NOISER = {"method": "noiser", "parameters": {"samples": 2, "steps": 3}}
-API = {
-    "attribute": (
-        {"prompt": PROMPT, "unit": [[0, 9], [9, 15]], **NOISER},
-        lambda lm: noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit=[(0, 9), (9, 15)]),
-    ),
-    "cite": (
-        {"question": "Who sleeps?", "sources": TRAINS, "answer": " The dog."},
-        lambda lm: noiser.cite(lm, "Who sleeps?", TRAINS, answer=" The dog."),
-    ),
-    "diff": (
-        {"before": PROMPT, "after": "The slow fox sings", "max_new_tokens": 2},
-        lambda lm: noiser.diff(lm, PROMPT, "The slow fox sings", max_new_tokens=2),
-    ),
-    "evaluate": (
-        {"examples": [PROMPT, {"prompt": "The lazy", "target": " dog"}], "method": "occlusion", "metrics": ["lds"]},
-        lambda lm: noiser.evaluate(lm, [PROMPT, LAZY], "occlusion", ["lds"]),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", API)
-def test_the_api_answers_as_save_writes(web, name):
-    asked, call = API[name]
-    reply = web.client.post(f"v1/{name}", json=asked)
-    assert reply.status_code == 200, reply.text
-    assert without_costs(reply.json()) == without_costs(json.loads(json.dumps(call(chatty("llama")).to_dict())))
-    assert without_costs(answer(web.ask(f"v1/{name}", **asked))) == without_costs(reply.json())
-
-
 @pytest.mark.parametrize(
     ("question", "status", "kind"),
     [
@@ -268,8 +242,8 @@ def test_what_there_is(web):
     assert [model["id"] for model in web.client.get("v1/models").json()["data"]][:2] == ["llama", "gemma3"]
     assert [method["id"] for method in web.client.get("v1/methods").json()["data"]] == METHODS.names()
     schema = web.client.get("openapi.json").json()
-    paths = "/v1/models /v1/methods /v1/attribute /v1/cite /v1/diff /v1/evaluate /v1/chat/completions"
-    assert {*schema["paths"]} == {*paths.split()}
+    named = ("models", "methods", "attribute", "cite", "diff", "evaluate", "chat/completions")
+    assert {*schema["paths"]} == {f"/v1/{name}" for name in named}
     reference = web.client.get("docs").text
     assert "POST /v1/cite" in reference
     assert re.findall(r"<h2><code>(\w+)</code>", reference) == ["Document", "Example"]
@@ -277,22 +251,14 @@ def test_what_there_is(web):
     assert "http" not in reference.replace("HTTP", "")  # fetches nothing from elsewhere
 
 
-# ---- jobs and models -------------------------------------------------------------------------------------------------
-
-
-def test_a_model_that_fails_is_an_error_and_the_next_question_is_answered():
-    with served(load=lambda name: (failing if name == "broken" else chatty)(name), named=("llama", "broken")) as web:
+def test_a_model_that_fails_is_an_error_and_the_next_question_is_answered(caplog):
+    loads = {"llama": chatty, "broken": failing, "typo": lambda name: noiser.load_model(f"/no/{name}")}
+    with served(load=lambda name: loads[name](name), named=("typo", "llama", "broken")) as web:
         error = refused(web.ask(prompt=PROMPT, model="broken"))
-        assert error["type"] == "ServerError"
-        assert "RuntimeError: <b>weights</b> gone" in error["message"]
-        assert answer(web.ask(prompt=PROMPT, methods="occlusion"))["saved"]
+        assert (error["type"], "RuntimeError: <b>weights</b> gone" in error["message"]) == ("ServerError", True)
+        assert answer(web.ask(prompt=PROMPT, model="llama", methods="occlusion"))["saved"]
         assert web.client.post("v1/attribute", json={"prompt": PROMPT, "model": "broken"}).status_code == 500
-
-
-def test_the_log_says_at_the_start_that_the_model_cannot_be_loaded(caplog):
-    with served(load=lambda name: noiser.load_model(f"/no/{name}"), named=("typo",)) as web:
-        assert web.client.get("v1/models").status_code == 200
-    assert "The model typo cannot be loaded: " in caplog.text
+    assert "The model typo cannot be loaded: " in caplog.text  # at the start
 
 
 def test_models_are_loaded_once_and_one_question_computes_at_a_time():
@@ -358,13 +324,7 @@ def test_a_reader_that_goes_away_stops_the_work(web):
     body = {"prompt": "The trains to the coast run late and the children sing", "max_new_tokens": 20}
     with web.client.stream("POST", "ask", json=body) as reply:
         next(reply.iter_lines())
-    deadline = time.monotonic() + 20
-    while any(thread.name == "noiser-job" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-# ---- who is answered -------------------------------------------------------------------------------------------------
+    wait_for_jobs(20)
 
 
 @pytest.mark.parametrize(
@@ -400,12 +360,11 @@ def test_a_body_is_bounded_before_it_is_read(web):
     for content in (large, iter([large])):
         reply = web.client.post("ask", content=content)
         assert (reply.status_code, reply.json()["error"]["type"]) == (413, "TooLarge")
-    assert web.client.post("ask", content=iter([b"[]"])).status_code == 422  # says no length, and is small
-    assert web.client.post("ask", content="prompt=x").status_code == 422  # a form, which other sites can send
+    for content in (iter([b"[]"]), "prompt=x"):  # one says no length, and is small; a form other sites can send
+        assert web.client.post("ask", content=content).status_code == 422
     for field in ("prompt", "target", "model", "foil"):
         reply = web.client.post("ask", json={"prompt": PROMPT, field: {"path": "/etc/passwd"}})
-        assert reply.status_code == 422
-        assert field in reply.json()["error"]["message"]
+        assert (reply.status_code, field in reply.json()["error"]["message"]) == (422, True)
 
 
 @pytest.mark.soak

@@ -1,18 +1,15 @@
 """The web page in a browser: what a visitor does, with a pointer and with keys, and who is turned away."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import time
-from types import SimpleNamespace
 
 import pytest
 
 import noiser
 from noiser.numbers import number_format
-from web_for_tests import PROMPT, chatty, held, served
+from web_for_tests import PROMPT, SOURCES, chatty, held, served
 
 pytestmark = pytest.mark.slow
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -21,13 +18,6 @@ expect = sync_api.expect
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 NAMES = "--host-resolver-rules=MAP *.example 127.0.0.1"  # names that an attacker lets point here
-SOURCES = "The trains to the coast run late.\n---\nThe lazy dog sleeps."
-
-
-@pytest.fixture(scope="module")
-def web():
-    with served() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +35,31 @@ def browser():
 @pytest.fixture
 def visit(web, browser):
     """Opens the page as a visitor of its own; afterwards checks that nothing was fetched elsewhere or failed."""
-    visitors = []
+    contexts, requests, errors = [], [], []
 
     def open_page(query="", **options):
-        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-        context.set_default_timeout(40_000)
-        page = context.new_page()
-        seen = SimpleNamespace(requests=[], errors=[])
-        page.on("request", lambda request: seen.requests.append(request.url))
-        page.on("pageerror", lambda error: seen.errors.append(str(error)))
-        page.on("console", lambda message: seen.errors.append(message.text) if message.type == "error" else None)
+        contexts.append(browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)))
+        contexts[-1].set_default_timeout(40_000)
+        page = contexts[-1].new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(web.address + query)
-        visitors.append((context, seen))
         return page
 
     yield open_page
-    for context, seen in visitors:
+    for context in contexts:
         context.close()
-        assert [url for url in seen.requests if not url.startswith((web.address, "data:", "blob:"))] == []
-        assert [error for error in seen.errors if "422" not in error] == []  # the browser reports a refusal, too
+    assert [url for url in requests if not url.startswith((web.address, "data:", "blob:"))] == []
+    assert [error for error in errors if "422" not in error] == []  # the browser reports a refusal, too
 
 
 def field(page, name):
     return page.locator(f"[name={name}]").first
+
+
+def press(page, name):
+    page.get_by_role("button", name=name).click()
 
 
 def done(page):
@@ -75,13 +67,27 @@ def done(page):
     expect(page.locator("#after")).to_be_visible()
 
 
-def ask(page, prompt=PROMPT, method="occlusion"):
-    done(page)  # with the example
+def settings(page):
+    """Opens the settings, once the example is there."""
+    done(page)
     page.get_by_text("Settings", exact=True).click()
+
+
+def ask(page, prompt=PROMPT, method="occlusion"):
+    settings(page)
     field(page, "prompt").fill(prompt)
     field(page, "methods").select_option(method)
-    page.get_by_role("button", name="Ask").click()
+    press(page, "Ask")
     done(page)
+
+
+def ask_by_key(page, prompt):
+    field(page, "prompt").fill(prompt)
+    field(page, "prompt").press("Shift+Enter")
+
+
+def titles(page):
+    return page.locator("#answer .u").evaluate_all("all => all.map((one) => one.title)")
 
 
 def test_ask_hover_and_draw_the_tolerance(visit):
@@ -101,19 +107,18 @@ def test_ask_hover_and_draw_the_tolerance(visit):
 
 def test_compare_measure_and_save(visit, tmp_path):
     page = visit()
-    done(page)
-    page.get_by_text("Settings", exact=True).click()
-    page.locator("select[name=methods]").first.select_option("noiser")
+    settings(page)
+    field(page, "methods").select_option("noiser")
     page.get_by_label("Beside it").select_option("random")
     page.get_by_label("Tokens to explain").fill("2")
     page.get_by_label("A score for every").select_option("word")
-    page.get_by_role("button", name="Ask").click()
+    press(page, "Ask")
     expect(page.locator("#answer section.t2 .row")).to_have_count(2)
     done(page)
     page.locator("#answer section.t2 .row").nth(1).locator(".u").first.click()  # the second method's, second token
     expect(page.locator("#chart h3")).to_be_visible()
     field(page, "metrics").select_option("lds")
-    page.get_by_role("button", name="Measure").click()
+    press(page, "Measure")
     expect(page.locator("#measured h3").nth(1)).to_contain_text("random@1")
     with page.expect_download() as download:
         page.get_by_text("Save as JSON").click()
@@ -133,13 +138,12 @@ def test_a_foil(visit):
 
 def test_citations(visit):
     page = visit()
-    done(page)
+    settings(page)
     page.get_by_text("Answer from sources").click()
     field(page, "sources").fill(SOURCES)
     field(page, "prompt").fill("When do the trains run?")
-    page.get_by_text("Settings", exact=True).click()
     page.get_by_label("Target").fill(" The trains run late. The dog sleeps.")
-    page.get_by_role("button", name="Ask").click()
+    press(page, "Ask")
     expect(page.locator("#answer .source")).to_have_count(2)
     done(page)
     assert page.locator("#answer .s").count() == 2
@@ -153,12 +157,11 @@ def test_citations(visit):
 def test_stop_and_ask_again(visit):
     page = visit()
     done(page)
-    prompt = field(page, "prompt")
-    prompt.fill("The trains to the coast run late and the children sing. " * 3)
+    field(page, "prompt").fill("The trains to the coast run late and the children sing. " * 3)
     with held("llama"):
-        page.get_by_role("button", name="Ask").click()
+        press(page, "Ask")
         expect(page.locator("#status progress")).to_be_visible()
-        page.get_by_role("button", name="Stop").click()
+        press(page, "Stop")
     began = time.monotonic()
     expect(page.locator("#status")).to_have_text(re.compile("^Stopped"))
     assert time.monotonic() - began < 5
@@ -166,8 +169,7 @@ def test_stop_and_ask_again(visit):
     page.locator("#answer .u").first.click()  # the answer before is still there, and can be asked about and kept
     expect(page.locator("#chart svg")).to_be_visible()
     expect(page.locator("#save")).to_be_visible()
-    prompt.fill("The")
-    prompt.press("Shift+Enter")
+    ask_by_key(page, "The")
     done(page)
     assert page.locator("#answer .u").all_inner_texts() == ["The"]
 
@@ -182,7 +184,7 @@ def test_ten_tabs_of_one_browser_work(web, browser):
         for tab in tabs:  # they are there while the first one's question runs
             tab.goto(f"{web.address}?prompt={PROMPT}&methods=random")
             expect(tab.locator("#status")).to_contain_text("Waiting for another tab")
-        first.get_by_role("button", name="Stop").click()
+        press(first, "Stop")
     for tab in tabs:
         done(tab)
     context.close()
@@ -193,27 +195,23 @@ def test_a_link_asks_the_same_question_again(visit):
     ask(page, PROMPT + " & <b>", "random")
     link = page.locator("#link").get_attribute("href")
     assert page.url.endswith(link)
-    field(page, "prompt").fill("The")
-    field(page, "prompt").press("Shift+Enter")
+    ask_by_key(page, "The")
     expect(page.locator("#answer .u")).to_have_text(["The"])
     for move in (page.go_back, page.reload):  # the browser's memory of the form changes nothing
         move()
         expect(page.locator("#link")).to_have_attribute("href", link)
         done(page)
-    scores = page.locator("#answer .u").evaluate_all("all => all.map((one) => one.title)")
     other = visit(link)
     done(other)
-    assert other.locator("#answer .u").evaluate_all("all => all.map((one) => one.title)") == scores
+    assert titles(other) == titles(page)
     assert field(other, "prompt").input_value() == PROMPT + " & <b>"
     assert field(other, "methods").is_visible()  # the settings are open, as one differs
-    other.close()
 
 
 def test_a_link_with_three_methods_and_one_that_is_wrong(visit):
     page = visit(f"?prompt={PROMPT}&methods=occlusion,random,position&other=1")
     done(page)
-    field(page, "prompt").fill(" ")
-    field(page, "prompt").press("Shift+Enter")
+    ask_by_key(page, " ")
     expect(page.get_by_role("alert")).to_contain_text("The prompt is empty")
     expect(page.locator("#answer .row")).to_have_count(3)  # the answer before stays
     wrong = visit(f"?prompt={PROMPT}&max_new_tokens=99")
@@ -253,12 +251,12 @@ def test_axe_finds_nothing_and_it_fits(visit, scheme, width):
     page.locator("#answer .u").first.click()
     expect(page.locator("#chart svg")).to_be_visible()
     page.get_by_text("Answer from sources").click()
-    page.get_by_role("button", name="Measure").click()
+    press(page, "Measure")
     expect(page.locator("#measured table").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = [axe.run(page)]
     field(page, "sources").fill(SOURCES)
-    page.get_by_role("button", name="Ask").click()
+    press(page, "Ask")
     expect(page.locator("#answer .source")).to_have_count(2)
     found.append(axe.run(page))
     page.goto(page.url.partition("?")[0] + "docs")
@@ -267,10 +265,10 @@ def test_axe_finds_nothing_and_it_fits(visit, scheme, width):
 
 
 def test_a_name_that_is_made_to_point_here_is_refused(web, browser):
-    page = browser.new_page()
-    assert page.goto(f"http://evil.example:{web.port}/").status == 400
-    assert page.goto(f"http://noiser.example:{web.port}/").status == 200  # an allowed name
-    page.close()
+    with browser.new_context() as context:
+        page = context.new_page()
+        assert page.goto(f"http://evil.example:{web.port}/").status == 400
+        assert page.goto(f"http://noiser.example:{web.port}/").status == 200  # an allowed name
 
 
 def test_a_page_of_another_site_can_neither_ask_read_nor_frame(web, browser):
@@ -296,12 +294,9 @@ def test_a_page_of_another_site_can_neither_ask_read_nor_frame(web, browser):
 
 def test_a_password_is_asked_for(browser):
     with served(auth="me:secret word") as web:
-        page = browser.new_page()
-        with pytest.raises(sync_api.Error, match="AUTH"):
+        with pytest.raises(sync_api.Error, match="AUTH"), browser.new_context() as context:
+            context.new_page().goto(web.address)
+        with browser.new_context(http_credentials={"username": "me", "password": "secret word"}) as context:
+            page = context.new_page()
             page.goto(web.address)
-        page.close()
-        context = browser.new_context(http_credentials={"username": "me", "password": "secret word"})
-        page = context.new_page()
-        page.goto(web.address)
-        done(page)
-        context.close()
+            done(page)

@@ -1,8 +1,5 @@
 """The web server with tiny models, in a thread of the tests' process."""
 
-from __future__ import annotations
-
-import copy
 import json
 import threading
 import time
@@ -20,18 +17,17 @@ from noiser.server.listening import configured
 from noiser.server.page import Ask, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Diff, Evaluate
 from noiser.server.serving import application
-from tiny import CHAT_TEMPLATE, tiny, tiny_model, tiny_tokenizer
+from tiny import chat_tokenizer, tiny, tiny_model
 
 PROMPT = "The quick fox sings near the river"
+SOURCES = "The trains to the coast run late.\n---\nThe lazy dog sleeps."
 HOSTS = ("localhost", "127.0.0.1", "noiser.example", "::1")
 
 
 @cache
 def chatty(family):
     """A tiny model that can chat."""
-    tokenizer = copy.deepcopy(tiny_tokenizer())  # which other tests use without a template
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return noiser.wrap(tiny_model(family).eval(), tokenizer)
+    return noiser.wrap(tiny_model(family).eval(), chat_tokenizer())
 
 
 def small(name):
@@ -75,9 +71,15 @@ def served(load=small, named=("llama", "gemma3", "plain"), **options):
         yield SimpleNamespace(address=str(client.base_url), port=port, models=models, client=client, ask=ask)
     server.should_exit = True
     thread.join(10)
-    for job in threading.enumerate():  # tests share the models: work that was stopped must have left them
-        if job.name == "noiser-job":
-            job.join()
+    wait_for_jobs()  # tests share the models: work that was stopped must have left them
+
+
+def wait_for_jobs(seconds=60):
+    """Waits until no thread explains or writes; fails if that takes longer."""
+    deadline = time.monotonic() + seconds
+    while any(thread.name.startswith(("noiser-job", "noiser-writer")) for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def nonsense(chance, count):

@@ -1,7 +1,7 @@
 """Cases of the golden numbers: every method and metric on tiny models, as functions from a model to named numbers."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -16,14 +16,13 @@ Numbers = Mapping[str, Any]
 Case = Callable[[], Numbers]
 
 
-# What the cases use of the library; public names only, so that everything underneath can be replaced.
+# Public names only, so that everything underneath can be replaced.
 
 
 def numbers_of(*attributions: noiser.Attribution) -> Numbers:
     """What is stored of attributions: all numbers that a user reads, and the work."""
-    found = {}
-    for index, att in enumerate(attributions):
-        named = {
+    return numbered(
+        {
             "scores": att.scores,
             "stderr": att.stderr,
             "thresholds": att.thresholds,
@@ -33,23 +32,28 @@ def numbers_of(*attributions: noiser.Attribution) -> Numbers:
             "units": [[unit.start, unit.end] for unit in att.units],
             "token_forwards": att.info.get("token_forwards"),
         }
-        found |= {f"{name}{index or ''}": value for name, value in named.items() if value is not None}
-    return found
+        for att in attributions
+    )
+
+
+def numbered(found: Iterable[Numbers]) -> Numbers:
+    """The numbers of several results in one, by names that count them."""
+    pairs = [(index, name, value) for index, each in enumerate(found) for name, value in each.items()]
+    return {f"{name}{index or ''}": value for index, name, value in pairs if value is not None}
+
+
+def listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
 
 
 def attributed(lm: noiser.LanguageModel, prompt: Any, **options: Any) -> Numbers:
-    found = noiser.attribute(lm, prompt, **options)
-    return numbers_of(*(found if isinstance(found, list) else [found]))
+    return numbers_of(*listed(noiser.attribute(lm, prompt, **options)))
 
 
 def cited(lm: noiser.LanguageModel, question: Any, sources: Any, **options: Any) -> Numbers:
     """The scores per source, what each sentence loses without all of them, and the attribution."""
-    found = noiser.cite(lm, question, sources, max_new_tokens=6, **options)
-    numbers = {}
-    for index, one in enumerate(found if isinstance(found, list) else [found]):
-        own = {"by_source": one.scores, "losses": one.losses, **numbers_of(one.attribution)}
-        numbers |= {f"{name}{index or ''}": value for name, value in own.items()}
-    return numbers
+    found = listed(noiser.cite(lm, question, sources, max_new_tokens=6, **options))
+    return numbered({"by_source": one.scores, "losses": one.losses, **numbers_of(one.attribution)} for one in found)
 
 
 @cache
@@ -65,6 +69,7 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 SOURCES = ["The lute is in the attic. It rains.", ("Notes", "A dog sings near the bank.")]
 QUESTION = "Where is the lute?"
 ANSWER = " In the attic. The dog sings."
+MANY = [PROMPT, CHAT, "It rains"]
 IN_SOURCES = noiser.place_sources(QUESTION, SOURCES)
 
 
@@ -83,10 +88,7 @@ QUESTIONS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "chat": (CHAT, {"unit": "word", "target": " rain", **TOKEN}),
     "turn": (CHAT, {"unit": "turn", "max_new_tokens": 1}),
     "source": (IN_SOURCES, {"sources": SOURCES, "unit": "source"}),
-    "source_sentence": (
-        IN_SOURCES,
-        {"sources": SOURCES, "unit": "sentence", "target": " attic", **TOKEN},
-    ),
+    "source_sentence": (IN_SOURCES, {"sources": SOURCES, "unit": "sentence", "target": " attic", **TOKEN}),
     "token_id": (PROMPT, {"target": 70, "special_tokens": "perturbed"}),
     "foil": (PROMPT, {"target": " rain", "foil": " dog"}),
     "three": (PROMPT, {"max_new_tokens": 3}),
@@ -97,10 +99,7 @@ QUESTIONS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "target_spans": (PROMPT, {"target": " near the bank", "target_unit": [(0, 9), (9, 14)]}),
     "of": (PROMPT, {"of": favourite}),
     "entropy": (PROMPT, {"of": noiser.objectives.entropy, "target": " in the", "target_unit": "all"}),
-    "many": (
-        [PROMPT, CHAT, "It rains"],
-        {"target": [None, " rain", None], "foil": [None, " dog", None], "seed": [0, 5, 2]},
-    ),
+    "many": (MANY, {"target": [None, " rain", None], "foil": [None, " dog", None], "seed": [0, 5, 2]}),
     "many_words": ([PROMPT, LONG], {"unit": "word", "max_new_tokens": 2}),
     "seed": (PROMPT, {"seed": 7}),
 }
@@ -120,48 +119,44 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "sequential_integrated_gradients": {"n_steps": 3},
 }
 
-# Hyper-parameters, one change at a time, on the question "three" unless it is named.
+
+def each(name: str, *values: Any) -> list[Mapping[str, Any]]:
+    return [{name: value} for value in values]
+
+
+MEAN, LOGPROB = {"baseline": "mean"}, {"score": "logprob"}
+# Hyper-parameters, one change at a time, on the question "three".
 VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
     "noiser": [
-        *({"bounding": bounding} for bounding in ("k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf")),
-        *({"bounding": bounding} for bounding in ("random", "none", "relative", 0.3)),
-        {"score": "logprob"},
-        {"score": "hellinger"},
+        *each("bounding", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf"),
+        *each("bounding", "random", "none", "relative", 0.3),
+        *each("score", "logprob", "hellinger"),
         {"bounding": "relative", "r": 0.5, "score": "logprob"},
         {"search": "bisection", "bounding": "k_max_per_unit", "score": "logprob"},
         {"profile": "authors", "bounding": 0.4},
         {"noise": torch.linspace(-2, 2, 64).reshape(2, 32), "samples": 2, "bounding": "k_min"},
     ],
     "occlusion": [
-        *({"baseline": baseline} for baseline in ("mean", "delete", "hidden")),
-        {"score": "logprob"},
-        {"score": "hellinger"},
+        *each("baseline", "mean", "delete", "hidden"),
+        *each("score", "logprob", "hellinger"),
         {"score": "logprob", "baseline": "hidden"},
         {"score": "hellinger", "baseline": "delete"},
     ],
-    "joint": [
-        *({"removal": removal} for removal in ("mean", "noise", "delete")),
-        *({"score": score} for score in ("prob", "logprob", "logit", "hellinger")),
-    ],
+    "joint": each("removal", "mean", "noise", "delete") + each("score", "prob", "logprob", "logit", "hellinger"),
     "lime": [
-        {"baseline": "mean"},
-        *({"score": score} for score in ("logprob", "logit", "hellinger")),
+        MEAN, *each("score", "logprob", "logit", "hellinger"),
         {"mask_probability": 0.6, "alpha": 0.1, "kernel_width": 0.5},
     ],
-    "kernel_shap": [{"baseline": "mean"}, {"score": "logit"}],
-    "shapley_sampling": [{"baseline": "mean"}, {"score": "logprob"}],
-    "context_cite": [
-        {"baseline": "mean"},
-        {"score": "logprob"},
-        {"keep_probability": 0.7, "alpha": 0.1},
-    ],
+    "kernel_shap": [MEAN, {"score": "logit"}],
+    "shapley_sampling": [MEAN, LOGPROB],
+    "context_cite": [MEAN, LOGPROB, {"keep_probability": 0.7, "alpha": 0.1}],
     "input_x_gradient": [{"reduce": "sum"}, {"reduce": "sum", "score": "logprob"}],
-    "integrated_gradients": [{"reduce": "l2"}, {"baseline": "mean"}, {"score": "logprob"}],
-    "gradient_shap": [{"stdev": 0.1}, {"reduce": "l2"}, {"baseline": "mean", "score": "logprob"}],
-    "sequential_integrated_gradients": [{"baseline": "mean"}, {"score": "logprob"}],
-    "deeplift": [{"baseline": "mean"}, {"score": "logprob"}],
+    "integrated_gradients": [{"reduce": "l2"}, MEAN, LOGPROB],
+    "gradient_shap": [{"stdev": 0.1}, {"reduce": "l2"}, MEAN | LOGPROB],
+    "sequential_integrated_gradients": [MEAN, LOGPROB],
+    "deeplift": [MEAN, LOGPROB],
     "attn_lrp": [{"softmax": "constant"}],
-}
+}  # fmt: skip
 
 # A question is a query before a method sees it: every question is asked of one method that removes, one that adds noise
 # and one that follows gradients, and other methods are asked what they see of it.
@@ -194,11 +189,9 @@ METRIC_SETTINGS: list[tuple[str, Mapping[str, Any]]] = [
 ]
 MEASURED: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "three": (PROMPT, {"method": "lime", "max_new_tokens": 3}),
-    "word": (
-        "A dog sings near the bank",
-        {"method": "occlusion", "unit": "word", "target": " in the", "target_unit": "all"},
-    ),
-}
+    "word": ("A dog sings near the bank",
+             {"method": "occlusion", "unit": "word", "target": " in the", "target_unit": "all"}),
+}  # fmt: skip
 
 
 def cases(family: str, batch_tokens: int | None = None) -> Iterator[tuple[str, Case]]:
