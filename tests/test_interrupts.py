@@ -63,7 +63,7 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
     for number in itertools.count():
         if not interrupted(call, number):
             break
-        assert not runtime.held(lm.model).lock._is_owned()
+        assert not runtime.held[lm.model].lock._is_owned()
         call()
         assert state_of(lm) == before, number
         assert torch.is_grad_enabled(), number

@@ -8,7 +8,7 @@ from noiser.model import runtime
 from noiser.model.runtime import forward_of
 from tiny import tiny_model, tiny_tokenizer
 
-onednn = pytest.mark.skipif(not runtime._available(), reason="this PyTorch has no MKL, or no oneDNN")
+onednn = pytest.mark.skipif(not runtime.ONEDNN, reason="this PyTorch has no MKL, or no oneDNN")
 
 
 class Doubling(nn.Linear):

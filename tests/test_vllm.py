@@ -127,10 +127,9 @@ def test_the_workers_keep_the_rows_of_requests(monkeypatch):
     sys.modules["vllm.distributed"].get_tensor_model_parallel_rank = lambda: rank
     worker = importlib.import_module("noiser.model.vllm_worker")
     monkeypatch.delitem(sys.modules, "noiser.model.vllm_worker")
-    assert worker.KEY == noiser.model.served.ROW
     made, rank = worker.KeepLogits().new_req_logits_processor, 0
     assert made(SimpleNamespace(extra_args=None)) is None
-    second, first = (made(SimpleNamespace(extra_args={worker.KEY: number})) for number in (12, 10))
+    second, first = (made(SimpleNamespace(extra_args={worker.ROW: number})) for number in (12, 10))
     logits = torch.arange(4.0).view(2, 2)
     assert second([], logits[0]).equal(logits[0])
     first([], logits[1])

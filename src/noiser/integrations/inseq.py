@@ -31,7 +31,6 @@ from noiser.integrations.common import LibraryMethod, check_keywords, imported, 
 from noiser.methods import METHODS, Method, Scores, make_method, scored
 from noiser.methods.protocol import sum_over_units
 from noiser.model.language_model import LanguageModel
-from noiser.model.packing import set_attention
 from noiser.model.runtime import twin
 from noiser.registry import version_of
 from noiser.text import Encoding, extend, make_units
@@ -94,7 +93,8 @@ class InseqMethod(LibraryMethod):
 
     def _run(self, lm: LanguageModel, query: Query, rng: torch.Generator) -> Float[Tensor, "targets tokens"]:
         """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
-        set_attention(model := twin(lm.model), "eager")  # for good: it is our own
+        model = twin(lm.model)
+        model.set_attn_implementation("eager")
 
         def count(_model: Any, _args: Any, given: Mapping[str, Any]) -> None:
             inputs = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]

@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from noiser.errors import ModelError, UnsupportedModelError
-from noiser.model.packing import Branch, Context, packed_logits, set_attention
-from noiser.model.runtime import held, is_out_of_memory, put, running, unhook
+from noiser.model.packing import Branch, Context, set_attention
+from noiser.model.runtime import add_hook, is_out_of_memory, put, running
 
 _CAPTURING = "_output_capturing_hooks_installed"  # transformers' mark on a model whose hooks collect weights
 _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "accelerate", "einops", "jaxtyping")
+
+Logits = Float[Tensor, "*rows vocab"]
 
 
 @dataclass(kw_only=True)
@@ -45,9 +47,9 @@ def find_abilities(lm: Any) -> Abilities:
         logits = lm.model(input_ids=both, use_cache=False).logits[:, -8:]  # learned prompts have rows in front
     except Exception as error:
         raise_failure(lm.model, error)
-    scale = _embedding_scale(lm.model.get_input_embeddings())
+    found = Abilities(embedding_scale=_embedding_scale(lm.model.get_input_embeddings()), packs=False)
     if not bool(logits[0].isfinite().all()):  # damaged weights are reported where they are used
-        return Abilities(embedding_scale=scale, packs=False)
+        return found
     agree, works, kind = partial(logits_agree, dtype=lm.dtype), partial(_works, lm.model), type(lm.model).__name__
     inputs = lm.embed(both)
     rows = torch.stack([*inputs, 4 * inputs[0].flip(0)])
@@ -65,7 +67,7 @@ def find_abilities(lm: Any) -> Abilities:
     def go_on() -> Tensor:
         """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
         context = Context(rows[0], 1.0)
-        packed_logits(lm, [Branch(context, 0, rows[:1, :5], [4], record=True)])
+        lm.run([Branch(context, 0, rows[:1, :5], [4], record=True)], packed=True)
         return lm.output(rows[:1, 5:], positions=range(3), **context.continued(5, 1)).logits[0]
 
     batches = works(stay_apart)
@@ -77,13 +79,14 @@ def find_abilities(lm: Any) -> Abilities:
     if not works(lambda: agree(run(*inputs), logits)):
         text = f"{kind} does not predict from embeddings what it predicts from their tokens."
         raise UnsupportedModelError(f"{text} Take another model, without embeddings in every layer.")
-    packs = batches and works(lambda: _packs(lm, rows[0], logits[0]))
-    continues = packs and works(lambda: agree(go_on(), logits[0, 5:]))
     if not batches:
         lm.batch_tokens = 1
         text = f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised models"
         warnings.warn(f"{text}, so sequences run one at a time.", stacklevel=4)
-    return Abilities(embedding_scale=scale, packs=packs, continues=continues)
+        return found
+    found.packs = works(lambda: _packs(lm, rows[0], logits[0]))
+    found.continues = found.packs and works(lambda: agree(go_on(), logits[0, 5:]))
+    return found
 
 
 def _works(model: Any, trial: Callable[[], bool]) -> bool:
@@ -105,7 +108,7 @@ def raise_failure(model: Any, error: Exception) -> NoReturn:
     raise ModelError(f"{text} Take another method or model, or another version of transformers.") from error
 
 
-def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor, "length vocab"]) -> bool:
+def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Logits) -> bool:
     """Whether a packed pass gives the logits of whole sequences, and layers have the windows of the configuration."""
     from transformers import DynamicCache
 
@@ -113,14 +116,12 @@ def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Float[Tensor,
     kinds = [kind.get("rope_type") for kind in (rotary, *rotary.values()) if isinstance(kind, Mapping)]
     if {"longrope", "dynamic"} & {*kinds}:  # as in Phi-3, all tokens are rotated by the largest position of a pass
         return False
-    layers = DynamicCache(config=lm.model.config).layers
-    declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(layers)}
-    context, windows = Context(inputs, 1.0), dict[int, int | None]()
-    (first,) = packed_logits(lm, [Branch(context, 0, inputs[None], range(8), record=True)], windows)
+    layers, context = DynamicCache(config=lm.model.config).layers, Context(inputs, 1.0)
+    (first,) = lm.run([Branch(context, 0, inputs[None], range(8), record=True)], packed=True)
     branches = [Branch(context, start, inputs[start:].expand(n, -1, -1), [7]) for start, n in ((5, 2), (2, 3))]
-    rows = torch.cat([part[:, 0] for part in packed_logits(lm, branches)])
-    found, right = torch.cat([first[0], rows]), torch.cat([expected, expected[-1:].expand(len(rows), -1)])
-    return windows == declared and logits_agree(found, right, lm.dtype)
+    rows = torch.cat([first[0], *(part[:, 0] for part in lm.run(branches, packed=True))])
+    declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(layers)}
+    return context.windows == declared and logits_agree(rows, expected[[*range(8), *[7] * 5]], lm.dtype)
 
 
 def setting(config: Any, name: str, kind: Any = int) -> Any:
@@ -145,19 +146,13 @@ def _embedding_scale(embedding: Any) -> float:
     return scale if torch.allclose(out, scale * rows, rtol=2e-2, atol=1e-6) else 1.0
 
 
-def logits_agree(
-    logits: Float[Tensor, "*rows vocab"],
-    expected: Float[Tensor, "*rows vocab"],
-    dtype: torch.dtype,
-    *,
-    closely: bool = False,
-) -> bool:
+def logits_agree(found: Logits, expected: Logits, dtype: torch.dtype, *, closely: bool = False) -> bool:
     """Whether two ways of running a model give the same logits, apart from rounding.
 
     In float32 none may differ by more than a thousandth of their standard deviation. In half precision, or with less
     precise products, all differ by 0.03 in the mean; a token one position off gives 0.3. `closely`: 0.01.
     """
-    difference, deviation = logits.float() - expected.float(), float(expected.float().std())
+    difference, deviation = found.float() - expected.float(), float(expected.float().std())
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return float(difference.abs().max()) <= 1e-3 * deviation
     return float(difference.square().mean().sqrt()) <= (0.01 if closely else 0.1) * deviation
@@ -184,11 +179,9 @@ def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Ten
 
     with running(lm.model):
         set_attention(lm.model, "eager")
-        undo = held(lm.model).undo
-        for module in lm.model.modules():  # hooks that transformers installs to collect the weights are taken out again
-            undo.append(partial(unhook, module._forward_hooks, {*module._forward_hooks}))
-            put(vars(module), _CAPTURING, _CAPTURING in vars(module), undo)
-            module.register_forward_hook(average, prepend=True)  # before the hooks that collect
+        for module in lm.model.modules():  # with ours, hooks that transformers installs to collect weights go again
+            put(lm.model, vars(module), _CAPTURING, _CAPTURING in vars(module))
+            add_hook(lm.model, module, average, prepend=True)  # before the hooks that collect
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or not all(map(are_weights, layers)):

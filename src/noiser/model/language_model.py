@@ -15,7 +15,7 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, find_abilities, raise_failure, setting
-from noiser.model.packing import Branch, Context, KeysValues, packed_logits, whole_logits
+from noiser.model.packing import Branch, Context, KeysValues, Pass, set_attention, whole_logits
 from noiser.model.runtime import PLAIN, running
 from noiser.text import Encoding, encode
 from noiser.types import Baseline, ModelIdentity, Prompt
@@ -63,10 +63,10 @@ class LanguageModel:
         batch_tokens: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        kind, head = type(model).__name__, getattr(model, "get_output_embeddings", lambda: None)()
-        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        kind, config = type(model).__name__, getattr(model, "config", None)
+        if getattr(config, "is_encoder_decoder", False):
             raise UnsupportedModelError(f"{kind} is an encoder-decoder model. Take a decoder-only (causal) one.")
-        if head is None:
+        if getattr(model, "get_output_embeddings", lambda: None)() is None:
             raise UnsupportedModelError(f"{kind} has no language-modelling head. Load it with AutoModelForCausalLM.")
         if not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise ParameterError(f"tokenizer is {tokenizer!r:.200}; expected a tokenizer of transformers.")
@@ -76,13 +76,9 @@ class LanguageModel:
         self.model: Any = model
         self.tokenizer: Any = tokenizer
         self.vocabulary_size, self.embedding_dim = table.shape
-        self.context_length: int | None = setting(self.model.config, "max_position_embeddings")
-        self.identity = ModelIdentity(
-            name=getattr(model.config, "_name_or_path", "") or kind,
-            revision=getattr(model.config, "_commit_hash", None),
-            dtype=_dtype_name(model),
-            architecture=kind,
-        )
+        self.context_length: int | None = setting(config, "max_position_embeddings")
+        name, commit = getattr(config, "_name_or_path", "") or kind, getattr(config, "_commit_hash", None)
+        self.identity = ModelIdentity(name, commit, dtype=_dtype_name(model), architecture=kind)
         tokens, rows = (1024, 192) if self.device.type == "cpu" else (8192, 1024)
         self.batch_tokens = check_count("batch_tokens", tokens if batch_tokens is None else batch_tokens)
         self.logit_rows = max(1, rows * 2**18 // self.vocabulary_size)  # float32, of one pass
@@ -142,11 +138,9 @@ class LanguageModel:
     @cached_property
     def _keeps_rows(self) -> bool:
         """Whether the head can run at some positions alone. PEFT passes them on, but not past its learned prompts."""
-        forwards = [self.model.forward]
         adapter = getattr(self.model, "active_peft_config", None)
-        if adapter is not None and not adapter.is_prompt_learning:
-            forwards.append(self.model.get_base_model().forward)
-        return any("logits_to_keep" in inspect.signature(forward).parameters for forward in forwards)
+        models = [self.model, *([self.model.get_base_model()] if adapter and not adapter.is_prompt_learning else [])]
+        return any("logits_to_keep" in inspect.signature(model.forward).parameters for model in models)
 
     def running(self, *, gradients: bool = False) -> AbstractContextManager[None]:
         """`runtime.running` of the model."""
@@ -183,9 +177,20 @@ class LanguageModel:
             )
         return self.context([token]).rows[0]
 
-    def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
+    def run(self, branches: Sequence[Branch], *, packed: bool = False) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of every branch, of a model that cannot pack from position 0; out of memory, nothing has changed."""
-        return packed_logits(self, branches) if self.abilities.packs else whole_logits(self, branches)
+        if not packed and not self.abilities.packs:
+            return whole_logits(self, branches)
+        inputs, packs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None], Pass(branches)
+        with running(self.model):
+            set_attention(self.model, packs.attend, masked=False)
+            places = packs.position[None].to(inputs.device)
+            logits = self.output(inputs, positions=packs.rows, position_ids=places).logits[0]
+            for branch in branches:
+                if branch.record:
+                    branch.context.done = branch.start + branch.inputs.shape[1]
+        parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
+        return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
 
     def output(self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], **options: Any) -> Any:
         """The output for embeddings in the space of `embed`, with logits at `positions`; to be called while it runs."""

@@ -20,9 +20,7 @@ from noiser.model.gguf import BUILT_IN, complete, converted
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import is_out_of_memory, own_defaults
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype
-
-_DTYPES: dict[Any, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
+_DTYPES: dict[Any, Any] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
 _SAMPLES = 64  # numbers of each weight tensor that a folder's fingerprint is made of
 
@@ -31,21 +29,8 @@ _FILES = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.py", 
 
 _one_at_a_time = threading.Lock()  # while it builds a model, transformers changes settings of the whole process
 
-
-class Options(NamedTuple):
-    """How a checkpoint is loaded; see `load_model`. The device is None where `device_map` decides."""
-
-    dtype: torch.dtype | Literal["auto"] = "auto"
-    device: torch.device | None = None
-    device_map: Any = None
-    revision: str | None = None
-    trust_remote_code: bool = False
-    attn_implementation: str | None = None
-
-    @property
-    def source(self) -> dict[str, Any]:
-        """The arguments of every `from_pretrained`."""
-        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
+Origin = dict[str, Any]
+"""Arguments of every `from_pretrained`: `revision`, and `trust_remote_code`."""
 
 
 class Place(NamedTuple):
@@ -60,7 +45,7 @@ class Place(NamedTuple):
 def load_model(
     name_or_path: str | os.PathLike[str],
     *,
-    dtype: Dtype = "auto",
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | torch.dtype = "auto",
     device: str = "auto",
     device_map: Any = None,
     revision: str | None = None,
@@ -95,31 +80,32 @@ def load_model(
     """
     if device_map is not None and device != "auto":
         raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
-    chosen = None if device_map is not None else _device(device)
-    weights: Any = _DTYPES.get(dtype, dtype)
+    chosen, weights = None if device_map is not None else _device(device), _DTYPES.get(dtype, dtype)
     if weights == "auto" and chosen is not None and chosen.type == "cpu":
         weights = torch.float32
     if weights != "auto" and not isinstance(weights, torch.dtype):
         raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
-    options = Options(weights, chosen, device_map, revision, trust_remote_code, attn_implementation)
-    name = os.fspath(name_or_path)
+    name, origin = os.fspath(name_or_path), {"revision": revision or "main", "trust_remote_code": trust_remote_code}
     kind, _, rest = name.partition(":")
+    if revision is not None and (rest or name) in BUILT_IN:
+        raise ParameterError(f"revision is {revision!r}, and {rest or name} is built in. Leave revision out.")
     if kind == "vllm":
         from noiser.model.served import load_vllm
 
-        lm = load_vllm(rest, options, engine_args)
+        lm = load_vllm(rest, weights, origin, engine_args)
     elif kind in ("http", "https"):
         from noiser.model.server import load_server
 
         parameters = [*inspect.signature(load_server).parameters][2:]
         if unknown := sorted({*engine_args} - {*parameters}):
             raise errors.UnknownNameError("argument of a model behind a server", unknown[0], parameters)
-        lm = load_server(name, options, **engine_args)
+        lm = load_server(name, origin, **engine_args)
     elif engine_args:
         first = next(iter(engine_args))
         raise ParameterError(f"{first!r} is for models named vllm:... or http://..., not {name!r}. Leave it out.")
     else:
-        lm = _load(name, options)
+        how = {"dtype": weights, "device_map": device_map, "attn_implementation": attn_implementation}
+        lm = _load(name, origin, how, chosen)
     lm.chat_template_kwargs = dict(chat_template_kwargs or {})
     return lm
 
@@ -134,11 +120,9 @@ def _device(device: str) -> torch.device:
         raise ParameterError(text) from error
 
 
-def find(name: str, revision: str | None = None) -> Place:
+def find(name: str) -> Place:
     """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the errors."""
     path, built_in = os.path.expanduser(name), BUILT_IN.get(name)  # noqa: PTH111 - Path's own raises for unknown users
-    if built_in and revision is not None:
-        raise ParameterError(f"revision is {revision!r}, and {name} is built in. Leave revision out.")
     if built_in or os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
         with explained(name):
             file = Path(path).resolve()
@@ -150,23 +134,22 @@ def find(name: str, revision: str | None = None) -> Place:
     return Place(name, name, False)
 
 
-def _load(name: str, options: Options) -> LanguageModel:
-    """A model in this process."""
+def _load(name: str, origin: Origin, how: Mapping[str, Any], device: torch.device | None) -> LanguageModel:
+    """A model in this process; its device is None where `device_map` decides."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.import_utils import is_peft_available
 
-    place = find(name, options.revision)
+    place = find(name)
     adapts = place.is_folder and Path(place.source, "adapter_config.json").is_file()
     if adapts and not is_peft_available():  # transformers would leave the adapter out
         raise DependencyError(f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft")
-    common = {**options.source, "local_files_only": place.is_folder and not adapts}
+    common = {**origin, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
     with _one_at_a_time, own_defaults(), explained(name):
-        how = {"dtype": options.dtype, "device_map": options.device_map, **common}
-        how |= {"attn_implementation": options.attn_implementation, "output_loading_info": True}
-        model = complete(AutoModelForCausalLM.from_pretrained(place.source, **how))
-        if options.device is not None:
-            model.to(options.device)
+        load = AutoModelForCausalLM.from_pretrained
+        model = complete(load(place.source, **how, **common, output_loading_info=True))
+        if device is not None:
+            model.to(device)
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **common)
         except (OSError, ValueError):  # an adapter without one takes that of the model that it is put on
@@ -175,18 +158,18 @@ def _load(name: str, options: Options) -> LanguageModel:
                 raise
             tokenizer = AutoTokenizer.from_pretrained(bases[0], **common)
         lm = LanguageModel(model.eval(), tokenizer)
-        lm.identity = lm.identity._replace(name=place.name, revision=revision_of(place, model, options.revision))
+        lm.identity = lm.identity._replace(name=place.name, revision=revision_of(place, model, origin))
     return lm
 
 
-def revision_of(place: Place, model: Any, revision: str | None) -> str | None:
+def revision_of(place: Place, model: Any, origin: Origin) -> str | None:
     """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model in the local cache."""
     from huggingface_hub import try_to_load_from_cache
 
     if place.revision or place.is_folder:
         return place.revision or fingerprint(Path(place.source), model)
     names = ("config.json", "adapter_config.json")
-    files = (try_to_load_from_cache(place.source, name, revision=revision) for name in names)
+    files = (try_to_load_from_cache(place.source, name, revision=origin["revision"]) for name in names)
     return next((Path(file).parent.name for file in files if isinstance(file, str)), None)
 
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from noiser.model.runtime import configs, held, put, running
+from noiser.model.runtime import held, put, running
 
 BLOCK, BLOCK_ON_CPU = 1024, 128
 """Tokens that attend together. A longer sequence is cut into such blocks."""
@@ -32,13 +32,14 @@ class Context:
     """A clean sequence, and the keys and values of the `done` tokens that have run.
 
     `inputs` are rows of the embedding table times `scale`. The cache has more tokens where a later pass failed, and
-    those outside of windows.
+    those outside of `windows`, each layer's or None.
     """
 
     inputs: Float[Tensor, "length dim"]
     scale: float
     cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)
     done: int = 0
+    windows: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)
 
     @property
     def rows(self) -> Float[Tensor, "length dim"]:
@@ -107,13 +108,13 @@ class _Block(NamedTuple):
     last: int
 
 
-class _Pass:
+class Pass:
     """Sequences end to end: of every token the number of its sequence, its position there, and where that starts."""
 
-    def __init__(self, branches: Sequence[Branch], most: int) -> None:
-        self.windows: dict[int, int | None] = {}
+    def __init__(self, branches: Sequence[Branch]) -> None:
         self.masks: dict[tuple[_Block, int | None], tuple[int, Tensor]] = {}
         self.blocks, self.rows = list[_Block](), list[int]()
+        most = BLOCK_ON_CPU if branches[0].inputs.device.type == "cpu" else BLOCK
         self.sequences = [branch for branch in branches for _ in branch.inputs]
         lengths = torch.tensor([branch.inputs.shape[1] for branch in self.sequences])
         ends = lengths.cumsum(0)
@@ -146,9 +147,8 @@ class _Pass:
         for each in number.unique().tolist():
             if hidden := self.sequences[each].hidden:
                 seen &= ~((number == each) & torch.isin(at, torch.tensor(hidden)) & (distance > 0))
-        mask = torch.where(seen, 0.0, torch.finfo(like.dtype).min).to(like)[None, None]
-        self.masks[block, window] = oldest, mask
-        return oldest, mask
+        self.masks[block, window] = oldest, torch.where(seen, 0.0, torch.finfo(like.dtype).min).to(like)[None, None]
+        return self.masks[block, window]
 
     def attend(
         self, own: Any, module: Any, *states: Tensor | None, sliding_window: int | None = None, **options: Any
@@ -156,13 +156,12 @@ class _Pass:
         """Causal attention of packed sequences [1, heads, tokens, dim], as a function of transformers' registry."""
         query, key, value = cast("tuple[Tensor, ...]", states[:3])
         own = eager if options.get("softcap") else own
-        layer = int(module.layer_idx)
-        self.windows[layer] = sliding_window
+        layer, out = int(module.layer_idx), list[Tensor]()
         for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
             if branch.record:
                 new = (x[..., first:end, :].clone() for x in (key, value))
                 branch.context.cache[layer] = branch.context.after(0, branch.start, layer, *new)
-        out: list[Tensor] = []
+                branch.context.windows[layer] = sliding_window
         for block in self.blocks:
             oldest, mask = self.mask(block, sliding_window, query)
             k, v = (x[..., block.begin : block.last, :] for x in (key, value))
@@ -173,22 +172,21 @@ class _Pass:
 
 def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
     """Replaces the attention while a model runs, by name or by a function (own, module, q, k, v, mask, **options)."""
-    undo = held(model).undo
     if not isinstance(attention, str):
         from transformers import AttentionInterface, AttentionMaskInterface
 
         functions: Any = AttentionInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
         masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
         own = "eager" if model.config._attn_implementation == "eager" else "sdpa"
-        put(functions, name := f"noiser-{id(model)}", partial(attention, functions.get(own, eager)), undo)
+        put(model, functions, name := f"noiser-{id(model)}", partial(attention, functions.get(own, eager)))
         if masked:  # transformers makes no mask for a name that is not there
-            put(masks, name, masks[own], undo)
+            put(model, masks, name, masks[own])
         if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
-            undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
+            held[model].undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
             torch.backends.cuda.enable_cudnn_sdp(False)
         attention = name
-    for config in configs(model):  # the public setter checks, and may fetch, the kernels of what is put back
-        put(vars(config), "_attn_implementation_internal", attention, undo)
+    for config in held[model].configs:  # the public setter checks, and may fetch, the kernels of what is put back
+        put(model, config, "_attn_implementation_internal", attention)
 
 
 def eager(module: nn.Module, *states: Any, **options: Any) -> Any:
@@ -196,32 +194,15 @@ def eager(module: nn.Module, *states: Any, **options: Any) -> Any:
     return sys.modules[type(module).__module__].eager_attention_forward(module, *states, **options)
 
 
-def packed_logits(lm: Any, branches: Sequence[Branch], windows: dict[int, int | None] | None = None) -> list[Tensor]:
-    """Logits [copies, wanted, vocab] of every branch, from one pass; `windows` gets each layer's window."""
-    inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
-    run = _Pass(branches, BLOCK_ON_CPU if inputs.device.type == "cpu" else BLOCK)
-    with running(lm.model):
-        set_attention(lm.model, run.attend, masked=False)
-        logits = lm.output(inputs, positions=run.rows, position_ids=run.position[None].to(inputs.device)).logits[0]
-        for branch in branches:
-            if branch.record:
-                branch.context.done = branch.start + branch.inputs.shape[1]
-    if windows is not None:
-        windows |= run.windows
-    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
-    return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
-
-
 def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:
-    """As `packed_logits`, from batches of equally long sequences, of branches that begin at 0."""
-    found: dict[int, Tensor] = {}
+    """Logits of every branch, all of which begin at 0, from batches of equally long sequences."""
+    groups, found = dict[tuple[int, ...], list[int]](), dict[int, Tensor]()
+    for number, branch in enumerate(branches):
+        groups.setdefault((branch.inputs.shape[1], *branch.wanted), []).append(number)
     with running(lm.model):
-        for length in {branch.inputs.shape[1] for branch in branches}:
-            same = [branch for branch in branches if branch.inputs.shape[1] == length]
-            rows = sorted({row for branch in same for row in branch.wanted})
-            inputs = torch.cat([branch.inputs for branch in same])
+        for (length, *rows), numbers in groups.items():
+            inputs = torch.cat([branches[number].inputs for number in numbers])
             parts = inputs.split(max(1, lm.batch_tokens // length))
             logits = torch.cat([lm.output(part, positions=rows).logits for part in parts])
-            for branch, part in zip(same, logits.split([len(each.inputs) for each in same]), strict=True):
-                found[id(branch)] = part[:, [rows.index(row) for row in branch.wanted]]
-    return [found[id(branch)] for branch in branches]
+            found |= zip(numbers, logits.split([len(branches[number].inputs) for number in numbers]), strict=True)
+    return [found[number] for number in range(len(branches))]

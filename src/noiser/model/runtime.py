@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from types import MethodType
 from typing import Any, cast
@@ -25,6 +25,9 @@ from torch.nn import functional
 
 SMALLEST, COMPETING = 2**16, 32
 """Numbers in weights that are worth the longer call; tokens of a row whose logits are worth a second product."""
+
+ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+"""Whether oneDNN multiplies faster; not so on ARM, where PyTorch has chosen better."""
 
 PLAIN = (nn.Parameter, Tensor)
 """Types of ordinary weights; a library that has a class for its weights multiplies by them itself."""
@@ -40,27 +43,29 @@ Undo = list[Callable[[], object]]
 
 @dataclass(eq=False)
 class Held:
-    """A model's reentrant lock, shared by everybody who wraps it, and the list of changes to undo."""
+    """A model's reentrant lock, shared by everybody who wraps it, changes to undo, and attributes of configurations."""
 
     lock: Any = field(default_factory=threading.RLock)
     undo: Undo = field(default_factory=list[Callable[[], object]])
+    configs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
-_PLAIN_OUTPUT = {"return_dict": True, "output_hidden_states": False, "_output_attentions": False}
-_SETTLED = {"training": False, "_compiled_call_impl": None, "support_avx512bf16_for_cpu": False}
-"""The last marks 4-bit layers of bitsandbytes: a pass without gradients would repack weights, which then have none."""
+_WANTED = {
+    "training": False,
+    "_compiled_call_impl": None,
+    "support_avx512bf16_for_cpu": False,  # 4-bit layers of bitsandbytes: weights would be repacked, and lose gradients
+    "return_dict": True,
+    "output_hidden_states": False,
+    "_output_attentions": False,
+}
+"""Attributes of modules and configurations while a model runs, where they have others."""
 
 _ABSENT: Any = object()
-_held: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
-
-
-def held(model: nn.Module) -> Held:
-    """The lock and the undo list of a model."""
-    return _held.setdefault(model, Held())
+held: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
 
 
 def _after_fork() -> None:
-    for state in _held.values():
+    for state in held.values():
         state.lock = threading.RLock()
 
 
@@ -88,27 +93,45 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     they are computed, but not those of parameters. Each change is on the undo list before it is made and leaves it
     after it is put back: an interrupt at any moment leaves at most a list that the next call finishes.
     """
-    state = held(model)
+    state = held.setdefault(model, Held())
     lock, undo, within = state.lock, state.undo, state.lock._is_owned()
     # Inference mode of the caller's would leave no way back for gradients; its end puts the gradient mode back too.
     with lock, own_defaults():
         torch.set_grad_enabled(gradients)
-        if not within:
-            _put_back(undo, 0)
-        size = len(undo)
+        size = len(undo) if within else 0
         try:
             if not within:
-                _settle(model, undo)
+                while undo:  # what an interrupt cut short
+                    undo[-1]()
+                    undo.pop()
+                _settle(model)
             if gradients:
-                _freeze(model, undo)
+                _freeze(model)
             yield
         finally:
-            _put_back(undo, size)
+            while len(undo) > size:
+                undo[-1]()
+                undo.pop()
+
+
+def put(model: nn.Module, place: Any, name: Any, value: Any) -> None:
+    """Sets an entry of a dictionary until what is `running` ends."""
+    before = place.get(name, _ABSENT)
+    undo = partial(place.pop, name, None) if before is _ABSENT else partial(place.__setitem__, name, before)
+    held[model].undo.append(undo)
+    place[name] = value
+
+
+def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before: bool = False, **options: Any) -> None:
+    """Adds a hook to a module of a model until what is `running` ends: after its forward passes, or before them."""
+    name = "forward_pre_hook" if before else "forward_hook"
+    put(model, vars(module), f"_{name}s", vars(module)[f"_{name}s"].copy())
+    getattr(module, f"register_{name}")(hook, **options)
 
 
 def twin(model: Any) -> Any:
     """A model of the same weights, which are in memory once, and the same hooks; its modules and flags are its own."""
-    with held(model).lock:  # as the model is when nothing runs
+    with held.setdefault(model, Held()).lock:  # as the model is when nothing runs
         parts = [*model.modules()]
         hooks = chain(*(kind.values() for part in parts for kind in (part._forward_pre_hooks, part._forward_hooks)))
         shared: dict[int, Any] = {id(each): each for each in (*model.buffers(), *hooks)}
@@ -118,73 +141,39 @@ def twin(model: Any) -> Any:
         return copy.deepcopy(model, shared).eval()
 
 
-def put(place: Any, name: Any, value: Any, undo: Undo) -> None:
-    """Sets an entry of a dictionary; the undo list has what was there before."""
-    before = place.get(name, _ABSENT)
-    undo.append(partial(place.pop, name, None) if before is _ABSENT else partial(place.__setitem__, name, before))
-    place[name] = value
-
-
-def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before: bool = False) -> None:
-    """Adds a hook to a module of a model until what is `running` ends: after its forward passes, or before them."""
-    hooks = module._forward_pre_hooks if before else module._forward_hooks
-    held(model).undo.append(partial(unhook, hooks, {*hooks}))
-    (module.register_forward_pre_hook if before else module.register_forward_hook)(hook)
-
-
-def unhook(hooks: dict[int, Any], kept: set[int]) -> None:
-    """Removes all hooks but those with some numbers."""
-    for key in hooks.keys() - kept:
-        hooks.pop(key, None)
-
-
-def _put_back(undo: Undo, size: int) -> None:
-    while len(undo) > size:
-        undo[-1]()
-        undo.pop()
-
-
-def _settle(model: Any, undo: Undo) -> None:
+def _settle(model: Any) -> None:
     """Evaluation mode, without compiled parts, with the fastest products; outputs are objects with logits alone."""
+    modules, configs = [*model.modules()], dict[int, dict[str, Any]]()
+    waiting: list[Any] = [vars(module).get("config") for module in modules]
+    while waiting:  # sub-configurations included
+        config = waiting.pop()
+        if id(config) not in configs and "_attn_implementation_internal" in getattr(config, "__dict__", ()):
+            configs[id(config)] = state = vars(config)
+            waiting += [state.get(name) for name in getattr(config, "sub_configs", {})]
+    held[model].configs = [*configs.values()]
+    for state in (*map(vars, modules), *configs.values()):
+        for name, wanted in _WANTED.items():
+            if state.get(name, wanted) != wanted:
+                put(model, state, name, wanted)
     head = model.get_output_embeddings()
-    for module in model.modules():
-        state = vars(module)
-        for name, wanted in _SETTLED.items():
-            if state.get(name):
-                put(state, name, wanted, undo)
-        own = state.get("forward")  # of another library's, which stays unless it is compiled
+    for module in modules:
+        own = vars(module).get("forward")  # of another library's, which stays unless it is compiled
         forward = getattr(own, "_torchdynamo_orig_callable", None) if own else forward_of(module, module is head)
         if forward:
-            put(state, "forward", forward, undo)
-    for config in map(vars, configs(model)):
-        for name, value in _PLAIN_OUTPUT.items():
-            if config.get(name, value) != value:
-                put(config, name, value, undo)
+            put(model, vars(module), "forward", forward)
 
 
-def _freeze(model: nn.Module, undo: Undo) -> None:
+def _freeze(model: nn.Module) -> None:
     """Parameters without gradients; tensors that were made in inference mode as ordinary ones of the same memory."""
     for state in map(vars, model.modules()):
         for place in (state["_parameters"], state["_buffers"]):
             for name, tensor in [*place.items()]:
                 if type(tensor) in PLAIN and tensor.is_inference():
                     same: Any = torch.from_dlpack(tensor.detach())
-                    put(place, name, nn.Parameter(same, False) if isinstance(tensor, nn.Parameter) else same, undo)
+                    put(model, place, name, nn.Parameter(same, False) if isinstance(tensor, nn.Parameter) else same)
                 elif tensor is not None and tensor.requires_grad and tensor.is_leaf:
-                    undo.append(partial(tensor.requires_grad_, True))
+                    held[model].undo.append(partial(tensor.requires_grad_, True))
                     tensor.requires_grad_(False)
-
-
-def configs(model: nn.Module) -> list[Any]:
-    """Every configuration that the model's modules read, sub-configurations included."""
-    found: dict[int, Any] = {}
-    waiting: list[Any] = [vars(module).get("config") for module in model.modules()]
-    while waiting:
-        config = waiting.pop()
-        if id(config) not in found and "_attn_implementation_internal" in getattr(config, "__dict__", ()):
-            found[id(config)] = config
-            waiting += [vars(config).get(name) for name in getattr(config, "sub_configs", {})]
-    return list(found.values())
 
 
 def forward_of(layer: nn.Module, is_head: bool) -> Callable[..., Tensor] | None:
@@ -200,13 +189,7 @@ def forward_of(layer: nn.Module, is_head: bool) -> Callable[..., Tensor] | None:
         return MethodType(_precise, layer)
     fits = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST
     dense = fits and (weight.is_contiguous() or weight.t().is_contiguous())
-    return MethodType(_forward, layer) if dense and _available() and torch.backends.mkldnn.enabled else None
-
-
-@cache
-def _available() -> bool:  # not so on ARM, where PyTorch has chosen better
-    onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return onednn and torch.backends.mkl.is_available()
+    return MethodType(_forward, layer) if dense and ONEDNN and torch.backends.mkldnn.enabled else None
 
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it

@@ -18,7 +18,7 @@ from noiser.errors import DependencyError, ModelError, UnsupportedModelError
 from noiser.files import parse_json
 from noiser.model.abilities import Abilities, setting
 from noiser.model.language_model import LanguageModel
-from noiser.model.loading import Options, Place, explained, find, revision_of
+from noiser.model.loading import Origin, Place, explained, find, revision_of
 from noiser.model.packing import Branch
 from noiser.model.runtime import running
 from noiser.types import ModelIdentity
@@ -26,20 +26,18 @@ from noiser.types import ModelIdentity
 BATCH_TOKENS = 2**15
 """The most tokens of one call, which is cut into batches elsewhere: enough to keep eight cards at work."""
 
-WORKER = "noiser.model.vllm_worker"
-ROW = "noiser_row"  # `vllm_worker.KEY`, in a module that only vLLM's workers import
+ROW, _numbers = "noiser_row", itertools.count()
+"""In a vLLM request's `extra_args`, the number of the row that its logits become. None is used twice: what an
+interrupted call has left may run beside the next one."""
 
 MOST_ROWS = 256
-"""The most rows of logits that the workers keep: with 128,000 tokens 131 MB of a card's memory."""
+"""The most rows of logits that vLLM's workers keep: with 128,000 tokens 131 MB of a card's memory."""
 
 PROBE = 0.05
 """The largest Hellinger distance between predictions from tokens and from their embeddings; a wrong scale gives 0.5."""
 
 _TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
 """How the names of embedding tables end, in the families that vLLM runs."""
-
-_numbers = itertools.count()
-"""Of rows, none used twice: what an interrupted call has left may run beside the next one."""
 
 Predict = Callable[[Sequence[Branch]], list[Tensor]]
 """From branches to logits [copies, wanted, vocab] of each, computed elsewhere."""
@@ -82,7 +80,6 @@ class ServedModel(LanguageModel):
         predict: Predict,
         tokenizer: Any,
         generation_config: Any,
-        *,
         identity: ModelIdentity,
         context_length: int | None,
         table: Float[Tensor, "vocab dim"] | None = None,
@@ -94,20 +91,20 @@ class ServedModel(LanguageModel):
         self.takes_embeddings, self.identity, self.context_length = table is not None, identity, context_length
         self.abilities = Abilities(embedding_scale=scale, packs=False)
 
-    def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
+    def run(self, branches: Sequence[Branch], **_: Any) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of all branches, from one call."""
         with running(self.model):
             return self.model(branches)
 
 
-def read_settings(place: Place, options: Options) -> tuple[Any, Any]:
+def read_settings(place: Place, origin: Origin) -> tuple[Any, Any]:
     """A checkpoint's tokenizer, and its settings for generating or None without any."""
     from transformers import AutoTokenizer, GenerationConfig
 
     with explained(place.name):
-        tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **options.source)
+        tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **origin)
     with suppress(OSError):
-        return tokenizer, GenerationConfig.from_pretrained(place.source, revision=options.source["revision"])
+        return tokenizer, GenerationConfig.from_pretrained(place.source, revision=origin["revision"])
     return tokenizer, None
 
 
@@ -123,11 +120,9 @@ def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab
     """Logits after sequences of embeddings [length, dim] or token ids [length], exactly, by way of the workers."""
     from vllm import SamplingParams  # pyright: ignore
 
-    prompts = [
-        {"prompt_embeds": each} if each.is_floating_point() else {"prompt_token_ids": each.tolist()} for each in inputs
-    ]
-    numbers = [next(_numbers) for _ in inputs]
     settings: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+    prompts = [{"prompt_embeds": x} if x.is_floating_point() else {"prompt_token_ids": x.tolist()} for x in inputs]
+    numbers = [next(_numbers) for _ in inputs]
     try:
         parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
         llm.generate(prompts, parameters, use_tqdm=False)
@@ -139,7 +134,7 @@ def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab
         raise ModelError(f"vLLM failed: {type(error).__name__}: {error}. Load the model again.") from error
 
 
-def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> ServedModel:
+def load_vllm(name: str, dtype: object, origin: Origin, engine_args: Mapping[str, Any]) -> ServedModel:
     """A model in vLLM, in this process, with `engine_args` of `vllm.LLM`."""
     # One process less between here and the workers; and the runner whose logits processors these are.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -151,42 +146,36 @@ def load_vllm(name: str, options: Options, engine_args: Mapping[str, Any]) -> Se
         raise DependencyError(f"vLLM is not installed: {error}. {text}") from error
     from transformers import AutoConfig
 
-    place = find(name, options.revision)
-    tokenizer, generation_config = read_settings(place, options)
+    place, worker = find(name), "noiser.model.vllm_worker"
+    settings = read_settings(place, origin)
     with explained(name):
-        config: Any = AutoConfig.from_pretrained(place.source, **options.source)
-        table = embedding_table(place.source, options.source["revision"])
+        config: Any = AutoConfig.from_pretrained(place.source, **origin)
+        table = embedding_table(place.source, origin["revision"])
     arguments: dict[str, Any] = {
-        "dtype": str(options.dtype).removeprefix("torch."),
-        "trust_remote_code": options.trust_remote_code,
+        "dtype": str(dtype).removeprefix("torch."),
+        **origin,
         "enable_prefix_caching": True,
-        "revision": None if place.is_folder else options.revision,
-        "block_size": None if torch.cuda.is_available() else 32,  # the least of its kernels; blocks are cached
+        **({} if torch.cuda.is_available() else {"block_size": 32}),  # the least of its kernels; blocks are cached
         **engine_args,
         "model": place.source,
         "enable_prompt_embeds": True,
-        "logits_processors": [f"{WORKER}:KeepLogits", *engine_args.get("logits_processors", ())],
-        "worker_extension_cls": f"{WORKER}.TakeLogits",
+        "logits_processors": [f"{worker}:KeepLogits", *engine_args.get("logits_processors", ())],
+        "worker_extension_cls": f"{worker}.TakeLogits",
     }
     try:
-        llm: Any = LLM(**{name: value for name, value in arguments.items() if value is not None})
+        llm: Any = LLM(**arguments)
     except Exception as error:
         raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}. See its log.") from error
-    settings = llm.llm_engine.vllm_config.model_config
-    table = table.to(settings.dtype)
+    known = llm.llm_engine.vllm_config.model_config
+    table = table.to(known.dtype)
     scale = measure_embedding_scale(llm, table, config)
-    dtype = ", ".join(filter(None, [str(settings.dtype).removeprefix("torch."), settings.quantization]))
+    of_weights = ", ".join(filter(None, [str(known.dtype).removeprefix("torch."), known.quantization]))
     architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
-    lm = ServedModel(
-        partial(predict, llm),
-        tokenizer,
-        generation_config,
-        identity=ModelIdentity(f"vllm:{name}", None, dtype, architecture),
-        context_length=settings.max_model_len - 1,  # one more is generated
-        table=table * torch.tensor(scale, dtype=table.dtype),
-        scale=scale,
-    )
-    lm.identity = lm.identity._replace(revision=revision_of(place, lm.model, options.revision))
+    identity = ModelIdentity(f"vllm:{name}", None, of_weights, architecture)
+    length = known.max_model_len - 1  # one more is generated
+    inputs = table * torch.tensor(scale, dtype=table.dtype)
+    lm = ServedModel(partial(predict, llm), *settings, identity, length, inputs, scale)
+    lm.identity = identity._replace(revision=revision_of(place, lm.model, origin))
     return lm
 
 

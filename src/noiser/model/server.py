@@ -18,7 +18,7 @@ from torch import Tensor
 
 from noiser.checks import check_count
 from noiser.errors import DependencyError, ModelError, ParameterError
-from noiser.model.loading import Options, find
+from noiser.model.loading import Origin, find
 from noiser.model.packing import Branch
 from noiser.model.served import ServedModel, read_settings
 from noiser.types import ModelIdentity
@@ -45,11 +45,7 @@ class Server:
     def predict(self, branches: Sequence[Branch]) -> list[Float[Tensor, "one rows vocab"]]:
         """Log-probabilities, exact for tokens that were asked for and the most probable ones, even for all others."""
         with ThreadPoolExecutor(self.concurrency) as pool:
-            waiting = [pool.submit(self._rows, branch) for branch in branches]
-            try:
-                return [each.result() for each in waiting]
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            return [*pool.map(self._rows, branches)]  # after an error or interrupt those that wait are cancelled
 
     def _rows(self, branch: Branch) -> Float[Tensor, "one rows vocab"]:
         ids = branch.inputs.flatten().long().tolist()[: branch.wanted[-1] + 1]
@@ -112,7 +108,7 @@ def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
 
 def load_server(
     address: str,
-    options: Options,
+    origin: Origin,
     *,
     model: str | None = None,
     tokenizer: str | None = None,
@@ -126,7 +122,7 @@ def load_server(
 
     Args:
         address: of the server, up to and including "/v1".
-        options: of which a server takes the revision of the tokenizer, and whether remote code may run.
+        origin: the `revision` of the tokenizer, and `trust_remote_code`, whether its code may run.
         model: its name there; None for the only one.
         tokenizer: name, folder or hub id of the model, whose tokenizer is read; None for the one that the server names.
         api_key_env: the variable that holds the key. None: `OPENAI_API_KEY`, if `OPENAI_BASE_URL` is this address.
@@ -142,7 +138,7 @@ def load_server(
     """
     check_count("concurrency", concurrency)
     check_count("logprobs", logprobs)
-    if options.trust_remote_code and tokenizer is None:
+    if origin["trust_remote_code"] and tokenizer is None:
         raise ParameterError("With trust_remote_code the server would say whose code runs. Name the model: tokenizer=.")
     endpoint = choose(address, None, api_key_env, user="A served model", error=ModelError)
     sender = client(endpoint, timeout=timeout, max_retries=max_retries)
@@ -155,8 +151,8 @@ def load_server(
         names = ", ".join(str(card["id"]) for card in cards[:10])
         raise ParameterError(f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=.")
     card: dict[str, Any] = fitting[0]
-    place = find(tokenizer or card.get("root") or card["id"], options.revision)
-    tokens, generation_config = read_settings(place, options)
+    place = find(tokenizer or card.get("root") or card["id"])
+    tokens, generation_config = read_settings(place, origin)
     server = Server(endpoint, sender, card["id"], len(tokens), logprobs, concurrency)
     server.score([0, 1])  # one that cannot be used is refused now
     length = card.get("max_model_len")

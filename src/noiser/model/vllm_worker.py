@@ -1,6 +1,6 @@
 """The logits of the next token, kept by vLLM's workers; vLLM itself would send them token by token.
 
-vLLM imports this module by name in every worker; it needs nothing else of this package.
+vLLM imports this module by name in every worker.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor  # pyright: ignore
 
-KEY = "noiser_row"
-"""In a request's `extra_args`: the number of the row that its logits become."""
+from noiser.model.served import ROW
 
 _kept: dict[int, torch.Tensor] = {}
 
 
 class KeepLogits(AdapterLogitsProcessor):  # pyright: ignore
-    """Keeps the logits of requests that have a `KEY`, on the device, and changes nothing."""
+    """Keeps the logits of requests that have a `ROW`, on the device, and changes nothing."""
 
     def is_argmax_invariant(self) -> bool:
         """False, although it changes nothing: what is invariant is left out of greedy sampling."""
@@ -26,7 +25,7 @@ class KeepLogits(AdapterLogitsProcessor):  # pyright: ignore
 
     def new_req_logits_processor(self, params: Any) -> Any:
         """The function that keeps a request's logits, or None."""
-        row = (params.extra_args or {}).get(KEY)
+        row = (params.extra_args or {}).get(ROW)
         return None if row is None else partial(_keep, row)
 
 
