@@ -22,8 +22,8 @@ class LLM:
         assert settings["enable_prompt_embeds"]
         self.settings, self.calls, self.kept = settings, [], {}
         self.network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        details = SimpleNamespace(dtype=torch.float32, max_model_len=200, quantization=None)
-        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=details))
+        details = {"dtype": torch.float32, "max_model_len": 200, "quantization": None, "hf_config": self.network.config}
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=SimpleNamespace(**details)))
         self.trouble = None
 
     @torch.no_grad()

@@ -50,10 +50,18 @@ def find_abilities(lm: Any) -> Abilities:
     found = Abilities(embedding_scale=_embedding_scale(lm.model.get_input_embeddings()), packs=False)
     if not bool(logits[0].isfinite().all()):  # damaged weights are reported where they are used
         return found
-    agree, works, kind = partial(logits_agree, dtype=lm.dtype), partial(_works, lm.model), type(lm.model).__name__
-    inputs = lm.embed(both)
+    agree, kind, inputs = partial(logits_agree, dtype=lm.dtype), type(lm.model).__name__, lm.embed(both)
     rows = torch.stack([*inputs, 4 * inputs[0].flip(0)])
     rows[2, :4] = 0
+
+    def works(trial: Callable[[], bool]) -> bool:
+        """The result of a trial; False where a library says that the architecture does not work so."""
+        try:
+            return trial()
+        except Exception as error:
+            with suppress(ModelError):
+                raise_failure(lm.model, error)
+            return False
 
     def run(*sequences: Tensor) -> Tensor:
         return lm.output(torch.stack(sequences), positions=range(8)).logits
@@ -64,18 +72,10 @@ def find_abilities(lm: Any) -> Abilities:
         beside = torch.stack([run(row, row, row)[i] for i, row in enumerate(rows)])
         return agree(together, alone) and agree(together, beside, closely=True)
 
-    def go_on() -> Tensor:
-        """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
-        context = Context(rows[0], 1.0)
-        lm.run([Branch(context, 0, rows[:1, :5], [4], record=True)], packed=True)
-        return lm.output(rows[:1, 5:], positions=range(3), **context.continued(5, 1)).logits[0]
-
     batches = works(stay_apart)
     if batches and not agree(logits[1, :4], logits[0, :4]):  # where rows mix, the later half may be the other row's
-        raise UnsupportedModelError(
-            f"{kind} predicts a token from those that follow it too, as masked language models do. Take a causal "
-            "language model, or load this one with `is_decoder=True` where it was trained as a decoder."
-        )
+        text = f"{kind} predicts a token from those that follow it too, as masked language models do. Take a causal one"
+        raise UnsupportedModelError(f"{text}, or load it with `is_decoder=True` where it was trained as a decoder.")
     if not works(lambda: agree(run(*inputs), logits)):
         text = f"{kind} does not predict from embeddings what it predicts from their tokens."
         raise UnsupportedModelError(f"{text} Take another model, without embeddings in every layer.")
@@ -85,18 +85,15 @@ def find_abilities(lm: Any) -> Abilities:
         warnings.warn(f"{text}, so sequences run one at a time.", stacklevel=4)
         return found
     found.packs = works(lambda: _packs(lm, rows[0], logits[0]))
-    found.continues = found.packs and works(lambda: agree(go_on(), logits[0, 5:]))
+    found.continues = found.packs and works(lambda: agree(_continued(lm, rows[:1]), logits[0, 5:]))
     return found
 
 
-def _works(model: Any, trial: Callable[[], bool]) -> bool:
-    """The result of a trial; False where a library says that the architecture does not work so."""
-    try:
-        return trial()
-    except Exception as error:
-        with suppress(ModelError):
-            raise_failure(model, error)
-        return False
+def _continued(lm: Any, inputs: Float[Tensor, "1 length dim"]) -> Logits:
+    """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
+    context = Context(inputs[0], 1.0)
+    lm.run([Branch(context, 0, inputs[:, :5], [4], record=True)], packed=True)
+    return lm.output(inputs[:, 5:], positions=range(3), **context.continued(5, 1)).logits[0]
 
 
 def raise_failure(model: Any, error: Exception) -> NoReturn:
@@ -173,9 +170,9 @@ def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Ten
 
     def average(_module: Any, _inputs: Any, output: Any) -> Any:
         """Weights leave their layer averaged over heads: memory holds one map per layer, not per head."""
-        if isinstance(output, tuple) and are_weights(output[1:2] and output[1]):
-            return (output[0], output[1].float().mean(1, keepdim=True), *output[2:])
-        return None
+        if isinstance(output, tuple) and len(output) > 1 and are_weights(weights := output[1]):
+            output = (output[0], weights.float().mean(1, keepdim=True), *output[2:])
+        return output
 
     with running(lm.model):
         set_attention(lm.model, "eager")
@@ -185,11 +182,11 @@ def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Ten
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or not all(map(are_weights, layers)):
-        raise UnsupportedModelError(
-            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method "
-            "that does not read them, such as 'noiser' or 'occlusion', or load a model with code of its own with "
-            "attn_implementation='eager'."
+        text = f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]."
+        other = (
+            "Take a method that does not read them, such as 'noiser' or 'occlusion', or load a model with code of its"
         )
+        raise UnsupportedModelError(f"{text} {other} own with attn_implementation='eager'.")
     return [weights[0].float().mean(0) for weights in layers]
 
 
@@ -217,7 +214,8 @@ def shared_attention(model: Any, queries_keys: float, values: float) -> Generato
         set_attention(model, share)
         yield
     if not ran:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no attention that runs through transformers' AttentionInterface, which alone "
-            "has rules for relevance. Take another method, such as 'integrated_gradients', 'occlusion' or 'noiser'."
+        text = (
+            f"{type(model).__name__} has no attention that runs through transformers' AttentionInterface, which alone"
         )
+        other = "Take another method, such as 'integrated_gradients', 'occlusion' or 'noiser'."
+        raise UnsupportedModelError(f"{text} has rules for relevance. {other}")

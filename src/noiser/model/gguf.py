@@ -17,9 +17,6 @@ from typing import Any
 from noiser.errors import CacheError, DependencyError, ModelError, install_line
 from noiser.files import cache_root, only_process
 
-PARTIAL = ".partial-"
-"""How the names of folders begin in which something is converted; only the holder of the lock has one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltIn:
@@ -36,13 +33,12 @@ class BuiltIn:
     def files(self) -> list[Path]:
         """The parts of the GGUF file. Raises DependencyError unless every package is installed and has one."""
         files: list[Path] = []
-        for package in self.packages:
+        for number, package in enumerate(self.packages):
             spec = find_spec(package.partition("==")[0].replace("-", "_"))
-            found = sorted(Path(spec.origin).parent.glob(self.file)) if spec and spec.origin else []
-            if len(found) != 1:
+            files += Path(spec.origin).parent.glob(self.file) if spec and spec.origin else []
+            if len(files) != number + 1:
                 text = f"The weights of {self.name!r} are in Python packages, of which {package} is not installed."
                 raise DependencyError(f"{text} {self.install}")
-            files += found
         return files
 
     def folder(self) -> Path | None:
@@ -84,15 +80,16 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
     try:
         models.mkdir(parents=True, exist_ok=True)
         with only_process(models / "conversion.lock", waiting_for=repr(name)):
-            if not folder.is_dir():
-                if sha256 and _sha256_of(files) != sha256:
-                    raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
-                print(f"noiser: Converting {name!r} (once, about a minute)", file=sys.stderr, flush=True)
-                for left in models.glob(f"{PARTIAL}*"):  # by a process that was killed
-                    shutil.rmtree(left, ignore_errors=True)
-                with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=models) as partial:
-                    _convert(files, Path(partial, "model"))
-                    Path(partial, "model").replace(folder)
+            if folder.is_dir():
+                return folder, digest
+            if sha256 and _sha256_of(files) != sha256:
+                raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
+            print(f"noiser: Converting {name!r} (once, about a minute)", file=sys.stderr, flush=True)
+            for left in models.glob(".partial-*"):  # by a process that was killed, as only the lock's holder has one
+                shutil.rmtree(left, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=".partial-", dir=models) as partial:
+                _convert(files, Path(partial, "model"))
+                Path(partial, "model").replace(folder)
     except (OSError, SafetensorError) as error:
         if isinstance(error, OSError) and error.errno is None:  # transformers' own, about the file
             raise
@@ -117,8 +114,8 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     with files[0].open("rb") as file:
         kind, tensors, keys = struct.unpack("<4s4xQQ", file.read(24).ljust(24, b"\0"))
     if kind != b"GGUF" or tensors > 100_000 or keys > 10_000:  # real ones have thousands, and some 50; more take long
-        text = f"{files[0]} is not a GGUF file, or declares {keys} keys and {tensors} tensors."
-        raise ModelError(f"{text} Fetch it again.")
+        declared = f"declares {keys} keys and {tensors} tensors"
+        raise ModelError(f"{files[0]} is not a GGUF file, or {declared}. Fetch it again.")
     with tempfile.TemporaryDirectory(dir=folder.parent) as source:  # transformers would read neighbours of the file
         if len(files) == 1:
             Path(source, "model.gguf").symlink_to(files[0].resolve())

@@ -22,15 +22,9 @@ from noiser.model.runtime import is_out_of_memory, own_defaults
 
 _DTYPES: dict[Any, Any] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
-_SAMPLES = 64  # numbers of each weight tensor that a folder's fingerprint is made of
-
-_FILES = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.py", "*.jinja", "*_templates/*.jinja")
-"""Files of a folder that decide what its model computes: configuration, tokenizer, code, and chat templates."""
-
 _one_at_a_time = threading.Lock()  # while it builds a model, transformers changes settings of the whole process
 
-Origin = dict[str, Any]
-"""Arguments of every `from_pretrained`: `revision`, and `trust_remote_code`."""
+Origin = dict[str, Any]  # the `revision` and `trust_remote_code` of every `from_pretrained`
 
 
 class Place(NamedTuple):
@@ -176,14 +170,15 @@ def revision_of(place: Place, model: Any, origin: Origin) -> str | None:
 def fingerprint(folder: Path, model: Any) -> str:
     """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of samples of every weight."""
     files, weights = hashlib.sha256(), hashlib.sha256()
-    for path in sorted({path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()}):
+    names = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.py", "*.jinja", "*_templates/*.jinja")
+    for path in sorted({path for pattern in names for path in folder.glob(pattern) if path.is_file()}):
         files.update(f"{path.relative_to(folder).as_posix()!r} {sha256_of(path)}".encode())
     for name, weight in sorted(model.state_dict().items()):
         weights.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if not weight.is_meta and weight.numel():
             quantised = type(weight).dequantize is not torch.Tensor.dequantize  # such weights may not flatten
             flat = (weight.dequantize() if quantised else weight).detach().flatten()
-            positions = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), dtype=torch.float64).long()
+            positions = torch.linspace(0, flat.numel() - 1, min(64, flat.numel()), dtype=torch.float64).long()
             weights.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
     return hashlib.sha256(f"{files.hexdigest()} {weights.hexdigest()}".encode()).hexdigest()
 

@@ -1,8 +1,8 @@
 """Sequences of different lengths, and of different prompts, end to end in one forward pass.
 
-Perturbed sequences differ in where they leave the clean one. Laid end to end they are one long sequence for everything
-in a transformer but attention, so no token is computed twice. Attention goes block by block: a few sequences of one
-prompt attend, by the model's own attention function and with one mask, to their clean beginning and to themselves.
+Laid end to end they are one long sequence for everything in a transformer but attention, so no token is computed twice.
+Attention goes block by block: a few sequences of one prompt attend, by the model's own attention function and with one
+mask, to their clean beginning and to themselves.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ KeysValues = dict[int, tuple[Tensor, Tensor]]
 class Context:
     """A clean sequence, and the keys and values of the `done` tokens that have run.
 
-    `inputs` are rows of the embedding table times `scale`. The cache has more tokens where a later pass failed, and
-    those outside of `windows`, each layer's or None.
+    The cache has more tokens where a later pass failed, and those outside of `windows`, each layer's or None.
     """
 
-    inputs: Float[Tensor, "length dim"]
+    inputs: Float[Tensor, "length dim"]  # rows of the embedding table times `scale`
     scale: float
     cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)
     done: int = 0
@@ -79,23 +78,15 @@ def cache_argument(cache: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Branch:
-    """Sequences, all equally long, that leave a clean one at `start`, up to where it is cached.
-
-    Attributes:
-        inputs: [copies, length, dim], what the model reads.
-        wanted: positions, counted from the beginning of the clean sequence, whose logits are wanted.
-        hidden: positions to which no later token of the sequences attends.
-        record: whether this is the clean sequence going on: its keys and values join the cache.
-        tokens: for each wanted position the ids whose probabilities must be exact, where a server does not send all.
-    """
+    """Sequences, all equally long, that leave a clean one at `start`, up to where it is cached."""
 
     context: Context
     start: int
-    inputs: Float[Tensor, "copies length dim"]
-    wanted: Sequence[int]
-    hidden: tuple[int, ...] = ()
-    record: bool = False
-    tokens: Sequence[tuple[int, ...]] = ()
+    inputs: Float[Tensor, "copies length dim"]  # as the model reads them
+    wanted: Sequence[int]  # positions, counted from the beginning of the clean sequence, whose logits are wanted
+    hidden: tuple[int, ...] = ()  # positions to which no later token of the sequences attends
+    record: bool = False  # whether this is the clean sequence going on: its keys and values join the cache
+    tokens: Sequence[tuple[int, ...]] = ()  # at each wanted position: their probabilities must be exact
 
 
 class _Block(NamedTuple):
@@ -112,7 +103,7 @@ class Pass:
     """Sequences end to end: of every token the number of its sequence, its position there, and where that starts."""
 
     def __init__(self, branches: Sequence[Branch]) -> None:
-        self.masks: dict[tuple[_Block, int | None], tuple[int, Tensor]] = {}
+        self.masks: dict[int | None, list[tuple[int, Tensor]]] = {}  # by window, of each block
         self.blocks, self.rows = list[_Block](), list[int]()
         most = BLOCK_ON_CPU if branches[0].inputs.device.type == "cpu" else BLOCK
         self.sequences = [branch for branch in branches for _ in branch.inputs]
@@ -133,8 +124,6 @@ class Pass:
 
     def mask(self, block: _Block, window: int | None, like: Tensor) -> tuple[int, Tensor]:
         """The first cached token that a query sees, and the mask [1, 1, queries, keys]: 0 where one sees a key."""
-        if (block, window) in self.masks:
-            return self.masks[block, window]
         queries, own = slice(block.first, block.last), slice(block.begin, block.last)
         start, number = self.start[queries, None], self.number[queries, None]
         oldest = min(block.cached, max(0, int(start.min()) + 1 - window)) if window else 0
@@ -147,8 +136,7 @@ class Pass:
         for each in number.unique().tolist():
             if hidden := self.sequences[each].hidden:
                 seen &= ~((number == each) & torch.isin(at, torch.tensor(hidden)) & (distance > 0))
-        self.masks[block, window] = oldest, torch.where(seen, 0.0, torch.finfo(like.dtype).min).to(like)[None, None]
-        return self.masks[block, window]
+        return oldest, torch.where(seen, 0.0, torch.finfo(like.dtype).min).to(like)[None, None]
 
     def attend(
         self, own: Any, module: Any, *states: Tensor | None, sliding_window: int | None = None, **options: Any
@@ -162,8 +150,9 @@ class Pass:
                 new = (x[..., first:end, :].clone() for x in (key, value))
                 branch.context.cache[layer] = branch.context.after(0, branch.start, layer, *new)
                 branch.context.windows[layer] = sliding_window
-        for block in self.blocks:
-            oldest, mask = self.mask(block, sliding_window, query)
+        if sliding_window not in self.masks:
+            self.masks[sliding_window] = [self.mask(block, sliding_window, query) for block in self.blocks]
+        for block, (oldest, mask) in zip(self.blocks, self.masks[sliding_window], strict=True):
             k, v = (x[..., block.begin : block.last, :] for x in (key, value))
             k, v = block.context.after(oldest, block.cached, layer, k, v)
             out.append(own(module, query[..., block.first : block.last, :], k, v, mask.to(query), **options)[0])

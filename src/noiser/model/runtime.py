@@ -12,7 +12,6 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from types import MethodType
@@ -32,22 +31,14 @@ ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_availabl
 PLAIN = (nn.Parameter, Tensor)
 """Types of ordinary weights; a library that has a class for its weights multiplies by them itself."""
 
-_SAID = (
-    *("out of memory", "not enough memory", "allocate memory", "alloc_failed"),  # PyTorch, the system, cuBLAS
-    *("bad_alloc", "could not create a primitive", "could not create a memory", "unable to allocate"),  # oneDNN, NumPy
-)
 
-Undo = list[Callable[[], object]]
-"""Functions that put things back, the newest last. Each may be called twice."""
-
-
-@dataclass(eq=False)
 class Held:
-    """A model's reentrant lock, shared by everybody who wraps it, changes to undo, and attributes of configurations."""
+    """A model's reentrant lock, shared by everybody who wraps it, and what was changed for as long as it runs."""
 
-    lock: Any = field(default_factory=threading.RLock)
-    undo: Undo = field(default_factory=list[Callable[[], object]])
-    configs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    def __init__(self) -> None:
+        self.lock: Any = threading.RLock()
+        self.undo: list[Callable[[], object]] = []  # each may be called twice; the newest is the last
+        self.configs: list[dict[str, Any]] = []  # attributes of all configurations
 
 
 _WANTED = {
@@ -60,7 +51,6 @@ _WANTED = {
 }
 """Attributes of modules and configurations while a model runs, where they have others."""
 
-_ABSENT: Any = object()
 held: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
 
 
@@ -116,9 +106,8 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
 
 def put(model: nn.Module, place: Any, name: Any, value: Any) -> None:
     """Sets an entry of a dictionary until what is `running` ends."""
-    before = place.get(name, _ABSENT)
-    undo = partial(place.pop, name, None) if before is _ABSENT else partial(place.__setitem__, name, before)
-    held[model].undo.append(undo)
+    undo = partial(place.__setitem__, name, place[name]) if name in place else partial(place.pop, name, None)
+    held.setdefault(model, Held()).undo.append(undo)
     place[name] = value
 
 
@@ -134,10 +123,9 @@ def twin(model: Any) -> Any:
     with held.setdefault(model, Held()).lock:  # as the model is when nothing runs
         parts = [*model.modules()]
         hooks = chain(*(kind.values() for part in parts for kind in (part._forward_pre_hooks, part._forward_hooks)))
-        shared: dict[int, Any] = {id(each): each for each in (*model.buffers(), *hooks)}
-        for parameter in model.parameters():  # weights of a special class, such as quantised ones, are shared unchanged
-            plain = type(parameter) is nn.Parameter
-            shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False) if plain else parameter
+        shared: dict[int, Any] = {id(each): each for each in (*model.parameters(), *model.buffers(), *hooks)}
+        plain = (parameter for parameter in model.parameters() if type(parameter) is nn.Parameter)  # not quantised ones
+        shared |= {id(parameter): nn.Parameter(parameter.detach(), False) for parameter in plain}
         return copy.deepcopy(model, shared).eval()
 
 
@@ -232,9 +220,10 @@ class _Product(torch.autograd.Function):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
-    text = str(error).lower()
-    said = isinstance(error, RuntimeError | OSError) and any(words in text for words in _SAID)
-    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    text, said = str(error).lower(), ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
+    said += ("bad_alloc", "could not create a primitive", "could not create a memory", "unable to allocate")
+    known = isinstance(error, RuntimeError | OSError) and any(words in text for words in said)
+    return known or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def free_memory() -> None:

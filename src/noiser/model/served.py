@@ -23,24 +23,11 @@ from noiser.model.packing import Branch
 from noiser.model.runtime import running
 from noiser.types import ModelIdentity
 
-BATCH_TOKENS = 2**15
-"""The most tokens of one call, which is cut into batches elsewhere: enough to keep eight cards at work."""
-
 ROW, _numbers = "noiser_row", itertools.count()
 """In a vLLM request's `extra_args`, the number of the row that its logits become. None is used twice: what an
 interrupted call has left may run beside the next one."""
 
-MOST_ROWS = 256
-"""The most rows of logits that vLLM's workers keep: with 128,000 tokens 131 MB of a card's memory."""
-
-PROBE = 0.05
-"""The largest Hellinger distance between predictions from tokens and from their embeddings; a wrong scale gives 0.5."""
-
-_TABLES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
-"""How the names of embedding tables end, in the families that vLLM runs."""
-
-Predict = Callable[[Sequence[Branch]], list[Tensor]]
-"""From branches to logits [copies, wanted, vocab] of each, computed elsewhere."""
+Predict = Callable[[Sequence[Branch]], list[Tensor]]  # to logits [copies, wanted, vocab] of each branch
 
 
 class ServedNetwork(nn.Module):
@@ -87,7 +74,7 @@ class ServedModel(LanguageModel):
     ) -> None:
         ids = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
         network: Any = ServedNetwork(predict, ids if table is None else table, generation_config)
-        super().__init__(network, tokenizer, batch_tokens=BATCH_TOKENS)
+        super().__init__(network, tokenizer, batch_tokens=2**15)  # of one call: enough to keep eight cards at work
         self.takes_embeddings, self.identity, self.context_length = table is not None, identity, context_length
         self.abilities = Abilities(embedding_scale=scale, packs=False)
 
@@ -111,7 +98,8 @@ def read_settings(place: Place, origin: Origin) -> tuple[Any, Any]:
 def predict(llm: Any, branches: Sequence[Branch]) -> list[Tensor]:
     """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them."""
     cut = [each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted]
-    logits = torch.cat([logits_of(llm, cut[i : i + MOST_ROWS]) for i in range(0, len(cut), MOST_ROWS)])
+    most = 256  # rows that the workers keep: with 128,000 tokens 131 MB of a card's memory
+    logits = torch.cat([logits_of(llm, cut[i : i + most]) for i in range(0, len(cut), most)])
     parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
     return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
 
@@ -144,12 +132,9 @@ def load_vllm(name: str, dtype: object, origin: Origin, engine_args: Mapping[str
     except ImportError as error:
         text = "Install it: pip install vllm, in an environment of its own (docs/models.md)."
         raise DependencyError(f"vLLM is not installed: {error}. {text}") from error
-    from transformers import AutoConfig
-
     place, worker = find(name), "noiser.model.vllm_worker"
     settings = read_settings(place, origin)
     with explained(name):
-        config: Any = AutoConfig.from_pretrained(place.source, **origin)
         table = embedding_table(place.source, origin["revision"])
     arguments: dict[str, Any] = {
         "dtype": str(dtype).removeprefix("torch."),
@@ -168,12 +153,11 @@ def load_vllm(name: str, dtype: object, origin: Origin, engine_args: Mapping[str
         raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}. See its log.") from error
     known = llm.llm_engine.vllm_config.model_config
     table = table.to(known.dtype)
-    scale = measure_embedding_scale(llm, table, config)
+    scale = measure_embedding_scale(llm, table, known.hf_config)
     of_weights = ", ".join(filter(None, [str(known.dtype).removeprefix("torch."), known.quantization]))
-    architecture = next(iter(getattr(config, "architectures", None) or []), type(config).__name__)
-    identity = ModelIdentity(f"vllm:{name}", None, of_weights, architecture)
-    length = known.max_model_len - 1  # one more is generated
+    identity = ModelIdentity(f"vllm:{name}", None, of_weights, known.hf_config.architectures[0])
     inputs = table * torch.tensor(scale, dtype=table.dtype)
+    length = known.max_model_len - 1  # one more is generated
     lm = ServedModel(partial(predict, llm), *settings, identity, length, inputs, scale)
     lm.identity = identity._replace(revision=revision_of(place, lm.model, origin))
     return lm
@@ -184,13 +168,15 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
     from safetensors import safe_open
     from transformers.utils.hub import cached_file
 
+    # as names end in the families that vLLM runs
+    ends = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"))
     path: Any = partial(cached_file, source, revision=revision)
     index = path("model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
     files: dict[str, str] = parse_json(Path(index).read_bytes())["weight_map"] if index else {}
-    holder = next((files[name] for name in files if name.endswith(_TABLES)), "model.safetensors")
+    holder = next((files[name] for name in files if name.endswith(ends)), "model.safetensors")
     with safe_open(path(holder), "pt") as file:
         for name in file.keys():  # noqa: SIM118 - not a dictionary
-            if name.endswith(_TABLES):
+            if name.endswith(ends):
                 return file.get_tensor(name)
     raise ModelError(f"{source} has no tensor named as an embedding table. Save the model with save_pretrained.")
 
@@ -205,7 +191,7 @@ def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config:
     roots = logits_of(llm, inputs).float().softmax(-1).sqrt()
     distances = ((roots[1:] - roots[0]).square().sum(-1) / 2).sqrt()
     best = int(distances.argmin())
-    if not distances[best] <= PROBE:
+    if not distances[best] <= 0.05:  # a wrong factor gives 0.5
         raise UnsupportedModelError(
             "The model does not predict from embeddings what it predicts from their tokens. Take a model that reads "
             "its input embeddings alone, with the table of its own checkpoint."

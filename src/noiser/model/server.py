@@ -1,7 +1,6 @@
 """A model behind a vLLM server, which returns log-probabilities of the tokens of a given text.
 
-Only token ids are sent, so tokens can be taken out and not changed. Each sequence is a request of its own and many are
-under way: the server makes the batches.
+Only token ids are sent, so tokens can be taken out and not changed. Many requests of one sequence each are under way.
 """
 
 from __future__ import annotations
@@ -52,34 +51,30 @@ class Server:
         tokens, rows = branch.tokens or [()] * len(branch.wanted), list[Tensor]()
         found = self.score([*ids, *tokens[-1][:1]])
         for row, wanted in zip(branch.wanted, tokens, strict=True):
-            sent = {**found[row]}
-            for token in wanted:
-                if token not in sent:
-                    sent |= self.score([*ids[: row + 1], token])[row]
-            rows.append(spread(sent, self.vocabulary_size))
+            for token in {*wanted} - found[row].keys():
+                found[row] |= self.score([*ids[: row + 1], token])[row]
+            rows.append(spread(found[row], self.vocabulary_size))
         return torch.stack(rows)[None]
 
     def score(self, ids: list[int]) -> list[dict[int, float]]:
         """After every token, log-probabilities of the token that follows and of the most probable ones."""
         where, top = f"The server at {self.endpoint.address}", self.logprobs
+        asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0, "logprobs": top}
         more = {"prompt_logprobs": top, "return_tokens_as_token_ids": True}
         try:
-            answer = self.client.completions.create(
-                model=self.model, prompt=ids, max_tokens=1, temperature=0, logprobs=top, extra_body=more
-            )
-        except openai.OpenAIError as error:
-            raise unanswered(self.endpoint, error) from error
-        try:
+            answer = self.client.completions.create(prompt=ids, extra_body=more, **asked)
             choice: dict[str, Any] = answer.choices[0].to_dict()
             rows = [{int(i): each["logprob"] for i, each in row.items()} for row in choice["prompt_logprobs"][1:]]
             last = choice["logprobs"]["top_logprobs"][0].items()
             rows.append({int(name.removeprefix("token_id:")): value for name, value in last})
             fit = all(is_distribution([*row.values()], self.vocabulary_size, top) for row in rows)
+        except openai.OpenAIError as error:
+            raise unanswered(self.endpoint, error) from error
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(f"{where} does not send prompt_logprobs of token ids. Use: vllm serve MODEL.") from error
         if not fit:
-            what = "log-probabilities that are not a distribution's, as placeholders are"
-            raise ModelError(f"{where} sends {what}. Use vLLM's server, without a logits processor.")
+            what = f"{where} sends log-probabilities that are not a distribution's, as placeholders are"
+            raise ModelError(f"{what}. Use vLLM's server, without a logits processor.")
         return [{token: value for token, value in row.items() if token < self.vocabulary_size} for row in rows]
 
 
@@ -150,16 +145,11 @@ def load_server(
     if len(fitting) != 1:
         names = ", ".join(str(card["id"]) for card in cards[:10])
         raise ParameterError(f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=.")
-    card: dict[str, Any] = fitting[0]
-    place = find(tokenizer or card.get("root") or card["id"])
+    name, length = fitting[0]["id"], fitting[0].get("max_model_len")
+    place = find(tokenizer or fitting[0].get("root") or name)
     tokens, generation_config = read_settings(place, origin)
-    server = Server(endpoint, sender, card["id"], len(tokens), logprobs, concurrency)
+    server = Server(endpoint, sender, name, len(tokens), logprobs, concurrency)
     server.score([0, 1])  # one that cannot be used is refused now
-    length = card.get("max_model_len")
-    return ServedModel(
-        server.predict,
-        tokens,
-        generation_config,
-        identity=ModelIdentity(f"{card['id']} at {endpoint.address}", place.revision, "text", ""),
-        context_length=length - 2 if isinstance(length, int) else None,  # the target is sent, and one is generated
-    )
+    identity = ModelIdentity(f"{name} at {endpoint.address}", place.revision, "text", "")
+    room = length - 2 if isinstance(length, int) else None  # the target is sent, and one is generated
+    return ServedModel(server.predict, tokens, generation_config, identity, room)

@@ -5,7 +5,6 @@ vLLM imports this module by name in every worker.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,13 +25,12 @@ class KeepLogits(AdapterLogitsProcessor):  # pyright: ignore
     def new_req_logits_processor(self, params: Any) -> Any:
         """The function that keeps a request's logits, or None."""
         row = (params.extra_args or {}).get(ROW)
-        return None if row is None else partial(_keep, row)
 
+        def keep(_generated: list[int], logits: torch.Tensor) -> torch.Tensor:
+            _kept[row] = logits.clone()  # vLLM uses the buffer again; of a prompt in chunks the last logits stay
+            return logits
 
-def _keep(row: int, _generated: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """Keeps a copy, as vLLM uses the buffer again; a prompt read in chunks has logits after each, and the last stay."""
-    _kept[row] = logits.clone()
-    return logits
+        return None if row is None else keep
 
 
 class TakeLogits:

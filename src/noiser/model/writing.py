@@ -33,37 +33,29 @@ def write(
     same hooks, so it waits for no pass that explains; its keys and values of the prompt are known to the model then.
     """
     from transformers import DynamicCache
-    from transformers.generation.streamers import BaseStreamer
 
     if not lm.looks_inside:
         raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere. Name its server as --upstream.")
+    read, waiting, goes_on = [*prompt_ids], list[int](), True
 
-    class Streamer(BaseStreamer):
-        """Reads tokens as text; those that end within a character wait for the next."""
-
-        read, waiting, goes_on = list[int](), list[int](), True
-
-        def put(self, value: Any) -> None:
-            new = value.flatten().tolist()
-            if not self.read:  # the prompt comes first
-                self.read = new
-                return
-            if not lm.known and len(grown.layers) == lm.model.config.get_text_config().num_hidden_layers:
-                layers: Any = grown.layers
-                lm.known[tuple(prompt_ids)] = {i: (each.keys, each.values) for i, each in enumerate(layers)}
-            self.waiting = [*self.waiting, *(token for token in new if token not in lm.end_tokens)]
-            self.end(most=4)
-
-        def end(self, most: int = 0) -> None:
-            piece, _ = continuation(lm.tokenizer, self.read, self.waiting)
-            if self.waiting and (not piece.endswith("\ufffd") or len(self.waiting) > most):
-                self.goes_on = hear(piece, self.waiting)
-                self.read, self.waiting = [*self.read, *self.waiting], []
+    def tell(most: int) -> None:
+        """Passes on the text of new tokens; those that end within a character, up to `most`, wait for the next."""
+        nonlocal goes_on
+        piece, _ = continuation(lm.tokenizer, read, waiting)
+        if waiting and (not piece.endswith("\ufffd") or len(waiting) > most):
+            goes_on = hear(piece, [*waiting])
+            read.extend(waiting)
+            waiting.clear()
 
     def ended(ids: Tensor, _scores: object) -> Tensor:
-        return torch.full(ids.shape[:1], not streamer.goes_on, device=ids.device)
+        """Called after each token, which has yet to run."""
+        layers: Any = grown.layers
+        if not lm.known and len(layers) == lm.model.config.get_text_config().num_hidden_layers:
+            lm.known[tuple(prompt_ids)] = {i: (each.keys, each.values) for i, each in enumerate(layers)}
+        waiting.extend({int(ids[0, -1])} - lm.end_tokens)
+        tell(most=4)
+        return torch.full(ids.shape[:1], not goes_on, device=ids.device)
 
-    network, streamer = twin(lm.model), Streamer()
     given = {name: value for name, value in (("temperature", temperature), ("top_p", top_p)) if value is not None}
     sampling: dict[str, Any] = {"do_sample": temperature != 0} if given else {}
     sampling |= given if temperature != 0 else {}
@@ -75,5 +67,6 @@ def write(
     with nullcontext() if seed is None else torch.random.fork_rng():
         if seed is not None:
             torch.manual_seed(seed)
-        found = network.generate(ids, stopping_criteria=[ended], streamer=streamer, **asked, **sampling)
+        found = twin(lm.model).generate(ids, stopping_criteria=[ended], **asked, **sampling)
+    tell(most=0)
     return "stop" if int(found[0, -1]) in lm.end_tokens else "length"
