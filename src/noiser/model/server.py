@@ -138,7 +138,7 @@ def load_server(
     endpoint = choose(address, None, api_key_env, user="A served model", error=ModelError)
     sender = client(endpoint, timeout=timeout, max_retries=max_retries)
     try:
-        cards = [card.to_dict() for card in sender.models.list()]
+        cards: list[Any] = [card.to_dict() for card in sender.models.list()]
     except openai.OpenAIError as error:
         raise unanswered(endpoint, error) from error
     fitting = [card for card in cards if model in (None, card["id"])]

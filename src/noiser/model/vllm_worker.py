@@ -24,7 +24,7 @@ class KeepLogits(AdapterLogitsProcessor):  # pyright: ignore
 
     def new_req_logits_processor(self, params: Any) -> Any:
         """The function that keeps a request's logits, or None."""
-        row = (params.extra_args or {}).get(ROW)
+        row: Any = (params.extra_args or {}).get(ROW)
 
         def keep(_generated: list[int], logits: torch.Tensor) -> torch.Tensor:
             _kept[row] = logits.clone()  # vLLM uses the buffer again; of a prompt in chunks the last logits stay
