@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -192,14 +191,13 @@ def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Ten
 
 def divide_gradient(x: Tensor, by: float) -> Tensor:
     """`x`, whose gradient is divided by a number on its way back."""
-    if not x.requires_grad:
-        return x
-    same = x.view_as(x)
-    same.register_hook(partial(torch.mul, other=1 / by))
-    return same
+    if x.requires_grad:
+        x = x.view_as(x)
+        x.register_hook(partial(torch.mul, other=1 / by))
+    return x
 
 
-@contextlib.contextmanager
+@contextmanager
 def shared_attention(model: Any, queries_keys: float, values: float) -> Generator[None]:
     """Within it, gradients that attention returns for queries, keys and values are divided by these numbers."""
     ran = False

@@ -69,19 +69,19 @@ BUILT_IN = {
 }
 
 
-def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tuple[Path, str]:
+def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tuple[str, str]:
     """The folder of a GGUF file's model, and the file's sha256; converts it, or its parts, if need be."""
     from safetensors import SafetensorError
 
     digest, models = sha256 or _sha256_of(files), cache_root() / "models"
     folder = models / f"{name[:50]}-{digest[:24]}-v1"
     if folder.is_dir():
-        return folder, digest
+        return str(folder), digest
     try:
         models.mkdir(parents=True, exist_ok=True)
         with only_process(models / "conversion.lock", waiting_for=repr(name)):
             if folder.is_dir():
-                return folder, digest
+                return str(folder), digest
             if sha256 and _sha256_of(files) != sha256:
                 raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
             print(f"noiser: Converting {name!r} (once, about a minute)", file=sys.stderr, flush=True)
@@ -95,7 +95,7 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
             raise
         remedy = "Make room there, or set NOISER_CACHE to another folder."
         raise CacheError(f"The model cache {cache_root()} cannot be written: {error}. {remedy}") from error
-    return folder, digest
+    return str(folder), digest
 
 
 def _sha256_of(files: Sequence[Path]) -> str:

@@ -126,8 +126,7 @@ class LanguageModel:
         ids = torch.tensor([token_ids], device=self.device)
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1}
         with running(self.model):
-            found: Any = self.model.generate(ids, max_new_tokens=count, **options)
-        return found[0, len(token_ids) :].tolist()
+            return self.model.generate(ids, max_new_tokens=count, **options)[0, len(token_ids) :].tolist()
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -172,9 +171,8 @@ class LanguageModel:
         token = getattr(self.tokenizer, f"{name}_token_id")
         if token is None or not 0 <= token < self.vocabulary_size:
             lacks = "which it does not have" if token is None else f"whose id {token} the embedding table does not have"
-            raise ParameterError(
-                f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}. Use baseline='zero' or 'mean'."
-            )
+            text = f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}."
+            raise ParameterError(f"{text} Use baseline='zero' or 'mean'.")
         return self.context([token]).rows[0]
 
     def run(self, branches: Sequence[Branch], *, packed: bool = False) -> list[Float[Tensor, "copies wanted vocab"]]:
@@ -213,18 +211,16 @@ class LanguageModel:
 def check_model(lm: object) -> None:
     """Raises ParameterError for anything but a `LanguageModel`, such as a model that was not wrapped."""
     if not isinstance(lm, LanguageModel):
-        raise ParameterError(
-            f"The model is a {type(lm).__name__}; expected what noiser.load_model or noiser.wrap gives."
-        )
+        kind = type(lm).__name__
+        raise ParameterError(f"The model is a {kind}; expected what noiser.load_model or noiser.wrap gives.")
 
 
 def check_finite(lm: LanguageModel, probabilities: Float[Tensor, "*rows vocab"]) -> None:
     """Raises NumericalError when a softmax is NaN; a single bad logit makes its whole row so."""
     if not torch.isfinite(probabilities[..., 0]).all():
-        raise NumericalError(
-            f"The model returned logits that are NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); "
-            "expected finite numbers. Load it with dtype='float32' or dtype='bfloat16', or with sound weights."
-        )
+        text = f"The model returned logits that are NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')});"
+        remedy = "Load it with dtype='float32' or dtype='bfloat16', or with sound weights."
+        raise NumericalError(f"{text} expected finite numbers. {remedy}")
 
 
 wrap = LanguageModel

@@ -32,8 +32,8 @@ class Place(NamedTuple):
 
     name: str
     source: str
-    is_folder: bool
     revision: str | None = None
+    is_folder: bool = True
 
 
 def load_model(
@@ -99,6 +99,7 @@ def load_model(
         raise ParameterError(f"{first!r} is for models named vllm:... or http://..., not {name!r}. Leave it out.")
     else:
         how = {"dtype": weights, "device_map": device_map, "attn_implementation": attn_implementation}
+        how |= {"output_loading_info": True}
         lm = _load(name, origin, how, chosen)
     lm.chat_template_kwargs = dict(chat_template_kwargs or {})
     return lm
@@ -119,13 +120,13 @@ def find(name: str) -> Place:
     path, built_in = os.path.expanduser(name), BUILT_IN.get(name)  # noqa: PTH111 - Path's own raises for unknown users
     if built_in or os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
         with explained(name):
+            if built_in:
+                return Place(name, *converted(name, built_in.files(), built_in.sha256))
             file = Path(path).resolve()
-            files, sha256 = (built_in.files(), built_in.sha256) if built_in else ([file], None)
-            folder, sha256 = converted(name if built_in else file.stem, files, sha256)
-            return Place(name if built_in else str(file), str(folder), True, sha256)
+            return Place(str(file), *converted(file.stem, [file]))
     if os.path.isdir(path) and name.strip():  # noqa: PTH112
-        return Place(str(Path(path).resolve()), str(Path(path).resolve()), True)
-    return Place(name, name, False)
+        return Place(os.path.realpath(path), os.path.realpath(path))
+    return Place(name, name, is_folder=False)
 
 
 def _load(name: str, origin: Origin, how: Mapping[str, Any], device: torch.device | None) -> LanguageModel:
@@ -140,8 +141,7 @@ def _load(name: str, origin: Origin, how: Mapping[str, Any], device: torch.devic
     common = {**origin, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
     with _one_at_a_time, own_defaults(), explained(name):
-        load = AutoModelForCausalLM.from_pretrained
-        model = complete(load(place.source, **how, **common, output_loading_info=True))
+        model = complete(AutoModelForCausalLM.from_pretrained(place.source, **how, **common))
         if device is not None:
             model.to(device)
         try:
@@ -214,7 +214,5 @@ def _explain(name: str, error: Exception) -> NoiserError:
         return errors.UnsupportedModelError(f"{text} Take a decoder-only model.")
     if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
         return ModelError(f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again.")
-    return errors.ModelNotFoundError(
-        f"Cannot find the model {name!r}: {said}. Expected a built-in name ({', '.join(BUILT_IN)}), a local folder, a "
-        ".gguf file, or the id of a model on the Hugging Face hub."
-    )
+    expected = f"a built-in name ({', '.join(BUILT_IN)}), a local folder, a .gguf file, or the id of a model on the hub"
+    return errors.ModelNotFoundError(f"Cannot find the model {name!r}: {said}. Expected {expected}.")
