@@ -23,13 +23,13 @@ LIMITS = {
     "judges": 688,
     "methods": 1_773,
     "metrics": 1_599,
-    "model": 1_868,
+    "model": 1_724,
     "report": 1_014,
     "server": 1_122,
     "text": 893,
 }
-ALL, FILES = 19_395, 125
-AROUND = {"tests": 16_356, "benchmarks": 1_994}
+ALL, FILES = 19_251, 125
+AROUND = {"tests": 16_355, "benchmarks": 1_994}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 
