@@ -98,7 +98,7 @@ def models(tmp_path_factory):
 def run_plan(tmp_path, models):
     """Runs a plan, the tiny one unless another text is given, and returns the outcome."""
     from bench_for_tests import plan_text
-    from noiser.bench import run_bench
+    from noiser.bench.run import run_bench
 
     def run(text=None, folder="out", **options):
         (tmp_path / "plan.toml").write_text(text or plan_text(models), encoding="utf-8")

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
         ("samples = 2", "sampels = 2", "Unknown hyper-parameter of noiser 'sampels'. Did you mean 'samples'"),
         ("block = 2", "block = 0", "block: Input should be greater than or equal to 1"),
         ('data = "long"', 'data = "longs"', "'localisation': Unknown label in data 'longs'. Did you mean 'long'?"),
-        ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': The metric needs a judge"),
+        ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': answerability@1 needs a judge"),
         ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
         ('name = "localisation"', 'name = "answerability"\njudge = "locl"', "Unknown judge 'locl'. Did you mean"),
         ("max_new_tokens = 3", 'without_category = "a"', "without_category: only for data sets"),

@@ -70,7 +70,7 @@ def test_methods_and_metrics_are_listed_with_defaults_and_settings(noiser_comman
             assert "samples=10, steps=10, bounding=k_min, score=prob" in said["noiser"][1]
             assert "bounding=relative" in said["noiser_relative"][1]
     assert said["lds"] == [METRICS.get("lds").summary, "settings: draws, masks, removal"]
-    assert said["answerability"][1].endswith("judge")
+    assert said["answerability"][1] == "settings: judge, normalization"
 
 
 WHERE, ANSWER = "Where is the lute?", "In the attic."
@@ -200,7 +200,10 @@ def test_options_reach_the_model(noiser_command):
         (["evaluate"], "either PROMPTs or --data"),
         (["evaluate", PROMPT, "--metric-set", "maks=2"], "Did you mean 'masks'?"),
         (["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"], "got no model; expected a name"),
-        (["evaluate", PROMPT, "--judge", "local", "--judge-set", "stile=plain"], "does not accept stile"),
+        (
+            ["evaluate", PROMPT, "--metrics=answerability", "--judge=local", "--judge-set=stile=x"],
+            "does not accept stile",
+        ),
         (["attribute", PROMPT, "--method", "noiser_relative", "--foil", " dog"], "foil"),
         (["compare", PROMPT, "--methods", "occlusion:score=none"], "score"),
         (["bench", "status", "not/there"], "not/there"),

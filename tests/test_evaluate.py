@@ -298,7 +298,7 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
         ({"confidence": 95}, "confidence is 95"),
         ({"k": 2}, "k would change nothing; expected draws or masks or normalization for"),
         ({"metrics": "top_k", "judge": "local"}, "judge would change nothing; expected draws or k or removal for"),
-        ({"metrics": "answerability"}, "answerability@1 has no judge"),
+        ({"metrics": "answerability"}, "answerability@1 needs a judge"),
         ({"examples": []}, "There is no example"),
         ({"examples": [3]}, "Example 0 is a int"),
         ({"examples": {"role": "user", "content": "The dog"}}, "expected texts, chats"),

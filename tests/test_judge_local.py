@@ -46,7 +46,6 @@ def test_replies_repeat_and_do_not_depend_on_the_batch(chat, count):
         assert len({answer.casefold() for answer in verdict.answers}) == len(verdict.answers) <= count
         assert verdict.prompt_version == ("paper-v1" if chat else "words-v1")
         assert 1 <= len(verdict.replies) <= count
-        assert verdict.usage.prompt_tokens > 0
 
 
 @pytest.mark.parametrize(("family", "chat"), [("llama", False), ("llama", True), ("gpt2", True), ("mamba", False)])

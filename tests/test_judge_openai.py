@@ -18,7 +18,7 @@ import pytest
 from chat_server import ChatServer, Step, completion
 from noiser import endpoint
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
-from noiser.judges import JudgeRequest, Usage, make_judge
+from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.openai import OpenAIJudge
 from noiser.judges.protocol import PAPER_V1, render
 
@@ -56,7 +56,7 @@ def test_verdicts_are_in_order_and_hold_everything():
     first = verdicts[0]
     assert first.prompt == render(PAPER_V1, ("word", "w0"))
     assert (first.status, first.prompt_version, first.replies) == ("answered", "paper-v1", ("w0",))
-    assert (first.model, first.usage, first.cached) == ("test-model-2026", Usage(50, 5), False)
+    assert (first.model, first.cached) == ("test-model-2026", False)
     (body,) = (body for body in server.bodies if body["messages"][0]["content"] == first.prompt)
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("test-model", 0, 128)
     assert (judge.name, judge.paid) == ("openai:test-model", 20 * 55)
@@ -70,7 +70,6 @@ def test_equal_requests_and_answers_of_endpoint_model_and_parameters_are_not_ask
         stored = judge_at(server).judge(requests_of(4))
         assert server.total == 4
         assert [verdict.cached for verdict in stored] == [True, True, True, False]
-        assert [verdict.usage for verdict in stored] == [Usage(50, 5)] * 4
         same = ({"base_url": f"{server.url}/"}, {"timeout": 9})
         for asked, changes in ((4, same), (6, ({"model": "other"}, {"parameters": {"max_tokens": 64}}))):
             for change in changes:
@@ -190,7 +189,7 @@ def test_a_budget_is_used_and_never_exceeded(concurrency):
         assert sum(verdict.cached for verdict in again) == asked == server.total  # what is stored costs nothing
         server.script = lambda words, before: Step(body=completion("yes") | {"usage": None})
         judge = judge_at(server)
-        assert judge.judge(requests_of(41)[40:])[0].usage is None
+        assert judge.judge(requests_of(41)[40:])[0].answers == ("yes",)
         assert len(render(PAPER_V1, ("word", "w0"))) + 128 < judge.paid <= MOST  # without counts, the most there can be
 
 

@@ -372,12 +372,15 @@ def test_measure_reports_progress():
         ("erasures", {}, "Did you mean 'erasure'"),
         ("answerability", {}, "needs a judge"),
         ("stability", {}, "cannot be made again"),
+        ("lds", {"mask": 3}, "Did you mean 'masks'"),
     ],
 )
 def test_settings_outside_their_domain(name, settings, message, unchecked):
     lm, att = attributed()
     with pytest.raises(noiser.NoiserError, match=message):
         noiser.measure(lm, att, name, **settings)
+    with pytest.raises(noiser.errors.ParameterError, match=r"att is a str; expected an attribution"):
+        noiser.measure(lm, att.text, name, **settings)
 
 
 @pytest.mark.parametrize(("score", "message"), [(math.inf, "are infinite"), (math.nan, "has no unit with a score")])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from noiser.cli import app
 from noiser.metrics import bootstrap
 from noiser.report import cells
-from noiser.report.figures import COLOURS, MARKERS, families, pictures, svg
+from noiser.report.figures import COLOURS, MARKERS, families, pictures, saved
 from report_for_tests import Run, full, made, near, plan, rows, soft, write_folder
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -149,8 +149,8 @@ def test_a_line_joins_the_budgets_of_a_method():
 
 def test_svg_repeats_and_png_is_a_picture(whole, written):
     picture = whole["minimum-known"]
-    assert svg(picture) == svg(picture)
-    ET.fromstring(svg(picture))
+    assert saved(picture, "svg") == saved(picture, "svg")
+    ET.fromstring(saved(picture, "svg"))
     content = written["figures/minimum-known.png"].read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24])[0] > 800

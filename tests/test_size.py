@@ -11,25 +11,25 @@ SOURCE = ROOT / "src" / "noiser"
 # Lines of Python with docstrings. A room that is above its budget in the design may only shrink: its limit comes down
 # with it.
 LIMITS = {
-    "": 1_020,
+    "": 1_005,
     "attribution": 1_630,
-    "bench": 1_430,
-    "cli": 847,
-    "data": 748,
+    "bench": 1_398,
+    "cli": 841,
+    "data": 697,
     "engine": 1_774,
-    "evaluation": 581,
+    "evaluation": 549,
     "explain": 1_795,
     "integrations": 613,
-    "judges": 688,
+    "judges": 666,
     "methods": 1_773,
-    "metrics": 1_599,
+    "metrics": 1_570,
     "model": 1_724,
-    "report": 1_014,
+    "report": 947,
     "server": 1_122,
     "text": 893,
 }
-ALL, FILES = 19_251, 125
-AROUND = {"tests": 16_355, "benchmarks": 1_994}
+ALL, FILES = 18_997, 125
+AROUND = {"tests": 16_359, "benchmarks": 1_994}
 ASSETS = 250  # HTML, CSS and JavaScript of the page
 MANUAL, RECORDS = 22_000, 8_000  # words
 

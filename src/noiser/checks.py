@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Generator
@@ -48,20 +47,6 @@ def _check_number(fits: Callable[[float], bool], expected: str, name: str, got: 
 check_positive = partial(_check_number, lambda got: 0 < got < math.inf, "a positive number")
 check_not_negative = partial(_check_number, lambda got: 0 <= got < math.inf, "a finite number of at least 0")
 check_probability = partial(_check_number, lambda got: 0 < got < 1, "a number between 0 and 1, both excluded")
-
-
-def check_shares(name: str, values: Any, *, at_least: int = 1) -> tuple[float, ...]:
-    """The numbers. Raises ParameterError unless they are above 0, at most 1, ascending, and `at_least` so many."""
-    try:
-        shares = tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        shares = ()
-    ascending = all(a < b for a, b in itertools.pairwise(shares))
-    if len(shares) < at_least or not ascending or not all(math.isfinite(x) and 0 < x <= 1 for x in shares):
-        raise ParameterError(
-            f"{name} is {values!r}; expected {at_least} or more numbers above 0 and at most 1, in ascending order."
-        )
-    return shares
 
 
 @contextmanager

@@ -92,18 +92,18 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> Entry[T]:
         """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
-        names = self.names()
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UnknownNameError(self.kind, name, names, "Register what is your own, and pass its name.")
-        name = name if unversioned(name) in names else renamed(name)
+            raise UnknownNameError(self.kind, name, self.names(), "Register what is your own, and pass its name.")
         prefix, colon, bare = name.partition(":")
         if colon and (family := self.families.get(prefix)):
             bare = bare.removesuffix("@1")
             factory = pkgutil.resolve_name(family.place)(bare)
             return Entry(name=f"{prefix}:{bare}", version=1, factory=factory, summary=family.summary)
         fitting = [entry for entry in self._entries.values() if name in (entry.name, entry.versioned_name)]
+        if not fitting and (present := renamed(name)) != name:
+            return self.get(present)
         if not fitting:
-            raise UnknownNameError(self.kind, name, [*names, *(f"{prefix}:NAME" for prefix in self.families)])
+            raise UnknownNameError(self.kind, name, [*self.names(), *(f"{prefix}:NAME" for prefix in self.families)])
         return max(fitting, key=lambda entry: entry.version)
 
     def entry_of(self, made: T) -> Entry[T] | None:

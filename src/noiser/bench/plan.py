@@ -136,7 +136,9 @@ class MetricEntry(Entry):
     limit: Limit = None
 
     @model_validator(mode="after")
-    def _no_key(self) -> MetricEntry:
+    def _judged(self) -> MetricEntry:
+        if self.judge_args and self.judge is None:
+            raise ValueError("judge_args are settings of a judge; expected judge as well")
         if "api_key" in self.judge_args:
             raise ValueError("api_key would be stored; put it into OPENAI_API_KEY, or name a variable as api_key_env")
         return self

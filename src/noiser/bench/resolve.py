@@ -15,16 +15,11 @@ from noiser.bench.store import Store
 from noiser.data import DATA_SETS, DataSet, load
 from noiser.data.dataset import in_draw_order
 from noiser.errors import NoiserError, ParameterError, PlanError, StoredFileError, UnknownNameError
-from noiser.evaluation.measuring import Item, in_profile, item_of
+from noiser.evaluation.measuring import Item, asked_of, item_of
 from noiser.judges import kind_of
-from noiser.methods import METHODS, Method, describe, make_method
-from noiser.metrics import METRICS, SETTINGS, Settings, check_read
+from noiser.methods import METHODS, describe, make_method
+from noiser.metrics import Settings, metrics_of
 from noiser.registry import renamed
-
-
-def make(entry: MethodEntry) -> Method:
-    """The method of an entry, with its hyper-parameters."""
-    return in_profile(make_method(entry.name, **entry.args), entry.profile)
 
 
 def resolve(plan: Plan, source: str) -> dict[str, Any]:
@@ -47,36 +42,25 @@ def _data(entry: DataEntry) -> dict[str, Any]:
 
 
 def _method(entry: MethodEntry) -> dict[str, Any]:
-    return {
-        "name": METHODS.get(entry.name).versioned_name,
-        "parameters": dict(describe(make(entry))[1]),
-        "profile": entry.profile,
-        "unit": entry.unit,
-    }
+    method, _ = asked_of(make_method(entry.name, **entry.args), entry.profile)
+    name, parameters = METHODS.get(entry.name).versioned_name, dict(describe(method)[1])
+    return {"name": name, "parameters": parameters, "profile": entry.profile, "unit": entry.unit}
 
 
 def _metric(entry: MetricEntry) -> dict[str, Any]:
-    registered, settings = METRICS.get(entry.name), entry.settings
-    metric = registered.factory()
-    check_read([metric], dict.fromkeys(SETTINGS) | settings | {"judge": entry.judge or entry.judge_args or None})
-    Settings(**settings)
-    if metric.needs_judge and entry.judge is None:
-        raise ParameterError("The metric needs a judge; expected judge = 'local', 'local:MODEL' or 'openai:MODEL'.")
+    (name,) = metrics_of(entry.name, entry.settings | {"judge": entry.judge})
+    Settings(**entry.settings)
     if entry.judge is not None:
         kind_of(entry.judge)
-    return entry.meaning | {"name": registered.versioned_name}
+    return entry.meaning | {"name": name}
 
 
 def check_change(
     old: Mapping[str, Any], new: Mapping[str, Any], folder: str, used: Mapping[str, Container[str]]
 ) -> None:
-    """Raises PlanError where a resolved plan changes what rows of the old one mean.
+    """Raises PlanError where a new resolved plan changes what the stored rows of the old one mean.
 
-    Args:
-        old: the resolved plan that is stored.
-        new: the resolved plan that takes its place; it may have more, or restrict more.
-        folder: the benchmark's folder, for errors.
-        used: labels of each kind that have rows; other entries may change or go.
+    It may have more entries, or restrict more; entries without rows, those that `used` does not name, may change or go.
     """
     changes = [f"{key} was {old[key]!r} and is {new[key]!r}" for key in ("seed", "block") if old[key] != new[key]]
     for kind in ("models", "data", "methods", "metrics"):

@@ -12,15 +12,14 @@ import torch
 from noiser.attribution import Attribution
 from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import MetricEntry, Plan
-from noiser.bench.resolve import make
 from noiser.bench.store import ATTRIBUTION, Key, Row, Text
 from noiser.errors import NoiserError, RunError
-from noiser.evaluation.measuring import Item, Measurement, measure_block, question_of, says
+from noiser.evaluation.measuring import Item, Measurement, asked_of, measure_block, says
 from noiser.judges import Judge, kind_of, make_judge
-from noiser.metrics import METRICS, Metric, Settings
+from noiser.methods import make_method
+from noiser.metrics import METRICS, Settings
 from noiser.model import LanguageModel, load_model
 from noiser.model.runtime import free_memory
-from noiser.types import Profile
 
 _WORDS = ("correct", "wrong", "unscored", "Infinity", "-Infinity")
 """Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
@@ -90,16 +89,18 @@ class Worker:
             for item in job.examples
         ]
         method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
-        made, profile = make(method), method.profile
         entries = [self.plan.entry("metrics", metric) for metric in job.missing if metric != ATTRIBUTION]
-        metrics = {entry.label: self._metric(entry, lm, profile) for entry in entries}
-        question = question_of(made, profile, method.unit, data.max_new_tokens, data.target_unit)
+        shared: dict[str, Any] = {"seed": self.plan.seed, "profile": method.profile}
+        metrics = {
+            entry.label: (
+                METRICS.get(entry.name).factory(),
+                Settings(**entry.settings, judge=self._judge(entry, lm), **shared),
+            )
+            for entry in entries
+        }
+        asked = method.profile, method.unit, data.max_new_tokens, data.target_unit
+        made, question = asked_of(make_method(method.name, **method.args), *asked)
         return measure_block(lm, made, question, items, metrics, seed=self.plan.seed)
-
-    def _metric(self, entry: MetricEntry, lm: LanguageModel, profile: Profile) -> tuple[Metric, Settings]:
-        judge = self._judge(entry, lm)
-        settings = Settings(**entry.settings, seed=self.plan.seed, profile=profile, judge=judge)
-        return METRICS.get(entry.name).factory(), settings
 
     def _model(self, label: str) -> LanguageModel:
         """The model of a label; the last one makes room for it."""
@@ -151,7 +152,7 @@ def _note(plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row],
         else:
             numbers, seconds = found.numbers.get(metric, found.attribution), found.seconds.get(metric)
         columns = numbers if isinstance(numbers, Mapping) else {}
-        error = numbers if isinstance(numbers, Exception) else None
+        error, plain = numbers if isinstance(numbers, Exception) else None, to_jsonable(columns)
         row = Row(
             **place._replace(metric=metric)._asdict(),
             category=item.category,
@@ -160,7 +161,7 @@ def _note(plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row],
             units=len(att.units) if att else 0,
             targets=len(att.targets) if att else 0,
             probability=att.targets[0].probability if att else None,
-            values={name: value for name, value in to_jsonable(columns).items() if _is_free_of_text(value)},
+            values={k: v for k, v in plain.items() if v is None or v in _WORDS or isinstance(v, int | float)},
             error=type(error).__name__ if error else None,
             seconds=None if seconds is None else round(seconds, 6),
             threads=torch.get_num_threads(),
@@ -177,7 +178,3 @@ def _facts(att: Attribution) -> dict[str, Any]:
     facts = {name: att.info.get(name) for name in ("token_forwards", "passes")}
     facts |= {"k_min": sum(k_min) / len(k_min) if k_min else None, "rank": att.targets[0].rank}
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _is_free_of_text(value: object) -> bool:
-    return value is None or value in _WORDS or isinstance(value, int | float)

@@ -30,9 +30,8 @@ def attribute(
     from noiser.methods import make_method
 
     made, question = make_method(method, **o.parse_parameters(set_)), prompt.arguments()
-    score: Any = getattr(made, "score", None)
-    if question["foil"] is not None and score in ("hellinger", "squared"):  # before the model is loaded
-        score_of(score, 0)
+    if question["foil"] is not None:  # what it cannot have is said before the model is loaded
+        score_of(getattr(made, "score", "prob"), 0)
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
         att = run(lm, method=made, check=check, seed=seed, progress=progress, **question)

@@ -38,8 +38,8 @@ def metrics() -> None:
         entry = METRICS.get(name)
         metric = entry.factory()
         say(f"{name}\n  {entry.summary}")
-        if settings := [*sorted(metric.reads or ()), *["judge"] * metric.needs_judge]:
-            say(f"  settings: {', '.join(settings)}")
+        if metric.reads:
+            say(f"  settings: {', '.join(sorted(metric.reads))}")
 
 
 def models() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from noiser import types
-from noiser.checks import check_choice
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say, write
 from noiser.errors import ParameterError, RunError
@@ -60,14 +59,13 @@ def evaluate(
     from noiser.evaluation import evaluate as run
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
-    from noiser.metrics import SETTINGS
+    from noiser.metrics import metrics_of
 
     settings = o.parse_parameters(metric_set, "--metric-set")
-    for name in settings:
-        check_choice("setting of metrics", name, (*SETTINGS, "profile"))
     first, *others = o.parse_names("--method and --against", f"{method},{against}")
     methods = {first: make_method(first, **o.parse_parameters(set_))} | {name: make_method(name) for name in others}
     names, judge_settings = o.parse_names("--metrics", metrics), o.parse_parameters(judge_set, "--judge-set")
+    metrics_of(names, settings | {"judge": judge})
     examples = load(data, data_dir, limit) if data else _read(prompts or [], chat)[:limit]
     for note in getattr(examples, "notes", ()):
         say(f"{data}: {note}", err=True)
@@ -144,10 +142,8 @@ def run(
         outcome = run_bench(plan, output, **options, progress=progress)
     say(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
     if outcome.lost:
-        raise RunError(
-            f"{len(outcome.lost)} jobs were given up: {'; '.join(outcome.lost)}. Everything else is stored; the same "
-            "command tries them again."
-        )
+        given_up = f"{len(outcome.lost)} jobs were given up: {'; '.join(outcome.lost)}"
+        raise RunError(f"{given_up}. Everything else is stored; the same command tries them again.")
 
 
 def status(folder: Folder) -> None:
@@ -178,20 +174,19 @@ def report(
 ) -> None:
     """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""
     from noiser.bench import Store
-    from noiser.bench.store import inside
-    from noiser.report import FORMATS, render, write_report
+    from noiser.bench.store import inside, write_files
+    from noiser.report import FORMATS, report_files
 
-    store, place, text, paths = Store(folder), output or inside(folder, "report"), "", list[Path]()
+    store, place = Store(folder), output or inside(folder, "report")
     with progress_bar("Reporting", advise=False) as progress:
-        if output is None and format_ != "all" and not figures and not html:
-            text = render(store, format_, progress=progress)
-        else:
-            forms = FORMATS if format_ == "all" else (format_,)
-            paths = write_report(store, place, forms, figures=figures, html=html, progress=progress)
-    write(text, None, format_)
-    for path in paths:
-        say(path)
-    if figures and not any(path.suffix == ".svg" for path in paths):
+        forms = FORMATS if format_ == "all" else (format_,)
+        made = report_files(store, forms, figures=figures, html=html, progress=progress)
+    if output or figures or html or format_ == "all":
+        for path in write_files(place, made):
+            say(path)
+    else:
+        write(made[FORMATS[format_]].decode(), None, format_)
+    if figures and not any(name.endswith(".svg") for name in made):
         say("No figure: no number that is drawn has an interval; that takes six prompts.", err=True)
 
 

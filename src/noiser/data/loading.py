@@ -112,10 +112,8 @@ def fetch_file(file: UpstreamFile, folder: Path) -> Path:
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        raise DataError(
-            f"Cannot fetch {file.name} from {file.url} to {folder}: {error}. Expected {file.size} bytes with sha256 "
-            f"{file.sha256}. Try again, or get that file elsewhere and put it there."
-        ) from error
+        expected = f"expected {file.size} bytes with sha256 {file.sha256}. Get that file elsewhere and put it there"
+        raise DataError(f"Cannot fetch {file.name} from {file.url} to {folder}: {error}; {expected}.") from error
     return path
 
 
@@ -124,10 +122,8 @@ def find_file(file: UpstreamFile, folder: Path, *, data_set: str) -> Path:
     for path in sorted(folder.rglob(file.name)):
         if _is_right(path, file):
             return path
-    raise DataError(
-        f"There is no {file.name} with sha256 {file.sha256} in {folder} or below. Get it with: noiser data fetch "
-        f"{data_set} --data-dir {folder}"
-    )
+    remedy = f"Get it with: noiser data fetch {data_set} --data-dir {folder}"
+    raise DataError(f"There is no {file.name} with sha256 {file.sha256} in {folder} or below. {remedy}")
 
 
 def _is_right(path: Path, file: UpstreamFile) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from noiser.checks import check_choice, check_count
-from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spans
+from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source
 
 SOURCE = Source(files=(), licence="that of this package", citation="made by a program of this package")
 
@@ -80,29 +80,21 @@ def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Exa
     other = f"/{seed}" if seed else ""
     facts = _Facts(random.Random(f"planted/{category}/{count}/{repeat}{other}"), count, repeat)
     for variant, case in enumerate(CATEGORIES[category](facts)):
+        starts = itertools.accumulate((len(sentence) + 1 for sentence in case.sentences), initial=0)
+        spans = [(start, start + len(sentence)) for start, sentence in zip(starts, case.sentences, strict=False)]
+        gold = tuple(spans[i] for i in sorted(case.gold))
+        gone = (case.gold, *((part,) for part in case.gold if category == "combined"))  # both are needed
+        left = [[sentence for i, sentence in enumerate(case.sentences) if i not in some] for some in gone]
         yield Example(
             id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}{other}",
             prompt=" ".join([*case.sentences, case.question]),
-            without=tuple(_without(case, category)),
+            without=tuple(" ".join([*sentences, case.question]) for sentences in left),
             target=case.answer,
             dataset="planted",
             category=category,
-            spans=_spans(case),
+            spans={"gold": gold, "other": tuple(span for span in spans if span not in gold)},
             meta={"sentences": len(case.sentences), "depth": round(100 * case.gold[0] / (len(case.sentences) - 1))},
         )
-
-
-def _without(case: _Planted, category: str) -> Iterator[str]:
-    """The prompt without its gold sentences; if both are needed, also without each."""
-    for gone in (case.gold, *((part,) for part in case.gold if category == "combined")):
-        yield " ".join([*(each for i, each in enumerate(case.sentences) if i not in gone), case.question])
-
-
-def _spans(case: _Planted) -> Spans:
-    starts = itertools.accumulate((len(sentence) + 1 for sentence in case.sentences), initial=0)
-    spans = [(start, start + len(sentence)) for start, sentence in zip(starts, case.sentences, strict=False)]
-    gold = tuple(spans[i] for i in sorted(case.gold))
-    return {"gold": gold, "other": tuple(span for span in spans if span not in gold)}
 
 
 class _Facts:

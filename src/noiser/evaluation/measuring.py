@@ -56,8 +56,11 @@ def read_examples(examples: Any) -> list[Item]:
     """Items out of one example or several; see `noiser.evaluate`."""
     if hasattr(examples, "iterrows"):  # a table of pandas, whose empty cells say nothing
         examples = examples.astype(object).where(examples.notna(), None).to_dict("records")
-    single = "prompt" in examples if isinstance(examples, Mapping) else hasattr(examples, "prompt")
-    if single or isinstance(examples, str | Attribution) or _is_chat(examples):
+    first = examples[0] if isinstance(examples, list | tuple) and examples else None
+    chat = isinstance(first, Mapping) and "role" in first
+    if chat or isinstance(examples, str) or hasattr(examples, "prompt"):
+        return [item_of(0, examples)]
+    if isinstance(examples, Mapping) and "prompt" in examples:
         return [item_of(0, examples)]
     if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
         kind = type(examples).__name__
@@ -68,17 +71,12 @@ def read_examples(examples: Any) -> list[Item]:
     return items
 
 
-def _is_chat(example: object) -> bool:
-    messages: list[Any] = list(cast("Sequence[Any]", example)) if isinstance(example, list | tuple) else []
-    return bool(messages) and all(isinstance(message, Mapping) and "role" in message for message in messages)
-
-
 def item_of(index: int, example: Any) -> Item:
     """The item of one example; see `noiser.evaluate`."""
     if isinstance(example, Attribution):
         return Item(index=index, prompt=example.prompt, attribution=example)
-    if isinstance(example, str) or _is_chat(example):
-        return Item(index=index, prompt=example)
+    if isinstance(example, str | list | tuple):
+        return Item(index=index, prompt=cast("Prompt", example))
     names = ("prompt", "target", "foil", "spans", "sources", "without", "id", "category")
     read: Any = dict(cast("Any", example)).get if isinstance(example, Mapping) else partial(getattr, example)
     given = {name: value for name in names if (value := read(name, None)) is not None}
@@ -89,39 +87,46 @@ def item_of(index: int, example: Any) -> Item:
     return Item(index=index, gold=gold if isinstance(gold, str) else None, **given)
 
 
-def in_profile(method: Method, profile: Profile) -> Method:
-    """The method in the authors' profile, if it has one."""
-    if profile != "authors" or not is_dataclass(method) or not hasattr(method, "profile"):
-        return method
-    return replace(method, profile=profile)
+def asked_of(
+    method: Method, profile: Profile, unit: Any = "token", max_new_tokens: int = 1, target_unit: Any = "token"
+) -> tuple[Method, Question]:
+    """A method in its profile, and the question about every item, which lacks the prompt.
 
-
-def question_of(method: Method, profile: Profile, unit: Any, max_new_tokens: int, target_unit: Any) -> Question:
-    """The question about every item, which lacks the prompt; in the authors' profile special tokens are scored."""
+    In the authors' profile special tokens are scored, and methods that have that profile take it.
+    """
     if isinstance(unit, str):
         check_choice("unit", unit, (*get_args(UnitName), *get_args(AutoUnit), *get_args(SpanUnit)))
     if isinstance(target_unit, str):
         check_choice("target_unit", target_unit, get_args(TargetUnitName))
-    special = "perturbed" if profile == "authors" else getattr(method, "special_tokens", None)
+    authors = profile == "authors"
+    if authors and is_dataclass(method) and hasattr(method, "profile"):
+        method = replace(method, profile=profile)
+    special = "perturbed" if authors else getattr(method, "special_tokens", None)
     asked: dict[str, Any] = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
-    return Question(prompt="", special_tokens=special, **asked)
+    return method, Question(prompt="", special_tokens=special, **asked)
 
 
-def attributed(
-    lm: LanguageModel, method: Method, question: Question, item: Item, seed: int
-) -> Steps[tuple[Query, Attribution]]:
-    """The query of an item and its attribution, made unless it is there already."""
-    if item.attribution:
-        return (yield restore(lm, item.attribution)), item.attribution
-    check_answers(method, lm.identity.name, lm.looks_inside)
-    if question.unit == "spans":
-        if not item.spans:
-            raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
-        question = replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
-    asked = {name: getattr(item, name) for name in ("prompt", "target", "foil", "sources")}
-    query: Query = yield prepare(lm, replace(question, **asked))
-    attribution: Attribution = yield attribution_of(lm, query, method, seed)
-    return query.with_units(attribution.units), attribution
+def case_of(lm: LanguageModel, method: Method, question: Question, item: Item, seed: int) -> Steps[Case]:
+    """The case of an item, with its attribution, which is made unless it is there already."""
+
+    def again(seed: int) -> Steps[Attribution]:
+        return (yield case_of(lm, method, question, replace(item, attribution=None), seed)).att
+
+    if att := item.attribution:
+        query: Query = yield restore(lm, att)
+    else:
+        check_answers(method, lm.identity.name, lm.looks_inside)
+        if question.unit == "spans":
+            if not item.spans:
+                raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
+            question = replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
+        asked = {name: getattr(item, name) for name in ("prompt", "target", "foil", "sources")}
+        query = yield prepare(lm, replace(question, **asked))
+        att = yield attribution_of(lm, query, method, seed)
+        query = query.with_units(att.units)
+    reattribute = again if item.of_method or not item.attribution else None
+    more: dict[str, Any] = {"spans": item.spans, "gold": item.gold, "cache": item.cache}
+    return Case(query=query, att=att, reattribute=reattribute, **more)
 
 
 class Measurement(NamedTuple):
@@ -141,46 +146,43 @@ def measure_block(
     metrics: Mapping[str, tuple[Metric, Settings]],
     *,
     seed: int,
-    tick: Callable[[], None] = lambda: None,
+    tick: Callable[[], object] = lambda: None,
 ) -> list[Measurement]:
     """The attributions and numbers of items; an item's error takes nothing from the others.
 
     Args:
         lm: the model.
-        method: the method, in the profile already; see `in_profile`.
-        question: see `question_of`; with unit "spans" an item's named spans are its units.
+        method: see `asked_of`.
+        question: likewise; with unit "spans" an item's named spans are its units.
         items: the items, attributed side by side; item i with `seed` + its index.
         metrics: with their settings, by any name.
         seed: of the first item of the sample.
-        tick: called when an item is attributed, and when a metric of it is measured.
+        tick: called once for the attribution of each item, and once for each metric of it.
     """
-    asked = partial(attributed, lm, method, question)
-    found, share = _timed(lm, [asked(item, seed + item.index) for item in items], tick)
+    found, share = _timed(lm, [case_of(lm, method, question, item, seed + item.index) for item in items], tick)
     measurements: list[Measurement] = []
-    cases: list[Case] = []
-    for item, pair in zip(items, found, strict=True):
-        known, seconds = item.attribution, None if item.attribution else share
-        if isinstance(pair, Exception):
-            numbers = dict[str, Measured | Exception](dict.fromkeys(metrics, pair) if known else {})
-            measurements.append(Measurement(known or pair, numbers, {}, seconds))
-        else:
-            measurements.append(Measurement(pair[1], {}, {}, seconds))
-            again = None if known and not item.of_method else partial(_again, asked, item)
-            more: dict[str, Any] = {"spans": item.spans, "gold": item.gold, "cache": item.cache}
-            cases.append(Case(query=pair[0], att=pair[1], reattribute=again, **more))
-    whole = [one for one, pair in zip(measurements, found, strict=True) if not isinstance(pair, Exception)]
+    for item, case in zip(items, found, strict=True):
+        att = item.attribution or (case.att if isinstance(case, Case) else case)
+        lost = dict[str, Any](dict.fromkeys(metrics, case) if item.attribution and isinstance(case, Exception) else {})
+        measurements.append(Measurement(att, lost, {}, None if item.attribution else share))
+    whole = [(one, case) for one, case in zip(measurements, found, strict=True) if isinstance(case, Case)]
     for name, (metric, settings) in metrics.items():
-        columns, share = _measured(lm, metric, [replace(case, **vars(settings)) for case in cases], tick)
-        for one, measured_columns in zip(whole, columns, strict=True):
-            one.numbers[name], one.seconds[name] = measured_columns, share
+        cases = [replace(case, **vars(settings)) for _, case in whole]
+        with warnings.catch_warnings(action="ignore"):
+            if metric.measure_all:
+                columns, share = _together(metric.measure_all, cases)
+            else:
+                columns, share = _timed(lm, [measured(case, metric) for case in cases], tick)
+        for (one, _), numbers in zip(whole, columns, strict=True):
+            one.numbers[name], one.seconds[name] = numbers, share
+        for _ in range(len(items) - (0 if metric.measure_all else len(cases))):
+            tick()
     return measurements
 
 
-def _again(asked: Callable[[Item, int], Steps[tuple[Query, Attribution]]], item: Item, seed: int) -> Steps[Attribution]:
-    return (yield asked(replace(item, attribution=None), seed))[1]
-
-
-def _timed(lm: LanguageModel, works: Sequence[Steps[T]], tick: Callable[[], None]) -> tuple[list[T | Exception], float]:
+def _timed(
+    lm: LanguageModel, works: Sequence[Steps[T]], tick: Callable[[], object]
+) -> tuple[list[T | Exception], float]:
     """The result or the error of every generator, by shared passes, and the seconds of each, in equal shares."""
     started, outcomes = time.perf_counter(), dict[int, T | Exception]()
     for number, outcome in Engine(lm).run(works):
@@ -189,21 +191,16 @@ def _timed(lm: LanguageModel, works: Sequence[Steps[T]], tick: Callable[[], None
     return [outcomes[number] for number in range(len(works))], (time.perf_counter() - started) / max(1, len(works))
 
 
-def _measured(
-    lm: LanguageModel, metric: Metric, cases: Sequence[Case], tick: Callable[[], None]
-) -> tuple[list[Measured | Exception], float]:
-    """The columns of every case, or its error, and the seconds of each."""
-    with warnings.catch_warnings(action="ignore"):
-        if metric.measure_all is None or not cases:
-            return _timed(lm, [measured(case, metric) for case in cases], tick)
-        started, columns = time.perf_counter(), list[Measured | Exception]()
-        try:
-            columns += metric.measure_all(cases)
-        except JudgeStoppedError:
-            raise
-        except Exception as error:  # it took them together, so they fail together
-            columns += [error] * len(cases)
-        return columns, (time.perf_counter() - started) / len(cases)
+def _together(measure_all: Any, cases: Sequence[Case]) -> tuple[list[Measured | Exception], float]:
+    """The columns of every case, or its error, and the seconds of each; they are judged, and so fail, together."""
+    started, columns = time.perf_counter(), list[Measured | Exception]()
+    try:
+        columns += measure_all(cases) if cases else ()
+    except JudgeStoppedError:
+        raise
+    except Exception as error:
+        columns += [error] * len(cases)
+    return columns, (time.perf_counter() - started) / max(1, len(cases))
 
 
 def says(lm: LanguageModel, prompt: Prompt, answer: str) -> bool:

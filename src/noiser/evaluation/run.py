@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from noiser.attribution import Attribution
-from noiser.checks import check_choice, check_count, check_probability
-from noiser.errors import ParameterError
-from noiser.evaluation.measuring import (
-    Item,
-    Measurement,
-    Skipped,
-    in_profile,
-    measure_block,
-    question_of,
-    read_examples,
-)
+from noiser.checks import check_count, check_probability
+from noiser.evaluation.measuring import Item, Measurement, Skipped, asked_of, measure_block, read_examples
 from noiser.evaluation.result import Evaluation
+from noiser.judges import make_judge
 from noiser.methods import Method, describe, make_method
-from noiser.metrics import METRICS, SETTINGS, Metric, Settings, check_read
+from noiser.metrics import Settings, metrics_of
 from noiser.model import LanguageModel
 from noiser.model.language_model import check_model
 from noiser.types import AutoUnit, Progress, SpanUnit, TargetUnit, Unit
@@ -67,46 +60,24 @@ def evaluate(
         UnknownNameError: no such method, metric, judge or setting. ParameterError: a setting is outside its domain.
     """
     check_model(lm)
-    items = read_examples(examples)
-    names = [metrics] if isinstance(metrics, str | Metric) else metrics  # whose error says what to do
-    entries = {entry.versioned_name: entry.factory() for entry in map(METRICS.get, names)}
-    if not entries:
-        raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
-    for name in settings:
-        check_choice("setting of metrics", name, (*SETTINGS, "profile"))
+    items, entries = read_examples(examples), metrics_of(metrics, settings | {"judge": judge})
     check_probability("confidence", confidence)
-    for name in [name for name, metric in entries.items() if metric.needs_judge and judge is None]:
-        raise ParameterError(f"{name} has no judge; expected judge='local', 'openai:MODEL', or a judge.")
-    chosen = Settings(seed=check_count("seed", seed, least=0), judge=judge, **settings)
-    check_read(entries.values(), {name: getattr(chosen, name) for name in (*SETTINGS, "judge")})
+    chosen = Settings(seed=check_count("seed", seed, least=0), **settings)
     if judge is not None:
-        from noiser.judges import make_judge
-
         chosen = replace(chosen, judge=make_judge(judge, lm=lm))
-    method = in_profile(make_method(method), chosen.profile)
-    question = question_of(method, chosen.profile, unit, max_new_tokens, target_unit)
-    runs = {name: (metric, chosen) for name, metric in entries.items()}
-    measurements: list[Measurement] = []
-    steps = 0
-
-    def tick() -> None:
-        nonlocal steps
-        steps += 1
-        if progress:
-            progress(steps / (1 + len(runs)), len(items))
-
+    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
+    method, question = asked_of(make_method(method), chosen.profile, **asked)
+    runs, measurements = {name: (metric, chosen) for name, metric in entries.items()}, list[Measurement]()
+    steps, parts = itertools.count(1), 1 + len(runs)
+    options: Any = {"tick": lambda: progress and progress(next(steps) / parts, len(items)), "seed": chosen.seed}
     for start in range(0, len(items), BLOCK):
-        block = items[start : start + BLOCK]
-        measurements += measure_block(lm, method, question, block, runs, seed=chosen.seed, tick=tick)
-        while steps < len(measurements) * (1 + len(runs)):  # some failed
-            tick()
+        measurements += measure_block(lm, method, question, items[start : start + BLOCK], runs, **options)
     made = [_record(item, measurement) for item, measurement in zip(items, measurements, strict=True)]
     summaries = {name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
     for name, columns in (pair for measurement in measurements for pair in measurement.numbers.items()):
         if not isinstance(columns, Exception):
             summaries |= entries[name].other_summaries(c for c, v in columns.items() if not isinstance(v, str))
     first = next((m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None)
-    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere
         asked = {"unit": first.unit, "target_unit": first.target_unit}
     asked |= {"parameters": first.parameters if first else {}, "judge": getattr(chosen.judge, "name", None)}

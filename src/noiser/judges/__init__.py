@@ -5,22 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from noiser.errors import ParameterError
-from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, Reading, Usage, Verdict, matches, parse_reply
+from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, Reading, Verdict, matches, parse_reply
 from noiser.model.language_model import LanguageModel
 
 __all__ = [
-    "JUDGES",
-    "PROMPTS",
-    "Judge",
-    "JudgeRequest",
-    "Reading",
-    "Usage",
-    "Verdict",
-    "kind_of",
-    "make_judge",
-    "matches",
+    "JUDGES", "PROMPTS", "Judge", "JudgeRequest", "Reading", "Verdict", "kind_of", "make_judge", "matches",
     "parse_reply",
-]
+]  # fmt: skip
 
 
 def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **parameters: Any) -> Judge:

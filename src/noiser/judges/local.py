@@ -14,7 +14,7 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.errors import ParameterError, PromptError
 from noiser.judges import protocol
-from noiser.judges.protocol import JudgeRequest, Reading, Usage, Verdict, normal_form, parse_reply
+from noiser.judges.protocol import JudgeRequest, Reading, Verdict, normal_form, parse_reply
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.text import word_spans
 
@@ -50,10 +50,8 @@ class LocalJudge:
         check_choice("style", style, ("auto", "chat", "plain"))
         check_count("max_new_tokens", max_new_tokens)
         if not lm.looks_inside:
-            raise ParameterError(
-                f"The local judge generates with a model in this process, and {lm.identity.name} runs outside of it; "
-                "expected another model, as judge='local:NAME', or an endpoint, as judge='openai:NAME'."
-            )
+            needs = f"The local judge needs a model in this process, and {lm.identity.name} runs outside of it"
+            raise ParameterError(f"{needs}; expected judge='local:NAME', or an endpoint, as judge='openai:NAME'.")
         if style == "chat" and not lm.chats:
             raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")
         self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
@@ -82,7 +80,7 @@ class LocalJudge:
                 else:  # several tokens may begin the same word, or none
                     rows = self._continue(ids, width)
                 for i, (request, _) in enumerate(batch):
-                    verdicts[request] = self._read(request, length, rows[i * width : (i + 1) * width])
+                    verdicts[request] = self._read(request, rows[i * width : (i + 1) * width])
         return [verdicts[request] for request in requests]
 
     def _encode(self, request: JudgeRequest, room: int) -> Tokens:
@@ -125,10 +123,10 @@ class LocalJudge:
         ends = [next((at for at, token in enumerate(row) if token in stops), len(row) - 1) for row in rows]
         return [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
 
-    def _read(self, request: JudgeRequest, length: int, rows: Sequence[Tokens]) -> Verdict:
+    def _read(self, request: JudgeRequest, rows: Sequence[Tokens]) -> Verdict:
         """The verdict of replies, best first; of plain ones those that lead to different words."""
         decode = partial(self.lm.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        usage, replies = Usage(length, sum(map(len, rows))), list[_Reply]()
+        replies: list[_Reply] = []
         for tokens in rows:
             reply, cut = decode(list(tokens)), tokens[-1] not in self.lm.end_tokens
             chat = self.style == "chat"
@@ -137,9 +135,9 @@ class LocalJudge:
         if self.style == "plain":
             distinct = {normal_form("".join(reply[0].answers)): reply for reply in reversed(replies)}
             replies = sorted(distinct.values(), key=lambda reply: (not reply[0].answers, replies.index(reply)))
-        return self._verdict(request, replies[: request.count], usage)
+        return self._verdict(request, replies[: request.count])
 
-    def _verdict(self, request: JudgeRequest, replies: Sequence[_Reply], usage: Usage | None = None) -> Verdict:
+    def _verdict(self, request: JudgeRequest, replies: Sequence[_Reply]) -> Verdict:
         answers = tuple(dict.fromkeys(answer for reading, _ in replies for answer in reading.answers))
         return Verdict(
             status="answered" if answers else "unscored",
@@ -149,7 +147,6 @@ class LocalJudge:
             prompt_version=self._version,
             replies=tuple(text for _, text in replies if text is not None),
             model=self.lm.identity.name,
-            usage=usage,
         )
 
 

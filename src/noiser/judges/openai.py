@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from noiser.checks import check_count, check_positive, random_state_kept
 from noiser.errors import CacheError, DependencyError, JudgeError
 from noiser.files import cache_root
-from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, Usage, Verdict, parse_reply, render
+from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, Verdict, parse_reply, render
 
 try:
     import openai
@@ -41,7 +41,7 @@ class _Answer(NamedTuple):
     reply: str
     finish: str
     model: str
-    usage: Usage | None
+    usage: tuple[int, int] | None  # tokens read and written
 
 
 _TABLE = "CREATE TABLE IF NOT EXISTS answers (key PRIMARY KEY, question, answer, tokens INTEGER, job)"
@@ -136,10 +136,9 @@ class OpenAIJudge:
         except (openai.OpenAIError, _UnansweredError) as error:
             reason = problem(error, self.endpoint)
             if is_fatal(error):
-                raise JudgeError(
-                    f"The judge {self.name} at {self.endpoint.address} cannot work: {reason}. Check the model's name, "
-                    "base_url (most end in /v1), the key and the account."
-                ) from None
+                text = f"The judge {self.name} at {self.endpoint.address} cannot work: {reason}"
+                remedy = "Check the model's name, base_url (most end in /v1), the key and the account."
+                raise JudgeError(f"{text}. {remedy}") from None
             return Verdict(status="unscored", reason=reason, model=self.model, lost=True, **asked)
         finish = answer.finish.lower()
         answers, misread = parse_reply(answer.reply, request.count, cut=finish in CUT)
@@ -150,7 +149,6 @@ class OpenAIJudge:
             reason=reason,
             replies=(answer.reply,),
             model=answer.model,
-            usage=answer.usage and Usage(*answer.usage),
             cached=row is not None,
             **asked,
         )
@@ -172,7 +170,7 @@ class OpenAIJudge:
             choice, usage = response.choices[0], response.usage
             text, refusal = choice.message.content or "", choice.message.refusal or ""
             finish = "refusal" if refusal and not text else str(choice.finish_reason)
-            taken = Usage(usage.prompt_tokens, usage.completion_tokens) if usage else None
+            taken = (usage.prompt_tokens, usage.completion_tokens) if usage else None
             return _Answer(text or refusal, finish, response.model, taken)
         except (AttributeError, LookupError, TypeError, ValueError):
             raise _UnansweredError(f"not a chat completion: {str(response)[:100]}") from None

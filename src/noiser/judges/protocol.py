@@ -78,13 +78,6 @@ class JudgeRequest:
     count: Literal[1, 5] = 1  # how many answers are wanted, best first
 
 
-class Usage(NamedTuple):
-    """Tokens that a judge read and wrote."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The answer to one request, and all that is needed to check how it was read."""
@@ -96,7 +89,6 @@ class Verdict:
     prompt_version: str = ""  # name of the prompt, such as "paper-v1"
     replies: tuple[str, ...] = ()  # what the judge wrote, unchanged: one text, or one per beam
     model: str = ""  # the model that replied, as it names itself
-    usage: Usage | None = None  # None when there was no reply or it is not known
     cached: bool = False  # whether the reply was stored by an earlier call
     lost: bool = False  # whether there was no reply, and there may be one if the judge is asked again
 

@@ -1,30 +1,23 @@
 """Metrics: whether an attribution can be believed. A case in, numbers out."""
 
+from dataclasses import replace
+from functools import partial
+
 from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5, MINIMUM_TOP_K
-from noiser.metrics.bootstrap import Estimate as Estimate
-from noiser.metrics.bootstrap import estimate as estimate
-from noiser.metrics.case import SETTINGS as SETTINGS
-from noiser.metrics.case import Case as Case
-from noiser.metrics.case import Settings as Settings
+from noiser.metrics.bootstrap import Estimate, estimate
+from noiser.metrics.case import SETTINGS, Case, Settings
 from noiser.metrics.correlation import LDS, LDS_WITH_PAIRS, STABILITY
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, NORMALISED_AOPC, TOP_K
-from noiser.metrics.metric import METRICS as METRICS
-from noiser.metrics.metric import Metric as Metric
-from noiser.metrics.metric import Scale as Scale
-from noiser.metrics.metric import Summary as Summary
-from noiser.metrics.metric import check_read as check_read
-from noiser.metrics.metric import measure as measure
-from noiser.metrics.metric import measured as measured
+from noiser.metrics.metric import METRICS, Metric, Scale, Summary, measure, measured, metrics_of
 from noiser.metrics.named_spans import GOLD_PAIRS, GOLD_SPANS, LOCALISATION
-from noiser.metrics.soft import FAITHFULNESS, MASS_MATCHED, MASS_MATCHED_RANK, SOFT
-from noiser.metrics.soft import keep_rates as keep_rates
+from noiser.metrics.soft import FAITHFULNESS, MASS_MATCHED, MASS_MATCHED_RANK, SOFT, keep_rates
 
+__all__ = [
+    "METRICS", "SETTINGS", "Case", "Estimate", "Metric", "Scale", "Settings", "Summary", "estimate", "keep_rates",
+    "measure", "measured", "metrics_of",
+]  # fmt: skip
 
-def _register(name: str, metric: Metric, summary: str) -> None:
-    METRICS.register(name, lambda: metric, summary=summary)
-
-
-for _each in (
+for _name, _metric, _summary in (
     ("faithfulness", FAITHFULNESS, "soft scores, and mass-matched curves by score and by rank"),
     ("soft_scores", SOFT, "Soft-NS, Soft-NC and the log-ratios to random scores (the paper's faithfulness)"),
     ("mass_matched", MASS_MATCHED, "Soft-NS and Soft-NC when every method keeps the same amount"),
@@ -43,4 +36,4 @@ for _each in (
     ("answerability_top5", ANSWERABILITY_TOP5, "the same among five answers"),
     ("minimum_top_k", MINIMUM_TOP_K, "the smallest share of words from which a judge says the same"),
 ):
-    _register(*_each)
+    METRICS.register(_name, partial(replace, _metric), summary=_summary)

@@ -26,7 +26,7 @@ from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 
 FRACTION = 0.5  # share of the words that the judge is shown, rounded up: the paper's
 
-Status = Literal["correct", "wrong", "unscored"]
+STATUS = {True: "correct", False: "wrong", None: "unscored"}
 
 
 class JudgeStoppedError(JudgeError):
@@ -53,10 +53,8 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
         UnitError: units that are neither tokens nor words; or no word has a score.
     """
     if att.unit not in ("token", "word"):
-        raise UnitError(
-            f"The scores belong to units of kind {att.unit!r}; expected tokens or words, which a judge can be shown. "
-            "Attribute again with unit='word'."
-        )
+        got = f"The scores belong to units of kind {att.unit!r}"
+        raise UnitError(f"{got}; expected tokens or words, which a judge can be shown. Attribute with unit='word'.")
     kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
     units = tuple(att.units[i] for i in kept)
     att = replace(att, units=units, scores=att.scores[:, kept], thresholds=None, stderr=None)
@@ -74,9 +72,9 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
     return ScoredWords(words, scores=rows.mean(0), shares=normalize(rows, normalization).mean(0))
 
 
-Asked = Callable[[Mapping[int, int], Literal[1, 5]], dict[int, tuple[Verdict, Status]]]
-"""From numbers of words by prompt, and of answers that count, to verdicts and whether they are right, of one round.
-Prompts without a reply are left out."""
+Asked = Callable[[Mapping[int, int], Literal[1, 5]], dict[int, tuple[Verdict, bool | None]]]
+"""From numbers of words by prompt, and of answers that count, to verdicts and whether they are right (None: unscored),
+of one round. Prompts without a reply are left out."""
 
 
 def judged(
@@ -96,7 +94,7 @@ def judged(
         except NoiserError as error:
             errors[index] = error
 
-    def ask(counts: Mapping[int, int], top: Literal[1, 5]) -> dict[int, tuple[Verdict, Status]]:
+    def ask(counts: Mapping[int, int], top: Literal[1, 5]) -> dict[int, tuple[Verdict, bool | None]]:
         requests = {
             i: JudgeRequest(tuple(words[i].words[word] for word in words[i].best(count)), top)
             for i, count in counts.items()
@@ -105,11 +103,7 @@ def judged(
         verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
         verdicts |= zip(requests, _verdicts(cases[0].judge, list(requests.values())), strict=True)
         errors.update({i: JudgeError(f"The judge gave no reply: {v.reason}.") for i, v in verdicts.items() if v.lost})
-        statuses: dict[bool | None, Status] = {None: "unscored", True: "correct", False: "wrong"}
-        right: dict[int, Status] = {
-            i: statuses[verdict.says(_target(cases[i]), top)] for i, verdict in verdicts.items()
-        }
-        return {i: (verdict, right[i]) for i, verdict in verdicts.items() if not verdict.lost}
+        return {i: (v, v.says(_target(cases[i]), top)) for i, v in verdicts.items() if not v.lost}
 
     columns = judge_all(words, ask)
     return [errors.get(index) or columns[index] for index in range(len(cases))]
@@ -125,30 +119,28 @@ def _verdicts(judge: Judge, requests: Sequence[JudgeRequest]) -> Sequence[Verdic
     except JudgeError as error:
         raise JudgeStoppedError(str(error)) from error
     if len(given) != len(requests):
-        raise JudgeStoppedError(
-            f"The judge {judge.name} gave {len(given)} verdicts for {len(requests)} requests; expected one for each, "
-            "in their order. Correct its method `judge`."
-        )
+        got = f"The judge {judge.name} gave {len(given)} verdicts for {len(requests)} requests"
+        raise JudgeStoppedError(f"{got}; expected one for each, in their order. Correct its method `judge`.")
     return given
 
 
 def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
     def answers(words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
         counts = {i: math.ceil(FRACTION * len(one.words)) for i, one in words.items()}
-        asked, whole = ask(counts, top), dict[int, tuple[Verdict, Status]]()
-        if all(status != "correct" for _, status in asked.values()):  # can it answer at all?
-            whole = ask({i: len(words[i].words) for i in asked}, top)
-        every = {i: {f"{prefix}all_words": float(status == "correct")} for i, (_, status) in whole.items()}
+        asked = ask(counts, top)
+        never = not any(right for _, right in asked.values())  # can it answer at all?
+        whole = ask({i: len(words[i].words) for i in asked}, top) if never else {}
+        every = {i: {f"{prefix}all_words": float(right is True)} for i, (_, right) in whole.items()}
         return {i: columns(words[i], counts[i], *asked[i]) | every.get(i, {}) for i in asked}
 
-    def columns(words: ScoredWords, count: int, verdict: Verdict, status: Status) -> dict[str, Any]:
-        shown, correct = words.best(count), float(status == "correct")
+    def columns(words: ScoredWords, count: int, verdict: Verdict, right: bool | None) -> dict[str, Any]:
+        shown, correct = words.best(count), float(right is True)
         numbers = {
             "rate": correct,
             "score": float(words.shares[shown].double().sum()) if correct else 0.0,
-            "rate_scored": math.nan if status == "unscored" else correct,
-            "unscored": float(status == "unscored"),
-            "status": status,
+            "rate_scored": math.nan if right is None else correct,
+            "unscored": float(right is None),
+            "status": STATUS[right],
             "words": " ".join(words.words[i] for i in shown),
             "answers": ", ".join(verdict.answers),
             "reason": verdict.reason or "",
@@ -165,8 +157,7 @@ def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
         measure_all=lambda cases: judged(cases, answers),
         summaries=mean_of_columns(**{f"{prefix}{name}": scale for name, scale in scales.items()}),
         primary=f"{prefix}rate",
-        needs_judge=True,
-        reads=frozenset({"normalization"}),
+        reads=frozenset({"normalization", "judge"}),
     )
 
 
@@ -180,26 +171,26 @@ def _minima(profile: str, words: Mapping[int, ScoredWords], ask: Asked) -> dict[
     found: dict[int, Measured] = {}
     while left:
         asked = ask(left, 1)
-        for i, (_, status) in asked.items():
-            if status != "correct" or left[i] == 1:
-                found[i] = _minimum(len(words[i].words), left[i], status, profile)
+        for i, (_, right) in asked.items():
+            if not right or left[i] == 1:
+                found[i] = _minimum(len(words[i].words), left[i], right, profile)
         left = {i: left[i] - 1 for i in asked if i not in found}
     return found
 
 
-def _minimum(words: int, left: int, last: Status, profile: str) -> Measured:
-    """The columns of a prompt whose last question, with that status, had so many words left."""
-    success = left + (last != "correct")  # words at the last success
-    succeeded, unscored = success <= words, last == "unscored"
+def _minimum(words: int, left: int, right: bool | None, profile: str) -> Measured:
+    """The columns of a prompt whose last question had so many words left, and was answered right, wrong or not."""
+    success = left + (not right)  # words at the last success
+    succeeded, unscored = success <= words, right is None
     share = success / words if succeeded else math.nan
     if profile == "authors":  # the share of the first failure, and 1 for a judge that never fails
-        share = left / words if last == "wrong" else 1.0
+        share = left / words if right is False else 1.0
     return {
         "minimum_share": math.nan if unscored else share,
         "unanswerable": math.nan if unscored and not succeeded else float(not succeeded),
         "minimum_all_words": float(succeeded),
         "minimum_unscored": float(unscored),
-        "minimum_status": "unscored" if unscored else "correct" if succeeded else "wrong",
+        "minimum_status": STATUS[None if unscored else succeeded],
         "minimum_asked": words - left + 1,
     }
 
@@ -212,6 +203,5 @@ MINIMUM_TOP_K = Metric(
         minimum_unscored=Scale(0, 1, None, False, "share of prompts that ended at an unreadable reply"),
     ),
     primary="minimum_share",
-    needs_judge=True,
-    reads=frozenset(),
+    reads=frozenset({"judge"}),
 )

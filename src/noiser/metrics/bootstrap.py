@@ -83,10 +83,8 @@ def estimate(
         ParameterError: columns of different lengths, or a confidence outside (0, 1).
     """
     check_probability("confidence", confidence)
-    if len({len(column) for column in columns}) != 1:
-        raise ParameterError(
-            f"The columns have {[len(column) for column in columns]} numbers; expected one per prompt in each."
-        )
+    if len(set(lengths := [*map(len, columns)])) != 1:
+        raise ParameterError(f"The columns have {lengths} numbers; expected one per prompt in each.")
     table = np.asarray(columns, dtype=np.float64)
     complete = np.isfinite(table).all(0)
     data = tuple(row[complete] for row in table)
@@ -119,17 +117,9 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
 
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore")  # SciPy warns where BCa is not defined: the percentile interval takes over
-        found: Any = stats.bootstrap(
-            data,
-            along_last_axis,
-            paired=True,
-            vectorized=True,
-            n_resamples=RESAMPLES,
-            batch=max(1, BATCH // len(data[0])),
-            confidence_level=confidence,
-            method="BCa",
-            rng=np.random.default_rng(seed),
-        )
+        options: Any = {"paired": True, "vectorized": True, "method": "BCa", "confidence_level": confidence}
+        batch, rng = max(1, BATCH // len(data[0])), np.random.default_rng(seed)
+        found: Any = stats.bootstrap(data, along_last_axis, n_resamples=RESAMPLES, batch=batch, rng=rng, **options)
     low, high = found.confidence_interval
     if math.isfinite(low) and math.isfinite(high):
         return float(low), float(high), ""

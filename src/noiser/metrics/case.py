@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.scores import NORMALIZATIONS
-from noiser.checks import check_choice, check_count, check_seed, check_shares
+from noiser.checks import check_choice, check_count, check_seed
 from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, remover
 from noiser.errors import NumericalError, ParameterError
 from noiser.types import Profile, RemovalName
@@ -63,13 +64,16 @@ class Settings:
         k = tuple(check_count("k", number) for number in (self.k if isinstance(self.k, Iterable) else [self.k]))
         if not k or len(set(k)) < len(k):
             raise ParameterError(f"k is {self.k!r}; expected at least one number of units, and none of them twice.")
-        self.__dict__.update(  # the dataclass is frozen
-            seed=check_seed(self.seed),
-            masks=self.masks if self.masks is None else check_count("masks", self.masks),
-            rates=check_shares("rates", self.rates, at_least=2),
-            draws=check_count("draws", self.draws),
-            k=k,
-        )
+        try:
+            rates = tuple(float(rate) for rate in self.rates)
+        except (TypeError, ValueError):
+            rates = ()
+        if len(rates) < 2 or not all(a < b for a, b in itertools.pairwise((0.0, *rates))) or rates[-1] > 1:
+            expected = "2 or more numbers above 0 and at most 1, in ascending order"
+            raise ParameterError(f"rates is {self.rates!r}; expected {expected}.")
+        masks = None if self.masks is None else check_count("masks", self.masks)
+        counts = {"seed": check_seed(self.seed), "masks": masks, "draws": check_count("draws", self.draws)}
+        vars(self).update(counts, rates=rates, k=k)  # the dataclass is frozen
 
 
 SETTINGS: Mapping[str, Any] = {
@@ -108,15 +112,11 @@ class Case(Settings):
             hidden |= torch.tensor([all(frozen[index] for index in unit.token_indices) for unit in self.query.units])
         scores = self.att.scores.detach().float().cpu().masked_fill(hidden, torch.nan)
         if scores.isinf().any():
-            raise NumericalError(
-                f"{int(scores.isinf().sum())} scores are infinite; expected finite numbers, or NaN for units that have "
-                "no score. Run the attribution again in float32 or bfloat16."
-            )
+            count = int(scores.isinf().sum())
+            raise NumericalError(f"{count} scores are infinite; expected numbers or NaN. Attribute again in float32.")
         for target in scores.isnan().all(-1).nonzero().flatten().tolist():
-            raise ParameterError(
-                f"Target {target}, {self.att.targets[target].text!r}, has no unit with a score before it; expected at "
-                "least one. Attribute again with other units or targets."
-            )
+            named = f"Target {target}, {self.att.targets[target].text!r},"
+            raise ParameterError(f"{named} has no unit with a score before it. Attribute other units or targets.")
         return scores
 
     @cached_property
@@ -138,22 +138,21 @@ class Case(Settings):
         return Game(self.query, score, remove, ~self.scores.isnan())
 
     def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> Steps[T]:
-        """The result of `steps`, named `what` with its settings, once for all cases of a cache with the same units."""
-        tokens = tuple(unit.token_indices for unit in self.att.units)
-        targets = tuple((target.before, target.token_ids) for target in self.att.targets)
-        foil, valid = self.query.foil_id, self.scores.isnan().numpy().tobytes()
-        key = (what, self.att.text, targets, foil, tokens, valid)
+        """The result of `steps`, named `what`, once for all cases of a cache with the same units and settings."""
+        settings = tuple(map(vars(self).get, ("seed", "profile", *SETTINGS)))
+        units = tuple(unit.token_indices for unit in self.att.units)
+        targets = tuple((target.before, target.token_id, target.rest) for target in self.att.targets)
+        key = (what, settings, self.att.text, targets, self.query.foil_id, units, self.scores.isnan().numpy().tobytes())
         if key not in self.cache:
             self.cache[key] = yield steps()
         return self.cache[key]
 
     def compared(
-        self, what: str, settings: Hashable, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[Numbers]]
-    ) -> Steps[dict[str, float]]:
+        self, what: str, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[Numbers]]
+    ) -> Steps[Numbers]:
         """The numbers of the attribution's scores, and as "random_..." those of random scores, but for "...@..."."""
         own: Numbers = yield measure(self.scores[None])
-        key = (what, settings, self.seed, self.draws)
-        random: Numbers = yield self.cached(key, lambda: measure(reference_scores(self, "random")))
+        random: Numbers = yield self.cached(what, lambda: measure(reference_scores(self, "random")))
         return own | {f"random_{name}": x for name, x in random.items() if "@" not in name} | {"draws": self.draws}
 
 

@@ -55,8 +55,8 @@ def _lds(case: Case, *, with_pairs: bool = False) -> Steps[Measured]:
 
     With s = 2 kept - 1, the second sum is what interaction indices say of an input beyond single units.
     """
-    kept, settings = masks_of(case, case.masks or 64), ("lds", case.masks, case.seed, case.removal)
-    odds: list[Tensor] = yield case.cached(settings, lambda: case.game("logit").values(kept))
+    kept = masks_of(case, case.masks or 64)
+    odds: list[Tensor] = yield case.cached("lds", lambda: case.game("logit").values(kept))
     rows = [case.scores[None], *([] if with_pairs else [reference_scores(case, "permuted")])]
     scores, pairs = torch.cat(rows).double().nan_to_num(), case.att.pairs if with_pairs else ()
     found: list[Tensor] = []

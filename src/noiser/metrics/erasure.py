@@ -90,7 +90,7 @@ _CURVE_SCALES = {
     "aopc": Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
 }
 ERASURE_CURVES = Metric(
-    measure=lambda case: case.compared("erasure curves", case.removal, partial(_curves, case)),
+    measure=lambda case: case.compared("erasure curves", partial(_curves, case)),
     summaries=mean_of_columns(**_CURVE_SCALES) | gap_to("random", "that of random orders", _CURVE_SCALES),
     primary="aopc",
     reads=frozenset({"removal", "draws"}),
@@ -119,7 +119,7 @@ _TOP_SCALES = {
 }
 
 TOP_K = Metric(
-    measure=lambda case: case.compared("top k", (case.k, case.removal), partial(_falls, case)),
+    measure=lambda case: case.compared("top k", partial(_falls, case)),
     summaries=mean_of_columns(**_TOP_SCALES) | gap_to("random", "that of random orders", _TOP_SCALES),
     primary="drop",
     others={"drop@": _DROP, "hold@": _HOLD},
@@ -167,13 +167,11 @@ def _kept(sets: Sequence[frozenset[int]], units: int) -> Tensor:
 
 
 def _naopc(case: Case) -> Steps[Measured]:
-    game, settings = case.game("prob"), ("orders", BEAM, case.removal, case.seed)
+    game = case.game("prob")
     if (most := max(map(len, case.units))) > MOST_UNITS:
-        raise ParameterError(
-            f"The attribution has {most} units; expected at most {MOST_UNITS}, or the search for the best and the "
-            "worst order takes too long. Attribute words or sentences, or leave the metric out."
-        )
-    best, worst = yield from case.cached(settings, lambda: search(game, case.units))
+        expected = f"expected at most {MOST_UNITS}, or the search for the best order takes too long"
+        raise ParameterError(f"The attribution has {most} units; {expected}. Attribute words or sentences.")
+    best, worst = yield from case.cached("orders", lambda: search(game, case.units))
     rows = zip(case.scores, case.units, strict=True)
     curves = yield from game.values([~highest(scores, torch.arange(1, len(units))) for scores, units in rows])
     aopc = game.whole - torch.stack([curve.mean() for curve in curves])  # NaN for a single unit

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from noiser.attribution import Attribution
+from noiser.checks import check_choice
 from noiser.engine import Steps, restore, run_one
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import FEWEST, Estimate, Statistic, mean, mean_gap
@@ -91,8 +92,7 @@ class Metric:
         primary: the number that is compared first: its p-values are corrected for the other metrics' primary numbers
             alone, and its differences from references say whether scores can be believed; "" for none.
         others: scales of the means of other columns, by the beginnings of their names; with no summaries either, all.
-        needs_judge: whether cases must have a judge.
-        reads: which of `SETTINGS` matter to it, so that one that does not is refused; None: any may.
+        reads: which of `SETTINGS` matter to it, so that others are refused, and "judge" if it needs one; None: any may.
     """
 
     measure: Callable[[Case], Measured | Steps[Measured]] | None = None
@@ -100,7 +100,6 @@ class Metric:
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     primary: str = ""
     others: Mapping[str, Scale] = field(default_factory=dict)
-    needs_judge: bool = False
     reads: frozenset[str] | None = None
 
     def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
@@ -119,18 +118,28 @@ METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
 """Every metric by name; packages add theirs through the entry point `noiser.metrics`."""
 
 
-def check_read(metrics: Collection[Metric], settings: Mapping[str, Any]) -> None:
-    """Raises ParameterError for a setting other than None or its default that none of the metrics reads."""
-    if not metrics or any(metric.reads is None for metric in metrics):
-        return
-    read = {name for metric in metrics for name in [*(metric.reads or ()), *["judge"] * metric.needs_judge]}
+def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) -> dict[str, Metric]:
+    """The metrics of these names (or of one name), by versioned name, for settings by name, None where not set.
+
+    Raises:
+        UnknownNameError: no such metric; a setting that is neither one of `Settings` nor of `more`.
+        ParameterError: there is no metric, one has no judge, or none reads a setting that is not its default.
+    """
+    entries = map(METRICS.get, [names] if isinstance(names, str | Metric) else names)  # whose error says what to do
+    metrics = {entry.versioned_name: entry.factory() for entry in entries}
+    if not metrics:
+        raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
+    for name in settings:
+        check_choice("setting of metrics", name, (*SETTINGS, "judge", "profile", *more))
     given = [name for name, value in settings.items() if value is not None and value != SETTINGS.get(name)]
-    if ignored := [name for name in given if name not in read]:
-        expected = " or ".join(sorted(read & settings.keys())) or "no setting"
-        raise ParameterError(
-            f"{' and '.join(ignored)} would change nothing; expected {expected} for "
-            f"{'this metric' if len(metrics) == 1 else 'these metrics'}."
-        )
+    for name, metric in metrics.items():
+        if "judge" in (metric.reads or ()) and "judge" not in given:
+            raise ParameterError(f"{name} needs a judge; expected judge='local', 'openai:MODEL', or a judge.")
+    read = {name for one in metrics.values() for name in ((*SETTINGS, "judge") if one.reads is None else one.reads)}
+    if ignored := [name for name in given if name not in (*read, "profile", *more)]:
+        expected, which = " or ".join(sorted(read)) or "no setting", ", ".join(metrics)
+        raise ParameterError(f"{' and '.join(ignored)} would change nothing; expected {expected} for {which}.")
+    return metrics
 
 
 def measured(case: Case, metric: Metric) -> Steps[Measured]:
@@ -166,10 +175,10 @@ def measure(
 
     `noiser.measure(lm, att, "lds", masks=32)` is `{"lds": 0.83, "permuted_lds": 0.41, "draws": 10}`.
     """
-    metric = METRICS.get(name).factory()
-    check_read([metric], {setting: settings.get(setting) for setting in SETTINGS})
-    if metric.needs_judge and settings.get("judge") is None:
-        raise ParameterError(f"The metric {name!r} needs a judge. Pass judge=noiser.judges.make_judge(...).")
+    if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
+        expected = "expected an attribution. Pass noiser.attribute(lm, ...), or use noiser.evaluate"
+        raise ParameterError(f"att is a {type(att).__name__}; {expected}.")
+    (metric,) = metrics_of(name, settings, "spans", "gold", "reattribute").values()
 
     def steps() -> Steps[Measured]:
         query = yield from restore(lm, att)

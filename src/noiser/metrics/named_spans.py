@@ -41,8 +41,7 @@ def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
         units[best if overlaps[best] else REST].append(i)
     for name in (name for name in spans if not units[name]):
         raise UnitError(
-            f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution; expected at least "
-            "one. Widen them."
+            f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution. Widen them."
         )
     return units
 
@@ -50,9 +49,7 @@ def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
 def _measure_localisation(case: Case) -> Measured:
     """The share of the normalised score on each name (paper, figure on LongRA), and of the units, mean over targets."""
     if not case.spans:
-        raise ParameterError(
-            "The example names no spans; expected `spans`, a mapping from names to lists of (start, end)."
-        )
+        raise ParameterError("The example names no spans; expected `spans`, lists of (start, end) by name.")
     units = units_by_name(case.att, case.spans)
     shares = normalize(case.att.scores, case.normalization or "positive").nan_to_num(0.0)
     uniform = (~case.att.scores.isnan()).to(shares.dtype)
@@ -76,10 +73,8 @@ def gold_units(case: Case) -> list[int]:
     spans = case.spans or {}
     name = next((name for name in GOLD if isinstance(spans, Mapping) and spans.get(name)), None)
     if name is None:
-        raise ParameterError(
-            f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}, "
-            "expected a list of (start, end) of what decides the answer."
-        )
+        got = f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}"
+        raise ParameterError(f"{got}, expected a list of (start, end) of what decides the answer.")
     return units_by_name(case.att, spans)[name]
 
 

@@ -79,11 +79,9 @@ def soft_ns_nc(
     scores: list[Tensor] = yield Ask(case.query, [*zeros, *changes], distance if foil is None else contrast)
     zero = [-float(values[0, 0]) for values in scores[: len(zeros)]]
     for target in (g for g, distance in enumerate(zero) if distance < NO_DISTANCE):
-        raise NumericalError(
-            f"Without any unit the model predicts exactly what it predicts with them (target {target}, "
-            f"{case.att.targets[target].text!r}); expected a difference, which faithfulness is measured against. "
-            "Leave this prompt out."
-        )
+        named = f"target {target}, {case.att.targets[target].text!r}"
+        text = f"Without any unit the model predicts exactly what it predicts with them ({named})"
+        raise NumericalError(f"{text}; expected a difference, to measure faithfulness against. Leave this prompt out.")
     found: list[Tensor] = []
     for change, values in zip(changes, scores[len(zeros) :], strict=True):
         assert change.targets is not None
@@ -109,7 +107,7 @@ def _soft(case: Case) -> Steps[Measured]:
     def means(scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
         return dict(zip(_NUMBERS, (yield from soft_scores(case, scores)).mean((1, 2)).tolist(), strict=False))
 
-    numbers = yield from case.compared("soft scores", (case.normalization, case.masks, case.profile), means)
+    numbers = yield from case.compared("soft scores", means)
     shares = normalize(case.scores, case.normalization or "sum")
     return {
         **numbers,
@@ -201,9 +199,8 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
     shared: tuple[Reference, ...] = ("random", "position")
 
     def measure(case: Case) -> Steps[Measured]:
-        settings = ("mass-matched", case.rates, case.masks, case.seed, case.draws, by)
         method, *others = yield from curves(case, ("method", *own), by)
-        others += yield from case.cached(settings, lambda: curves(case, shared, by))
+        others += yield from case.cached(("mass-matched", by), lambda: curves(case, shared, by))
         columns = _columns(case, method, prefix)
         for name, curve in zip((*own, *shared), others, strict=True):
             columns |= _columns(case, curve, f"{prefix}{name}_")

@@ -124,24 +124,14 @@ def cells(store: Store, confidence: float = 0.95, progress: Progress | None = No
     """
     rows, plan = rows_of(store), store.plan
     parts = {labels: part.set_index("example") for labels, part in rows.groupby(LABELS, sort=False)}
-    planned = _planned(plan)
+    parts[None] = rows.iloc[:0].set_index("example")
+    names = [*product(plan.labels("data"), [*plan.labels("metrics"), ATTRIBUTION])]
     lines: list[dict[str, Any]] = []
-    for done, ((data, metric), columns) in enumerate(planned.items()):
+    for done, (data, metric) in enumerate(names):
         if progress is not None:
-            progress(done, len(planned))
-        lines += _Table(plan, data, metric, confidence).lines(columns, parts, rows.iloc[:0].set_index("example"))
+            progress(done, len(names))
+        lines += _Table(plan, data, metric, confidence).lines(parts)
     return pd.DataFrame(lines)
-
-
-def _planned(plan: Plan) -> dict[tuple[str, str], dict[tuple[str, str], list[str]]]:
-    """By data set and metric, then by model and profile: the methods that the plan has."""
-    names = product(plan.labels("data"), [*plan.labels("metrics"), ATTRIBUTION])
-    planned: dict[tuple[str, str], dict[tuple[str, str], list[str]]] = {name: {} for name in names}
-    for model, data in product(plan.labels("models"), plan.labels("data")):
-        for method, metric in plan.kinds(model, data):
-            profile = plan.entry("methods", method).profile
-            planned[data, metric].setdefault((model, profile), []).append(method)
-    return {name: columns for name, columns in planned.items() if columns}
 
 
 class _Table(NamedTuple):
@@ -152,17 +142,17 @@ class _Table(NamedTuple):
     metric: str
     confidence: float
 
-    def lines(
-        self, columns: Mapping[tuple[str, str], Sequence[str]], parts: Mapping[Any, Frame], empty: Frame
-    ) -> list[dict[str, Any]]:
-        """The cells, with p-values corrected for all of them."""
-        groups = [
-            (model, {method: parts.get((model, self.data, method, self.metric), empty) for method in methods})
-            for (model, _), methods in columns.items()
-        ]
-        measured = {name for _, rows in groups for part in rows.values() for name in part.columns[part.notna().any()]}
+    def lines(self, parts: Mapping[Any, Frame]) -> list[dict[str, Any]]:
+        """The cells of the rows by their labels (None: no rows), with p-values corrected for all of them."""
+        groups: dict[tuple[str, str], dict[str, Frame]] = {}  # by model and profile, then by method
+        for model in self.plan.labels("models"):
+            for method in (method for method, metric in self.plan.kinds(model, self.data) if metric == self.metric):
+                part = parts.get((model, self.data, method, self.metric), parts[None])
+                groups.setdefault((model, self.plan.entry("methods", method).profile), {})[method] = part
+        every = [part for rows in groups.values() for part in rows.values()]
+        measured = {name for part in every for name in part.columns[part.notna().any()]}
         lines: list[dict[str, Any]] = []
-        for model, rows in groups:
+        for (model, _), rows in groups.items():
             for number, summary in summaries_of(entry_of(self.plan, self.metric), sorted(measured)).items():
                 if not measured or measured.issuperset(summary.columns):
                     lines += self._column(model, number, summary, rows)

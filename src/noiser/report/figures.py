@@ -7,7 +7,7 @@ import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -26,21 +26,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "H",
 """One per method, in the order of the plan; colours are of Okabe and Ito, and shapes read without them."""
 
 _STYLE: dict[Any, Any] = {
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.edgecolor": SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.7,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-}
+    "font.size": 9.0, "hatch.linewidth": 0.7, "legend.frameon": False, "svg.fonttype": "none",
+    "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.titleweight": "bold", "axes.edgecolor": SOFT,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.grid": True, "grid.color": LINE, "grid.linewidth": 0.6,
+}  # fmt: skip
 _DASHED: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1}
 _BARS: tuple[dict[str, Any], ...] = (
     {"facecolor": "#e69f00", "edgecolor": INK, "linewidth": 0.7},
@@ -182,8 +172,9 @@ def scatter(found: Frame, across: Sequence[str], up: Sequence[str], lines: Mappi
     columns = _columns(found, [*across, *up])
     panels: dict[tuple[str, str], dict[str, Frame]] = {}
     for x, y in product(across, up):
-        for model in columns.get(x, {}):
-            points = _points(columns[x][model], columns.get(y, {}).get(model))
+        for model in (model for model in columns.get(x, {}) if model in columns.get(y, {})):
+            costs, numbers = (columns[name][model][["value", "low", "high"]] for name in (x, y))
+            points = numbers.join(costs.add_prefix("x_"), how="inner").dropna(subset=["low", "x_value"])
             if len(points):
                 panels.setdefault((x, y), {})[model] = points
     if not panels:
@@ -204,14 +195,6 @@ def scatter(found: Frame, across: Sequence[str], up: Sequence[str], lines: Mappi
         return figure
 
 
-def _points(x: Frame, y: Frame | None) -> Frame:
-    """The methods that have both numbers, y with an interval."""
-    if y is None:
-        return x[:0]
-    points = y[["value", "low", "high"]].join(x[["value", "low", "high"]].add_prefix("x_"), how="inner")
-    return points.dropna(subset=["low", "x_value"])
-
-
 def _draw(axes: Axes, points: Frame, cost: bool, lines: Mapping[str, str], names: Sequence[str]) -> None:
     free = points[points["x_value"] <= 0] if cost else points[:0]
     for i, (method, point) in enumerate(free.iterrows()):
@@ -229,20 +212,12 @@ def _draw(axes: Axes, points: Frame, cost: bool, lines: Mapping[str, str], names
         axes.set_xscale("log")
 
 
-def svg(picture: Picture) -> str:
-    """The figure as SVG with real text; the same bytes every time."""
-    return _saved(picture, {"svg.hashsalt": picture.key}, format="svg", metadata={"Date": None}).decode()
-
-
-def png(picture: Picture) -> bytes:
-    """The figure as PNG, 200 dots per inch."""
-    return _saved(picture, {}, format="png", dpi=200, metadata={"Software": None})
-
-
-def _saved(picture: Picture, style: dict[Any, Any], metadata: dict[str, Any], **options: Any) -> bytes:
+def saved(picture: Picture, form: Literal["svg", "png"]) -> bytes:
+    """The figure as SVG with real text, or as PNG, 200 dots per inch; the same bytes every time."""
     import matplotlib as mpl
 
-    out = io.BytesIO()
-    with mpl.rc_context(_STYLE | style):
-        picture.figure.savefig(out, metadata=metadata | {"Title": picture.title}, **options)
+    out, metadata = io.BytesIO(), {"Title": picture.title, {"svg": "Date", "png": "Software"}[form]: None}
+    salted: dict[Any, Any] = {**_STYLE, "svg.hashsalt": picture.key}
+    with mpl.rc_context(salted):
+        picture.figure.savefig(out, format=form, dpi=200 if form == "png" else "figure", metadata=metadata)
     return out.getvalue()

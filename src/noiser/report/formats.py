@@ -9,7 +9,7 @@ from html import escape
 from noiser.attribution.display import visible
 from noiser.attribution.markup import escaped_line
 from noiser.files import html_page
-from noiser.report.figures import Picture, svg
+from noiser.report.figures import Picture, saved
 from noiser.report.tables import Table
 
 READING = (
@@ -27,18 +27,9 @@ READING = (
 """How to read the tables, for all formats."""
 
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "≈": r"$\approx$",
-    "–": "--",
-    "−": "$-$",
-    "ρ": r"$\rho$",
-    "τ": r"$\tau$",
-    "\u00a0": "~",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-}
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≈": r"$\approx$", "–": "--",
+    "−": "$-$", "ρ": r"$\rho$", "τ": r"$\tau$", "\u00a0": "~", "<": r"\textless{}", ">": r"\textgreater{}",
+}  # fmt: skip
 
 
 _STYLE = """
@@ -129,5 +120,6 @@ def _table(table: Table) -> str:
 
 def _figure(picture: Picture) -> str:
     """The SVG with ids of its own and a name for screen readers."""
-    inside = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", svg(picture).partition("<svg")[2])
+    drawing = saved(picture, "svg").decode().partition("<svg")[2]
+    inside = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", drawing)
     return f'<div class=wide tabindex=0><svg role="img" aria-label="{escape(picture.title)}"{inside}</div>'

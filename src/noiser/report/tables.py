@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from noiser import numbers
 from noiser.bench import Store
-from noiser.bench.plan import DataEntry, MetricEntry, Plan, lowest
+from noiser.bench.plan import Plan, lowest
 from noiser.bench.resolve import selections_of
 from noiser.bench.store import ATTRIBUTION
 from noiser.report.cells import COSTS, LABELS, Frame, controls, entry_of, rows_of, summaries_of
@@ -48,13 +48,7 @@ class Table(NamedTuple):
 
 
 def tables(store: Store, found: Frame) -> list[Table]:
-    """All tables of a report: at a glance, the methods, correct predictions, one per data set and metric, failures,
-    the numbers.
-
-    Args:
-        store: of the benchmark.
-        found: its `cells`.
-    """
+    """All tables of a report, from a benchmark's store and its `cells`, in the order that docs/report.md lists."""
     plan = store.plan
     by_metric = [
         _pivot(plan, str(data), metric, part) for (data, metric), part in found.groupby(LABELS[1::2], sort=False)
@@ -120,16 +114,9 @@ def _winner(column: Frame, losers: set[str]) -> str:
 
 def methods(plan: Plan) -> Frame:
     """The methods with their settings in the plan."""
-    return pd.DataFrame(
-        {
-            "method": one.label,
-            "name": one.name,
-            "unit": one.unit,
-            "profile": one.profile,
-            "hyper-parameters": ", ".join(f"{key} = {value}" for key, value in one.args.items()) or "defaults",
-        }
-        for one in plan.methods
-    )
+    hyper = [", ".join(f"{key} = {value}" for key, value in one.args.items()) or "defaults" for one in plan.methods]
+    lines = [(one.label, one.name, one.unit, one.profile, text) for one, text in zip(plan.methods, hyper, strict=True)]
+    return pd.DataFrame(lines, columns=["method", "name", "unit", "profile", "hyper-parameters"])
 
 
 def selections(store: Store) -> Frame:
@@ -140,17 +127,14 @@ def selections(store: Store) -> Frame:
     for pair, one in selections_of(store).items():
         if pair in limits:
             data, model = plan.entry("data", one.data), model_of(plan.entry("models", one.model).name) or "none"
-            path = [] if _is_part(data) else [data_of(data.name) or ""]
+            is_part = data.category or data.without_category or data.max_characters
+            path = [] if is_part else [data_of(data.name) or ""]
             right = [published("correct_predictions", path, name) if path else None for name in (model, "total")]
             chosen = lowest(len(one.chosen), limits[pair])
             counts = (one.total, one.checked, one.right, chosen, *right)
             texts = [DASH if count is None else f"{count:,.0f}" for count in counts]
             lines.append({"model": one.model, "data": one.data} | dict(zip(heads, texts, strict=True)))
     return pd.DataFrame(lines)
-
-
-def _is_part(data: DataEntry) -> bool:
-    return bool(data.category or data.without_category or data.max_characters)
 
 
 def _pivot(plan: Plan, data: str, metric: str, part: Frame) -> Table:
@@ -170,7 +154,10 @@ def _pivot(plan: Plan, data: str, metric: str, part: Frame) -> Table:
     frame = pd.DataFrame(texts).fillna(DASH)
     marks = pd.DataFrame(bold).reindex(columns=frame.columns).eq(other=True)
     title = "Cost of an attribution" if metric == ATTRIBUTION else metric
-    return Table(f"{title} on {data}", frame, marks, tuple(_settings(entry_of(plan, metric))))
+    names = ("judge", "normalization", "removal", "masks", "draws", "rates", "k")
+    settings = [(name, getattr(entry_of(plan, metric), name, None)) for name in names]
+    notes = tuple(f"{name.capitalize()}: {value}." for name, value in settings if value is not None)
+    return Table(f"{title} on {data}", frame, marks, notes)
 
 
 def cell_text(cell: Any, most: int) -> str:
@@ -179,14 +166,6 @@ def cell_text(cell: Any, most: int) -> str:
     parts = [numbers.number(cell.value, form), numbers.interval(cell.low, cell.high, form)]
     parts += ["" if cell.n == most else f"(n = {cell.n})", "≈" if cell.mark == "level" else ""]
     return " ".join(filter(None, parts))
-
-
-def _settings(entry: MetricEntry | None) -> Iterator[str]:
-    """What the plan sets for a metric."""
-    names = ("judge", "normalization", "removal", "masks", "draws", "rates", "k")
-    for name in names if entry else ():
-        if (value := getattr(entry, name)) is not None:
-            yield f"{name.capitalize()}: {value}."
 
 
 def _meanings(plan: Plan, found: Frame) -> Frame:
