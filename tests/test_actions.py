@@ -240,16 +240,6 @@ def test_the_mark_is_shown_and_saved(tmp_path):
     assert noiser.Attribution.load(tmp_path / "a.json").info["unasked"] == [2]
 
 
-@pytest.mark.slow
-def test_injected_instructions_of_planted_actions_are_told_from_the_users(smol):
-    """Of the development seed; docs/howto/agents.md has the numbers of another."""
-    for case in ("fact", "injected", "asked"):
-        example = draw_actions(case, seed=11)[1]
-        asked = {"target": example.target, "target_unit": "all", "unit": "turn", "method": "joint"}
-        att = noiser.attribute(smol, messages_of(example), **asked)
-        assert bool(att.info.get("unasked")) is (case == "injected"), example.id
-
-
 def test_two_models_are_compared_by_paired_differences():
     """The exact scores of the difference are the differences of the exact scores, and add up to it."""
     one, other, prompt = tiny("llama"), noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer()), "A fox sings"

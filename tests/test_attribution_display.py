@@ -43,34 +43,33 @@ def hostile():
 
 
 class Page(HTMLParser):
-    """Tags, attributes and the text of each heat map."""
+    """Tags, attributes and the text of each heat map; every tag is closed, and there is no comment."""
 
     def __init__(self, text):
         super().__init__()
         self.tags, self.attributes, self.maps, self.texts, self._open = [], [], [], [], []
+        self.handle_comment = self.fail
         self.feed(text)
         self.close()
+
+    def fail(self, data):
+        raise AssertionError(f"comment {data!r}")
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes += attrs
         if tag not in ("meta", "input"):
-            self._open.append((tag, dict(attrs)))
-        if dict(attrs).get("class") == "map":
-            self.maps.append("")
+            self._open.append((tag, dict(attrs).get("class")))
+        self.maps += [""] * (("class", "map") in attrs)
 
     def handle_endtag(self, tag):
         assert self._open.pop()[0] == tag
 
-    def handle_comment(self, data):
-        raise AssertionError(f"comment {data!r}")
-
     def handle_data(self, data):
-        if self._open and self._open[-1][0] == "style":
-            return
-        self.texts.append(data)
-        if any(attrs.get("class") == "map" for _, attrs in self._open):
-            self.maps[-1] += data
+        if not self._open or self._open[-1][0] != "style":
+            self.texts.append(data)
+            if any(kind == "map" for _, kind in self._open):
+                self.maps[-1] += data
 
 
 @pytest.fixture(autouse=True)
@@ -87,24 +86,18 @@ class Terminal(io.StringIO):
         return True
 
 
-class AsciiFile(io.StringIO):
-    encoding = "ascii"
-
-
-def shown(thing, **options):
-    file = io.StringIO()
-    Console(file=file, width=200, **options).print(thing)
-    return file.getvalue()
-
-
 def colours_of(att):
     console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
     return {s.text: tuple(s.style.bgcolor.triplet) for s in console.render(att) if s.style and s.style.bgcolor}
 
 
-def coloured(attributions, monkeypatch):
-    monkeypatch.setattr("sys.stdout", Terminal())
-    return to_text(attributions)
+@pytest.fixture
+def coloured(monkeypatch):
+    def text(*attributions):
+        monkeypatch.setattr("sys.stdout", Terminal())
+        return to_text(attributions)
+
+    return text
 
 
 def without_codes(text):
@@ -127,23 +120,19 @@ def test_any_text_is_shown_and_holds_nothing_that_a_terminal_obeys(text):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        (" sport ", "sport"), ("  ", "␣␣"), ("\n", "↵"), ("a\nb", "a↵b"), ("", "∅"), ("\x1b[0m", "⟨U+001B⟩[0m"),
-        ("\u202eabc", "⟨U+202E⟩abc"), ("👩‍🚀", "👩‍🚀"), ("é", "é"),
-    ],
+    [*zip([" sport ", "  ", "\n", "a\nb", "", "\x1b[0m", "\u202eabc", "👩‍🚀", "é"],
+          ["sport", "␣␣", "↵", "a↵b", "∅", "⟨U+001B⟩[0m", "⟨U+202E⟩abc", "👩‍🚀", "é"], strict=True)],
 )  # fmt: skip
 def test_labels(text, expected):
     assert label(text) == expected
 
 
 def test_cells_follow_each_other_and_hold_all_of_the_text():
+    """In a row, that before its target, also without units of the continuation."""
     units = (Span("<bos>", 0, 0, (0,)), Span("😀", 6, 7, (1,)), Span("😀", 6, 7, (2,)), Span(" b", 7, 9, (3,)))
     att = make(("user: 😀 b\n",), ((0.1, 0.2, 0.3, -1.0),), units=units)
     found = [(cell.text, cell.columns, round(cell.weight, 3)) for cell in cells(att, 0)]
     assert found == [("<bos>", (0,), 0.1), ("user: ", (), 0), ("😀", (1, 2), 0.5), (" b", (3,), -1.0), ("\n", (), 0)]
-
-
-def test_a_row_shows_the_text_before_its_target_also_without_units_of_the_continuation():
     att = rich_example()
     parts = {name: getattr(att, name)[:, :6] for name in ("scores", "stderr", "thresholds")}
     for each in (att, replace(att, units=att.units[:6], **parts)):
@@ -152,10 +141,10 @@ def test_a_row_shows_the_text_before_its_target_also_without_units_of_the_contin
 
 
 @pytest.mark.parametrize("scores", [(NAN, NAN), (0.0, 0.0), (float("inf"), -1.0)])
-def test_a_row_of_unusual_scores_is_shown(scores, monkeypatch):
+def test_a_row_of_unusual_scores_is_shown(scores, coloured):
     att = make(("a", " b"), (scores,))
     assert max(cell.weight for cell in cells(att, 0)) == (scores[0] == float("inf"))
-    for text in (str(att), without_codes(coloured([att], monkeypatch)), att.to_html(), att.to_markdown()):
+    for text in (str(att), without_codes(coloured(att)), att.to_html(), att.to_markdown()):
         assert "target0" in text
 
 
@@ -182,7 +171,7 @@ def test_a_number_has_the_digits_that_its_error_allows(values, stderr, expected)
     assert [show.with_error(value, stderr) for value in values] == expected
 
 
-def test_the_colours_are_explained_in_words(monkeypatch):
+def test_the_colours_are_explained_in_words(coloured):
     signed, positive = make((" a", " b"), ((0.4, -0.2),)), make((" a", " b"), ((0.4, 0.2),))
     distance = replace(positive, method="noiser@2", parameters={"score": "hellinger"})
     meanings = ["without it the prediction gets less likely", "without it the model's prediction changes"]
@@ -194,18 +183,18 @@ def test_the_colours_are_explained_in_words(monkeypatch):
         (replace(contrast, stderr=None), "orange: speaks for “target0”; blue: speaks for “foot”"),
     ):
         assert words in words_of(att.to_html())
-        assert words in " ".join(without_codes(coloured([att], monkeypatch)).split())
+        assert words in " ".join(without_codes(coloured(att)).split())
     assert "blue:" not in words_of(positive.to_html())
     for pair in ([positive, distance], [positive, positive]):  # one legend for both where it is the same
-        for text in (words_of(page(pair)), without_codes(coloured(pair, monkeypatch))):
+        for text in (words_of(page(pair)), without_codes(coloured(*pair))):
             assert [text.count(f"orange: {meaning}") for meaning in meanings] == [1, int(pair[1] is distance)]
 
 
-def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_error_is_grey(monkeypatch):
+def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_error_is_grey(coloured):
     errors = torch.tensor([[0.1, 0.2, 0.6, 0.0]])
     att = make(("The trophy", " is", " too", " small"), ((-9.0, 6.0, 1.1, 0.5),), stderr=errors)
     line = "for: is 6.0 ± 0.2 · small 0.50 (exact) · against: The trophy -9.00 ± 0.10"
-    for text in (str(att), without_codes(coloured([att], monkeypatch)), words_of(att.to_html())):
+    for text in (str(att), without_codes(coloured(att)), words_of(att.to_html())):
         assert line in " ".join(text.split())
     assert re.search(r"\n  too +1\.1 ± 0\.6  no signal\n", to_text([att], plain=True))
     assert 'class="u g" tabindex=0 title="too: score 1.1 ± 0.6, no signal"' in att.to_html()
@@ -217,9 +206,7 @@ def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_
 def test_equal_labels_have_the_place_of_their_unit():
     long = ("The first-aid kit was ordered in May. ", "It rains. ", "The first-aid kit was ordered in June. ")
     text = str(make(long, ((17.5, 0.1, 0.2),)))
-    assert "The first-aid kit was ordered… @0 " in text
-    assert "The first-aid kit was ordered… @48 " in text
-    assert "\n  It rains.  " in text
+    assert re.search(r"ordered… @0 [^@]*\n  It rains\.  [^@]*ordered… @48 ", text)
 
 
 def test_a_chat_shows_roles_in_place_of_the_templates_marks():
@@ -236,24 +223,16 @@ def test_a_chat_shows_roles_in_place_of_the_templates_marks():
     assert shown == "system You are SmolLM. Be brief. \nuser: Who?\nassistant: "
 
 
-def test_the_question_and_the_aggregation_are_shown():
-    asked = replace(rich_example(), info={"of": "entropy"}).aggregate("word", "max")
-    for text in (str(asked), asked.to_markdown().replace("\\", ""), words_of(asked.to_html())):
-        assert "noiser@1 of entropy" in text
-        assert "unit word (max over token)" in " ".join(text.split())
-    assert "noiser@1 of entropy" in repr(asked)
-
-
 def test_plain_text(capsys):
     print(rich_example())
+    print(one_target())
     out = capsys.readouterr().out
     assert ESCAPE not in out
     assert out.startswith("LeBron plays the sport of → basketball\n")  # once, then a column for each target
-    for line in (r"probability +0\.432 +0\.9", r"Bron +0\.120 +\(0\.300\)", r"basket +\(0\.900\)"):
-        assert re.search(rf"\n  {line}\n", out)
-    print(one_target())
-    out = capsys.readouterr().out
     for line in (
+        r"  probability +0\.432 +0\.9",
+        r"  Bron +0\.120 +\(0\.300\)",
+        r"  basket +\(0\.900\)",
         r"  Bron +0\.12 ± 0\.02  █+",
         r"  plays +-0\.050 ± 0\.003  ░+",
         "LeBron plays the sport of → basket",
@@ -261,83 +240,72 @@ def test_plain_text(capsys):
         r"  noiser@1 · gemma-3-270m @ 0123456789ab \(float32\) · unit token · seed 3",
     ):
         assert re.search(rf"^{line}$", out, re.MULTILINE), line
-
-
-def test_a_terminal_gets_colours_and_no_color_takes_them_away(monkeypatch):
-    text = coloured([rich_example()], monkeypatch)
-    assert text != without_codes(text)
-    found = colours_of(make(("a", " b", " c"), ((1.0, -1.0, 0.0),)))
-    assert (found["a"], found["b"], found["c"]) == ((230, 159, 0), (86, 180, 233), (24, 26, 32))
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert ESCAPE not in str(rich_example())
-    assert ESCAPE not in to_text([rich_example(), rich_example()])
-
-
-def test_no_text_reaches_a_terminal_raw(tmp_path, monkeypatch):
-    """Neither hostile tokens nor whatever names a saved file holds."""
-    data = rich_example().to_dict()
-    evil = "\x1b]0;evil\x07\x9b2J\u202e"
-    data |= {"unit": evil, "method": evil, "prompt": evil, "versions": {evil: evil}, "parameters": {evil: evil}}
-    data["model"] |= {"name": evil, "revision": evil, "dtype": evil}
-    data["foil"]["text"] = evil
-    for item in data["units"] + data["targets"]:
-        item["text"] = evil
-    (tmp_path / "a.json").write_text(json.dumps(data))
-    for att in (Attribution.load(tmp_path / "a.json"), hostile()):
-        fewer = replace(att, units=att.units[:1], scores=att.scores[:, :1], stderr=None, thresholds=None)
-        texts = [repr(att), page([att, fewer]), to_text([att], plain=True), to_text([att, fewer], plain=True)]
-        texts += [without_codes(coloured(several, monkeypatch)) for several in ([att], [att, fewer])]
-        for system in ("standard", "256", "truecolor"):
-            texts.append(without_codes(shown(att, force_terminal=True, color_system=system)))
-        assert not [text for text in texts if RAW.search(text)]
-    for piece in ("[bold]", " [/]", ":smile:", "⟨U+001B⟩[2J", "⟨U+009B⟩31m"):
-        assert all(piece in text for text in texts[3:])
-
-
-def test_a_terminal_without_unicode(monkeypatch):
-    monkeypatch.setattr("sys.stdout", AsciiFile())
-    text = str(one_target())
-    text.encode("ascii")
-    assert "0.12 ~ 0.02  #" in text
-
-
-def test_many_targets_and_many_units_are_cut_with_a_note():
-    many = make(("a",), ((0.5,),) * 25)
-    assert "… 17 more targets; to_html()" in str(many)
-    assert str(many).count("\n  a ") * 3 == 9
-    for attributions in ([many], [many, many]):
-        text = to_text(attributions, plain=True)
-        assert all(f"target{row}" in text for row in range(25))
-        assert "more target" not in text
-    long = make(tuple(f" w{i}" for i in range(100)), (tuple(i / 100 for i in range(100)),))
-    assert "(the 60 strongest of 100 units)" in str(long)
-    assert "\n  w40 " in str(long)
-    assert "\n  w39 " not in str(long)
-    assert "(the 30 strongest of 100 units)" in to_text([long, long])
-
-
-def test_repr_is_one_short_line():
     assert repr(rich_example()) == (
         "Attribution('LeBron plays the sport of' → ' basketball', noiser@1, gemma-3-270m, 2 × 7 token)"
     )
     assert len(repr(make(("x\n" * 500,), ((1.0,),)))) < 200
 
 
-def test_comparison_in_text_and_html(monkeypatch):
+def test_a_terminal_gets_colours_and_no_color_takes_them_away(coloured, monkeypatch):
+    text = coloured(rich_example())
+    assert text != without_codes(text)
+    found = colours_of(make(("a", " b", " c"), ((1.0, -1.0, 0.0),)))
+    assert (found["a"], found["b"], found["c"]) == ((230, 159, 0), (86, 180, 233), (24, 26, 32))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert ESCAPE not in str(rich_example()) + to_text([rich_example()] * 2)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert "0.12 ~ 0.02  #" in str(one_target()).encode("ascii").decode()
+
+
+def test_no_text_reaches_a_terminal_raw(tmp_path, coloured):
+    """Neither hostile tokens nor whatever names a saved file holds."""
+    data = rich_example().to_dict()
+    evil = "\x1b]0;evil\x07\x9b2J\u202e"
+    data |= {"unit": evil, "method": evil, "prompt": evil, "versions": {evil: evil}, "parameters": {evil: evil}}
+    data["model"] |= {"name": evil, "revision": evil, "dtype": evil}
+    for item in (*data["units"], *data["targets"], data["foil"]):
+        item["text"] = evil
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    for att in (Attribution.load(tmp_path / "a.json"), hostile()):
+        fewer = replace(att, units=att.units[:1], scores=att.scores[:, :1], stderr=None, thresholds=None)
+        texts = [repr(att), page([att, fewer])]
+        for several in ([att], [att, fewer]):
+            texts += [to_text(several, plain=True), without_codes(coloured(*several))]
+        for system in ("standard", "256", "truecolor"):
+            console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=system)
+            console.print(att)
+            texts.append(without_codes(console.file.getvalue()))
+        assert not [text for text in texts if RAW.search(text)]
+    for piece in ("[bold]", " [/]", ":smile:", "⟨U+001B⟩[2J", "⟨U+009B⟩31m"):
+        assert all(piece in text for text in texts[2:] if text is not texts[4])
+
+
+def test_many_targets_and_many_units_are_cut_with_a_note():
+    many = make(("a",), ((0.5,),) * 25)
+    assert "… 17 more targets; to_html()" in str(many)
+    assert str(many).count("\n  a ") * 3 == 9
+    for text in (to_text([many], plain=True), to_text([many, many], plain=True)):
+        assert all(f"target{row}" in text for row in range(25))
+        assert "more target" not in text
+    long = make(tuple(f" w{i}" for i in range(100)), (tuple(i / 100 for i in range(100)),))
+    assert re.search(r"\n  w40 [^\n]*\n.*\(the 60 strongest of 100 units\)", str(long), re.DOTALL)
+    assert "\n  w39 " not in str(long)
+    assert "(the 30 strongest of 100 units)" in to_text([long, long])
+
+
+def test_comparison_in_text_and_html(coloured):
     one = rich_example()
     other = replace(one, method="occlusion@1", scores=one.scores + 1)
-    out = to_text([one, other], plain=True)
+    out, shown = to_text([one, other], plain=True), page([one, other])
     assert re.search(r"token +noiser +occlusion\n  Le +0\.310 ± 0\.010 +1\.310 ± 0\.010\n", out)
     assert out.count("gemma-3-270m") == 1
     assert re.search(r"\n  LeBron +2\.43 ± 0\.02 ", to_text([one, other.aggregate("word")], plain=True))
-    shown = page([one, other])
     assert Page(shown).tags.count("table") == 2
     assert len(Page(page([one, other, one.aggregate("word")])).maps) == 6
     said = "probability 0.432 · rank 1 · rather than “foot” (0.1, rank 2)"
-    for text in (out, " ".join(without_codes(coloured([one, other], monkeypatch)).split()), shown):
+    for text in (out, " ".join(without_codes(coloured(one, other)).split()), f"{said}</p>" in shown and shown):
         assert said in text
-    assert f"{said}</p>" in shown
     assert "k_min" not in shown.partition("<footer>")[0].replace("bounding=k_min", "")
 
 
@@ -355,7 +323,12 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width, monkeypatch):
             assert re.search(rf"(?<!\S){re.escape(show(score, error))}(?!\S)", text), att.method
 
 
-def test_methods_of_one_name_have_headings_with_the_parameters_that_differ():
+def test_the_question_is_shown_and_methods_of_one_name_have_headings_with_the_parameters_that_differ():
+    asked = replace(rich_example(), info={"of": "entropy"}).aggregate("word", "max")
+    for text in (str(asked), asked.to_markdown().replace("\\", ""), words_of(asked.to_html())):
+        assert "noiser@1 of entropy" in text
+        assert "unit word (max over token)" in " ".join(text.split())
+    assert "noiser@1 of entropy" in repr(asked)
     one = make(parameters={"samples": 10, "bounding": "k_min", "noise": None})
     other = replace(one, parameters={"samples": 10, "bounding": "k_max", "noise": torch.zeros(2, 3)})
     third = replace(one, method="occlusion@1", parameters={"samples": 3})
@@ -395,12 +368,10 @@ def test_html_shows_hostile_text_as_text_and_needs_no_network(make_html):
 def test_html_has_the_numbers_of_its_colours(tmp_path):
     text = rich_example().to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == text
-    assert 'title="Bron: score 0.12 ± 0.02, threshold 0.2"' in text
+    facts = "default-src 'none'|probability 0.432|rank 1|k_min 0.1|rather than “foot”|samples=10|seed 3|float32|"
+    facts += 'title="Bron: score 0.12 ± 0.02, threshold 0.2"|<td>-0.050 ± 0.003</td><td>0.300</td>'
+    assert all(fact in text for fact in facts.split("|"))
     assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: score -0\.05', text)
-    assert "<td>-0.050 ± 0.003</td><td>0.300</td>" in text
-    for fact in ("probability 0.432", "rank 1", "k_min 0.1", "rather than “foot”", "samples=10", "seed 3", "float32"):
-        assert fact in text
-    assert "default-src 'none'" in text
 
 
 def long_continuation(targets, units):

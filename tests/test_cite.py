@@ -51,10 +51,7 @@ def citations(**changes):
     return noiser.Citations(**(fields | changes))
 
 
-# ---- rules, by hand --------------------------------------------------------------------------------------------------
-
-
-def test_sources_are_cited_in_order_of_their_shares():
+def test_sources_are_cited_in_order_of_their_shares_by_rules_that_are_parameters():
     first, second = citations().sentences
     assert [(c.number, c.score) for c in first.citations] == [(1, 4.0), (2, 0.5)]
     assert [c.share for c in first.citations] == pytest.approx([4 / 4.5, 0.5 / 4.5])
@@ -62,11 +59,7 @@ def test_sources_are_cited_in_order_of_their_shares():
     assert [(q.text, q.score) for q in first.citations[0].quotes] == [("A fox.", 3.0), ("A dog.", 1.0)]
     assert first.log_probability == pytest.approx(-1.5)  # three tokens
     assert (first.mark, second.mark) == ("[1][2]", "(from memory)")
-    assert second.from_memory
-    assert not second.citations
-
-
-def test_rules_are_parameters():
+    assert (second.from_memory, second.citations) == (True, ())
     assert [s.mark for s in citations(least_share=0.2, memory=2.0).sentences] == ["[1]", "[3][1][2]"]
     assert citations(least_share=1.0, memory=2.0).sentences[1].mark == "(no source)"
     with pytest.raises(ParameterError, match="There are 1 losses; expected 2"):
@@ -119,9 +112,6 @@ def test_texts_are_shown_safely_and_none_is_markdown():
     assert "\x1b" not in found.to_html() + str(found)
 
 
-# ---- pages and files -------------------------------------------------------------------------------------------------
-
-
 def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
     page = citations().to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == page
@@ -134,7 +124,7 @@ def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
     assert "<script" not in page
 
 
-def test_of_a_long_list_sources_without_a_citation_are_folded_and_the_others_marked():
+def test_sources_without_a_citation_are_folded_where_they_are_many_and_a_long_one_scrolls_with_the_keyboard():
     pieces = tuple(f"S{i}." for i in range(9))
     att = make(pieces, ((9.0, 8.0, *(-1.0,) * 7),), targets=(Target(" It.", 1, 0.5, 1),), target_unit="sentence")
     sources = tuple(Source("", unit.text, unit.start, unit.end) for unit in att.units)
@@ -144,9 +134,6 @@ def test_of_a_long_list_sources_without_a_citation_are_folded_and_the_others_mar
     assert re.findall(r"class=\"source\" id=\"noiser-(\d)", folded) == list("3456789")
     assert re.findall(r"#noiser \.q(\d)\{background", shown) == ["0", "1"]  # coloured before anybody points
     assert "not cited" not in citations(**(fields | {"sources": sources[:8]})).to_html()
-
-
-def test_a_long_source_scrolls_with_the_keyboard_and_two_fragments_are_apart():
     first, *others = citations().sources
     long = citations(sources=(first._replace(text="line\n" * 30), *others)).to_html()
     assert (long.count("dir=auto tabindex=0"), citations().to_html().count("dir=auto tabindex=0")) == (1, 0)
@@ -155,23 +142,22 @@ def test_a_long_source_scrolls_with_the_keyboard_and_two_fragments_are_apart():
 
 
 def test_saved_and_loaded(tmp_path):
-    chat = [{"role": "user", "content": "Who?", "tool_calls": []}]
+    chat, file = [{"role": "user", "content": "Who?", "tool_calls": []}], tmp_path / "a.json"
     record = citations(question=chat, memory=math.inf)
-    record.save(tmp_path / "a.json")
-    again = noiser.Citations.load(tmp_path / "a.json")
+    record.save(file)
+    again = noiser.Citations.load(file)
     assert again.to_dict() == record.to_dict()
     assert (again.question, again.memory, again.sentences) == (chat, math.inf, record.sentences)
-    citations().save(tmp_path / "a.json")
-    data = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    assert data["sentences"][0]["citations"][0]["quotes"][0]["text"] == "A fox."
+    data = citations(attribution=dataclasses.replace(citations().attribution, pairs=(EITHER,))).to_dict()
+    file.write_text(json.dumps(data), encoding="utf-8")
+    assert noiser.Citations.load(file).to_dict() == data
+    (first, *_), (pair, *_) = data["sentences"][0]["citations"], data["sentences"][0]["pairs"]
+    assert (first["quotes"][0]["text"], pair["numbers"]) == ("A fox.", [1, 2])
     without = {key: value for key, value in data.items() if key != "losses"}
     for broken in ("{", "[]", json.dumps({**data, "schema": 2}), json.dumps(without)):
-        (tmp_path / "b.json").write_text(broken, encoding="utf-8")
-        with pytest.raises(StoredFileError, match=r"b\.json"):
-            noiser.Citations.load(tmp_path / "b.json")
-
-
-# ---- scores, by plain passes of the model ----------------------------------------------------------------------------
+        file.write_text(broken, encoding="utf-8")
+        with pytest.raises(StoredFileError, match=r"a\.json"):
+            noiser.Citations.load(file)
 
 
 def log_probabilities(lm, query, hidden=()):
@@ -226,14 +212,6 @@ def test_sources_are_hidden_where_the_model_can_hide_them(family, baseline, memo
     assert found.memory == memory
 
 
-def test_only_question_and_answer_are_run_for_each_source():
-    lm = tiny("llama")
-    att = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="source", contrast=False).attribution
-    query = query_of(lm, att.prompt, target=ANSWER, target_unit="sentence", sources=SOURCES)
-    after = len(query.token_ids) - query.sources_stop
-    assert att.info["token_forwards"] == (1 + len(SOURCES)) * after  # all sources at once, and each by itself
-
-
 def written(lm, prompt, count):
     (text,) = query_of(lm, prompt, target_unit="all", max_new_tokens=count).target_texts
     return text
@@ -279,28 +257,19 @@ def test_what_cannot_be_cited_is_a_clear_error(changes, error, message, unchecke
 
 def test_the_copy_that_was_placed_is_cited_and_not_one_before_it():
     """As in a chat in which the same source was quoted before, and where the question quotes it."""
-    lm, source = chat_model(), "A fox sings."
-    chat = [
-        {"role": "user", "content": f"{source} Where is it?"},
-        {"role": "assistant", "content": "In the village."},
-        {"role": "user", "content": "And now?"},
-    ]
-    found = noiser.cite(lm, chat, [source, "It rains."], answer=ANSWER, contrast=False)
-    assert found.sources[0].start == found.attribution.text.rfind(source)
+    lm, source = chat_model(), "A fox </s> sings."  # with a special token
+    user, assistant = ({"role": role, "content": ""} for role in ("user", "assistant"))
+    chat = [user | {"content": f"{source} Where is it?"}, assistant | {"content": "Here."}, user | {"content": "Now?"}]
     template = "Is this true: {question}\n\n{sources}"
     for question, options, find in (
+        (chat, {}, str.rfind),
         (source, {"template": template}, str.rfind),
         (f"Is it true: {source}", {}, str.find),
     ):
         found = noiser.cite(lm, question, [source, "It rains."], answer=ANSWER, contrast=False, **options)
         assert found.sources[0].start == find(found.attribution.text, source)
-
-
-def test_a_source_may_hold_a_special_token():
-    lm, source = tiny("llama"), "The token </s> ends a text."
-    found = noiser.cite(lm, QUESTION, [source, "It rains."], answer=ANSWER, contrast=False)
-    assert found.sources[0].text == source
-    assert found.scores.isfinite().all()
+        assert found.sources[0].text == source
+        assert found.scores.isfinite().all()
 
 
 def test_many_questions_are_answered_as_one_by_one():
@@ -324,9 +293,6 @@ def test_many_questions_are_answered_as_one_by_one():
         noiser.cite(lm, questions, [("fox", "It sings."), ("dog", "It barks.")])
 
 
-# ---- against truth ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_source_of_an_invented_fact_is_cited_first(real):
     for example in draw("once", 12)[::7]:
@@ -336,8 +302,6 @@ def test_the_source_of_an_invented_fact_is_cited_first(real):
         found = noiser.cite(real, example.prompt, sources, **options)
         assert sources[int(found.scores[0].argmax())] == example.prompt[start:end]
 
-
-# ---- pairs -----------------------------------------------------------------------------------------------------------
 
 EITHER = Pair(0, (0, 2), -1.2, 0.1, "either")
 
@@ -356,12 +320,6 @@ def test_pairs_of_sources_are_marked(pairs, mark):
     found = citations(attribution=dataclasses.replace(citations().attribution, pairs=pairs))
     assert found.sentences[0].mark == mark
     assert f"It sings. {mark}" in str(found)
-
-
-def test_pairs_of_sources_are_shown_and_saved(tmp_path):
-    found = citations(attribution=dataclasses.replace(citations().attribution, pairs=(EITHER,)))
-    assert "either would do: [1] or [2] (-1.20 ± 0.10)" in str(found)
-    assert re.search(r'#\S+-1">\[1\]</a> or <a href="#\S+-2">\[2\]</a>', found.to_html())
-    found.save(tmp_path / "c.json")
-    assert noiser.Citations.load(tmp_path / "c.json").sentences == found.sentences
-    assert found.to_dict()["sentences"][0]["pairs"][0]["numbers"] == [1, 2]
+    if pairs == (EITHER,):
+        assert "either would do: [1] or [2] (-1.20 ± 0.10)" in str(found)
+        assert re.search(r'#\S+-1">\[1\]</a> or <a href="#\S+-2">\[2\]</a>', found.to_html())

@@ -5,25 +5,10 @@ import torch
 
 from engine_for_tests import clean, distributions, query_of
 from noiser import Noiser, Occlusion, attribute
-from noiser.engine import (
-    SCORES,
-    Ask,
-    Effect,
-    Engine,
-    Game,
-    ask,
-    delete,
-    effect_of,
-    expected_norm,
-    hide,
-    keep,
-    noise,
-    remover,
-    replace,
-    run_one,
-    score_of,
-)
+from noiser.engine import Ask, Engine, Game, ask, remover, run_one
 from noiser.engine import engine as engine_module
+from noiser.engine.changes import delete, hide, keep, noise, replace
+from noiser.engine.scores import SCORES, Effect, effect_of, score_of
 from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.explain.attribute import run_many
 from noiser.model import packing, wrap
@@ -40,7 +25,7 @@ def block(monkeypatch):
     monkeypatch.setattr(packing, "BLOCK_ON_CPU", 3)
 
 
-def another(lm, batch_tokens):
+def another(lm, batch_tokens=64):
     return wrap(lm.model, lm.tokenizer, batch_tokens=batch_tokens)
 
 
@@ -67,10 +52,11 @@ def some_changes(query, targets=3):
     ]
 
 
+@torch.no_grad()
 def one_by_one(lm, query, changes):
     """The obvious way: every sample alone, from the first token, by the model alone."""
+    table = lm.model.get_input_embeddings()(query.token_ids) / lm.abilities.embedding_scale
     with lm.running():
-        table = lm.model.get_input_embeddings()(query.token_ids) / lm.abilities.embedding_scale
         return [slowly(lm, query, table, change) for change in changes]
 
 
@@ -90,37 +76,42 @@ def slowly(lm, query, table, change):
     return torch.stack(samples)
 
 
-def assert_all_close(found, expected, **bounds):
-    assert len(found) == len(expected)
+def assert_all_close(found, expected, atol=2e-6, rtol=1e-4):
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, **({"atol": 2e-6, "rtol": 1e-4} | bounds))
+        torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
 
 
-# ---- numbers --------------------------------------------------------------------------------------------------------
+def asks(query, *changes, read=SCORES["prob"]):
+    return Ask(query, [*changes], read)
+
+
+def zero(position, targets=None):
+    return replace((position,), torch.zeros(DIM), targets)
+
+
+INFINITE = replace((3,), torch.full((1, 1, DIM), torch.inf))
 
 
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_whole_sequences_in_every_family(family):
-    lm = another(tiny(family), batch_tokens=64)
+    lm = another(tiny(family))
     assert lm.abilities.packs is (family in PACKING)
     query = question_of(lm)
     changes = some_changes(query, targets=len(query.target_ids))
     assert_all_close(distributions(lm, query, changes), one_by_one(lm, query, changes))
     with lm.running():
         logits = lm.model(input_ids=query.token_ids[None]).logits[0, list(query.logit_positions)]
-    torch.testing.assert_close(clean(query), logits.softmax(-1), atol=2e-6, rtol=1e-4)
+    assert_all_close(clean(query), logits.softmax(-1))
 
 
 def test_half_precision_stays_close_to_float32():
-    exact, half = tiny("llama"), wrap(tiny_model("llama").bfloat16(), tiny_tokenizer())
+    half, gemma = (wrap(tiny_model(family).bfloat16(), tiny_tokenizer()) for family in ("llama", "gemma3"))
     assert half.abilities.packs
-    assert wrap(tiny_model("gemma3").bfloat16(), tiny_tokenizer()).abilities.packs
-    queries = [query_of(lm, PROMPT, target=7) for lm in (exact, half)]
-    expected, found = (
-        distributions(lm, q, some_changes(q, targets=1)) for lm, q in zip((exact, half), queries, strict=True)
-    )
-    assert_all_close(found, expected, atol=0.02, rtol=0.3)
+    assert gemma.abilities.packs
+    queries = [(lm, query_of(lm, PROMPT, target=7)) for lm in (half, tiny("llama"))]
+    found = [distributions(lm, query, some_changes(query, targets=1)) for lm, query in queries]
+    assert_all_close(*found, atol=0.02, rtol=0.3)
 
 
 def test_only_what_follows_a_change_is_run():
@@ -131,21 +122,6 @@ def test_only_what_follows_a_change_is_run():
     query = query_of(lm, PROMPT, max_new_tokens=3)
     late = noise((query.logit_positions[2],), torch.ones(1, 1, DIM), 3.0, (0,))
     torch.testing.assert_close(distributions(lm, query, [late])[0][0, 0], clean(query)[0], atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("method", "forward", "passes"), [("occlusion", 1, 1), ("input_x_gradient", 1, 2), ("deeplift", 2, 3)]
-)
-def test_how_often_methods_run_the_model(method, forward, passes):
-    lm, calls = tiny("llama"), []
-    assert lm.abilities.packs
-    handle = lm.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    att = attribute(lm, PROMPT, method=method, target=5)
-    handle.remove()
-    assert (len(calls), att.info["passes"]) == (1 + forward, passes)  # first the prompt
-
-
-# ---- what is removed ------------------------------------------------------------------------------------------------
 
 
 HIDING = [family for family in PACKING if family != "opt"]
@@ -172,28 +148,14 @@ def masked(lm, query, hidden, begin):
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("family", HIDING)
 def test_later_tokens_do_not_attend_to_hidden_ones(family):
-    lm = another(tiny(family), batch_tokens=64)
+    lm = another(tiny(family))
     sources = ["The brown fox sings", "the dog plays"]
-    for query in (
-        query_of(lm, PROMPT, max_new_tokens=3, sources=sources),
-        query_of(lm, PROMPT, target=" fox in the rain"),
-    ):
+    for question in ({"max_new_tokens": 3, "sources": sources}, {"target": " fox in the rain"}):
+        query = query_of(lm, PROMPT, **question)
         hidden = [(1,), (2, 3, 7), tuple(range(1, 9)), (4, len(query.token_ids) - 3)]
-        changes = [hide(positions) for positions in hidden]
-        found = distributions(lm, query, [*changes, replace((2, 3), torch.zeros(query.embedding_dim))])
-        expected = [masked(lm, query, positions, query.sources_stop)[None] for positions in hidden]
-        assert_all_close(found[:-1], expected)
+        found = distributions(lm, query, [*map(hide, hidden), replace((2, 3), torch.zeros(query.embedding_dim))])
+        assert_all_close(found[:-1], [masked(lm, query, positions, query.sources_stop)[None] for positions in hidden])
         assert (found[3][0] - clean(query)).abs().max() > 2e-5
-
-
-def test_noise_on_a_token_is_the_same_whatever_else_is_removed():
-    query = query_of(tiny("gemma3"), PROMPT)
-    embeddings = tiny("gemma3").model.get_input_embeddings().weight.detach()[query.token_ids]
-    vectors = torch.randn(4, len(query.token_ids), DIM, generator=torch.Generator().manual_seed(3))
-    noisy = embeddings + 2 * embeddings.norm(dim=-1, keepdim=True) / expected_norm("l2", DIM) * vectors
-    for positions in ([2, 4], [4]):
-        change = remover(query, "noise", torch.Generator().manual_seed(3), samples=4)(positions, None)
-        torch.testing.assert_close(change.rows(embeddings[positions]), noisy[:, positions])
 
 
 def test_what_cannot_be_removed_is_an_error():
@@ -203,9 +165,6 @@ def test_what_cannot_be_removed_is_an_error():
         distributions(lm, query, [delete(range(len(query.token_ids)))])
     with pytest.raises(UnsupportedModelError, match=r"but not hidden\. Take a method with baseline='delete'"):
         attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(baseline="hidden"))
-
-
-# ---- games ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mamba"])
@@ -234,22 +193,17 @@ def test_equal_inputs_run_once_and_targets_share_them():
     kept[0, 4] = kept[1, 4] = kept[2, seen] = False  # twice the same, then a unit that the first target does not see
     game = Game(query, query.score("prob"), remover(query, "zero"))
     values = run_one(lm, game(kept))
-    length, after = len(query.token_ids), query.units[seen].token_indices[0]
-    once = length - query.units[4].token_indices[0] + length - after
+    once = sum(len(query.token_ids) - query.units[unit].token_indices[0] for unit in (4, seen))
     assert query.spent.token_forwards == once
     assert torch.equal(values[:, 0], values[:, 1])
     assert torch.equal(values[:, 3], game.whole)
     assert values[0, 2] == game.whole[0]
     assert (values[1:, 2] != game.whole[1:]).any()
-    again = run_one(lm, game.values([kept[:, :]] * 3))
+    assert torch.equal(torch.stack(run_one(lm, game.values([kept] * 3))), values)
     assert query.spent.token_forwards == once
-    assert torch.equal(torch.stack(again), values)
     fewer = Game(query, query.score("prob"), remover(query, "zero"), (torch.arange(len(query.units)) < 2).expand(3, -1))
     assert [units.tolist() for units in fewer.units] == [[0, 1]] * 3
     assert torch.equal(run_one(lm, fewer(kept)), game.whole[:, None].expand(-1, 4))
-
-
-# ---- scores ---------------------------------------------------------------------------------------------------------
 
 
 def by_hand(name, p, q, ids):
@@ -303,15 +257,12 @@ def test_effects_of_a_change_by_hand(foil):
     logits = 2 * torch.randn(5, 1, 9, generator=torch.Generator().manual_seed(4))
     clean, ids = (logits[:1, 0] + 0.3).log_softmax(-1), torch.tensor([2])
     found = effect_of(score_of("logprob", foil), foil)(logits, clean, ids)
-    effect = Effect(*found.tolist())._asdict()
     samples, q = logits.double().softmax(-1)[:, 0], clean[0].double().exp()
     p = samples.mean(0)
-    value = p[2].log() - (0 if foil is None else p[foil].log())
-    rest = q[2].log() - (0 if foil is None else q[foil].log())
+    value, rest = (each[2].log() - (0 if foil is None else each[foil].log()) for each in (p, q))
     influence = samples[:, 2] / p[2] - (0 if foil is None else samples[:, foil] / p[foil])
     own = int(q.argmax()) if foil is None else 2
-    rival = foil or int(p.masked_fill(torch.arange(9) == own, 0).argmax())
-    before = foil or int(q.masked_fill(torch.arange(9) == own, 0).argmax())
+    rival, before = (foil or int(each.masked_fill(torch.arange(9) == own, 0).argmax()) for each in (p, q))
     flips = p.argmax() != q.argmax() if foil is None else (p[2] > p[foil]) != (q[2] > q[foil])
     expected = {
         "score": rest - value,
@@ -324,10 +275,8 @@ def test_effects_of_a_change_by_hand(foil):
         "leader": int(p.argmax()),
         "leader_probability": p.max(),
     }
-    assert effect == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-4, abs=1e-6)
-
-
-# ---- what goes wrong ------------------------------------------------------------------------------------------------
+    expected = {name: float(value) for name, value in expected.items()}
+    assert Effect(*found.tolist())._asdict() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def failing_above(lm, tokens, sizes, error=torch.OutOfMemoryError):
@@ -361,47 +310,40 @@ def test_passes_are_halved_when_memory_runs_out(family, monkeypatch):
 
 def test_an_error_ends_one_generator_and_the_others_go_on():
     """In a pass, in reading what it gave, in the generator itself; nothing that was theirs is run any more."""
-    lm = another(tiny("llama"), batch_tokens=64)
+    lm, closed = another(tiny("llama")), list[int]()
     queries = [query_of(lm, PROMPT) for _ in range(5)]
-    closed = list[int]()
 
     def failing(*_):
         raise KeyError("mine")
 
     def steps(number):
-        query, changes = queries[number], some_changes(queries[number], targets=1)
-        read = failing if number == 1 else SCORES["prob"]
-        if number == 2:
-            changes = [replace((3,), torch.full((1, 1, DIM), torch.inf)), *changes]
+        changes = [INFINITE] * (number == 2) + some_changes(queries[number], targets=1)
         try:
             if number == 3:
                 raise ZeroDivisionError
-            return (yield Ask(query, changes, read))
+            return (yield asks(queries[number], *changes, read=failing if number == 1 else SCORES["prob"]))
         finally:
             closed.append(number)
 
     outcomes = dict(Engine(lm).run([steps(number) for number in range(5)]))
     expected = run_one(tiny("llama"), steps(0))
-    assert_all_close(outcomes[0], expected)
-    assert isinstance(outcomes[1], KeyError)
-    assert isinstance(outcomes[2], NumericalError)
-    assert isinstance(outcomes[3], ZeroDivisionError)
-    assert_all_close(outcomes[4], expected)
+    for number in (0, 4):
+        assert_all_close(outcomes[number], expected)
+    assert [type(outcomes[number]) for number in (1, 2, 3)] == [KeyError, NumericalError, ZeroDivisionError]
     assert sorted(closed) == [0, 0, 1, 2, 3, 4]
     with pytest.raises(ZeroDivisionError) as caught:
         run_many(lm, [steps(0), steps(3)])
     assert caught.value.__notes__ == ["Prompt 1, counted from 0, was being attributed."]
 
 
+def steps_of(query, change):
+    return (yield asks(query, change))
+
+
 def test_a_pass_that_fails_ends_the_generators_whose_sequences_it_held(monkeypatch):
-    lm = another(tiny("llama"), batch_tokens=10**6)
+    lm, calls = another(tiny("llama"), batch_tokens=10**6), []
     monkeypatch.setattr(engine_module, "AT_ONCE", 2)
     queries = [query_of(lm, PROMPT) for _ in range(3)]
-
-    def steps(query):
-        return (yield Ask(query, [replace((1,), torch.zeros(DIM))], SCORES["prob"]))
-
-    calls = []
 
     def stop(*_):
         calls.append(1)
@@ -409,26 +351,25 @@ def test_a_pass_that_fails_ends_the_generators_whose_sequences_it_held(monkeypat
             raise RuntimeError("a hook of the caller's")
 
     handle = lm.model.register_forward_pre_hook(stop)
-    outcomes = dict(Engine(lm).run([steps(query) for query in queries]))
+    outcomes = dict(Engine(lm).run([steps_of(query, zero(1)) for query in queries]))
     handle.remove()
     assert all("failed while it ran: RuntimeError: a hook of the caller's." in str(outcomes[i]) for i in (0, 1))
-    assert outcomes[2][0].shape == (1, 1)
-    assert len(calls) == 2
+    assert (outcomes[2][0].shape, len(calls)) == ((1, 1), 2)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
 def test_generators_that_are_given_up_are_closed(error, monkeypatch):
-    lm = tiny("llama")
-    query, closed = query_of(lm, PROMPT), []
+    lm, closed = tiny("llama"), []
+    query = query_of(lm, PROMPT)
 
-    def steps(number, count):
+    def steps(number):
         try:
-            for _ in range(count):
-                yield Ask(query, [replace((1,), torch.zeros(DIM))], SCORES["prob"])
+            for _ in range(number + 1):
+                yield asks(query, zero(1))
         finally:
             closed.append(number)
 
-    running = Engine(lm).run([steps(0, 1), steps(1, 2), steps(2, 3)])
+    running = Engine(lm).run([steps(number) for number in range(3)])
     assert next(running)[0] == 0
     if error is GeneratorExit:
         running.close()
@@ -439,23 +380,6 @@ def test_generators_that_are_given_up_are_closed(error, monkeypatch):
     assert sorted(closed) == [0, 1, 2]
 
 
-def test_generators_open_at_once_are_limited_and_results_come_in_order(monkeypatch):
-    monkeypatch.setattr(engine_module, "AT_ONCE", 2)
-    lm, opened, done = tiny("llama"), [], []
-    query = query_of(lm, PROMPT)
-
-    def steps(number):
-        opened.append(number)
-        assert len(opened) - len(done) <= 2
-        found = yield Ask(query, [replace((1 + number,), torch.zeros(DIM))] * (5 - number), SCORES["prob"])
-        done.append(number)
-        return float(found[0])
-
-    found = run_many(lm, [steps(number) for number in range(5)])
-    alone = [ask(lm, Ask(query, [replace((1 + n,), torch.zeros(DIM))], SCORES["prob"])) for n in range(5)]
-    assert found == pytest.approx([float(each) for (each,) in alone], rel=1e-5)
-
-
 def test_steps_may_yield_other_steps():
     """Their result is the answer, their error is raised where they were yielded, and an error of the model ends all."""
     lm, ended = tiny("llama"), []
@@ -463,7 +387,7 @@ def test_steps_may_yield_other_steps():
 
     def inner(positions, error=None):
         try:
-            (found,) = yield Ask(query, [delete(positions)], SCORES["prob"])
+            (found,) = yield asks(query, delete(positions))
             if error:
                 raise error
             return float(found)
@@ -488,24 +412,18 @@ def test_steps_may_yield_other_steps():
 def test_targets_that_are_not_named_are_not_read():
     lm = tiny("llama")
     query = query_of(lm, PROMPT, max_new_tokens=3)
-    row = torch.zeros(DIM)
-    found = ask(
-        lm, Ask(query, [replace((1,), row), replace((1,), row, (2, 0)), replace((1,), row, ())], SCORES["prob"])
-    )
+    found = ask(lm, asks(query, zero(1), zero(1, (2, 0)), zero(1, ())))
     assert [each.shape for each in found] == [(3, 1), (2, 1), (0, 1)]
     torch.testing.assert_close(found[1], found[0][[2, 0]], atol=1e-7, rtol=1e-5)
-    assert found[0].dtype == torch.float64
-    assert query.spent.passes == 1
+    assert (found[0].dtype, query.spent.passes) == (torch.float64, 1)
 
 
 @pytest.mark.parametrize("read", [SCORES["squared"], SCORES["prob"], effect_of(SCORES["prob"])])
 def test_a_failing_model_fails_loudly(read):
-    model = tiny_model("llama")
-    lm = wrap(model, tiny_tokenizer())
-    query = query_of(lm, PROMPT)
+    lm = wrap(tiny_model("llama"), tiny_tokenizer())
     with pytest.raises(NumericalError, match="NaN or infinite"):
-        ask(lm, Ask(query, [replace((3,), torch.full((1, 1, DIM), torch.inf))], read))
-    assert all(module.training for module in model.modules())
+        ask(lm, asks(query_of(lm, PROMPT), INFINITE, read=read))
+    assert all(module.training for module in lm.model.modules())
 
 
 @pytest.mark.parametrize(
@@ -514,12 +432,10 @@ def test_a_failing_model_fails_loudly(read):
 def test_progress_counts_token_forwards(method, unit):
     lm, told = another(tiny("llama"), batch_tokens=100), []
     att = attribute(lm, PROMPT, method=method, unit=unit, progress=lambda *counts: told.append(counts))
-    done = [each[0] for each in told]
+    length, done = len(lm.tokenizer(PROMPT)["input_ids"]), [each[0] for each in told]
     assert done == sorted(done)
     assert all(now <= expected for now, expected in told)
-    assert told[-1] == (done[-1], done[-1])
-    assert done[-1] == att.info["token_forwards"] + len(lm.tokenizer(PROMPT)["input_ids"])
-    length = len(lm.tokenizer(PROMPT)["input_ids"])
     assert told[0] == (0, length)
+    assert told[-1] == (done[-1],) * 2 == (att.info["token_forwards"] + length,) * 2
     first = next(expected for now, expected in told if now == length and expected > now)
     assert first > 5 * length or unit == "auto", "before they run"

@@ -155,22 +155,6 @@ def test_scores_have_the_order_of_the_mean_and_the_sizes_of_the_middle():
     torch.testing.assert_close(scores.moves[1], torch.tensor([0.0, 0.9 / 2 + 0.1 / 2, 0.9 / 2, 0.0]).double())
 
 
-@pytest.mark.slow
-def test_facts_that_stand_twice_are_found_more_often_than_one_unit_at_a_time_finds_them(smol):
-    """Of the two copies, how many are the first two sentences? On prompts whose answer the model takes from them."""
-    found = {"joint": 0, "occlusion": 0}
-    for example in noiser.data.load("planted"):
-        if example.id not in ("planted-twice-6-1", "planted-twice-6-16", "planted-twice-6-18"):
-            continue
-        sentences = sorted([*example.spans["gold"], *example.spans["other"]])
-        gold = {sentences.index(span) for span in example.spans["gold"]}
-        for method in found:
-            att = noiser.attribute(smol, example.prompt, target=example.target, unit=sentences, method=method)
-            found[method] += len(gold & set(att.scores[0].argsort(descending=True)[:2].tolist()))
-    assert found["joint"] >= 5
-    assert found["occlusion"] < found["joint"]
-
-
 def test_the_earlier_name_is_read(tmp_path):
     att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint@1")
     assert att.method == "joint@1"

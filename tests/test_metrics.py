@@ -101,24 +101,16 @@ def test_a_constant_factor_changes_nothing_and_by_rank_only_the_order_counts():
     lm, att = attributed()
     scaled, cubed = with_scores(att, att.scores * 3.7), with_scores(att, att.scores.double() ** 3)
     few = {"masks": 1, "draws": 1, "rates": (0.2, 0.8)}
-    for name, other, same in (
-        ("soft_scores", scaled, True),
-        ("mass_matched", scaled, True),
-        ("mass_matched", cubed, False),
-        ("mass_matched_rank", cubed, True),
-    ):
+    same = [("soft_scores", scaled, True), ("mass_matched", scaled, True), ("mass_matched_rank", cubed, True)]
+    for name, other, equal in [*same, ("mass_matched", cubed, False)]:
         one, two = (columns(lm, case_of(lm, each, **few), name) for each in (att, other))
-        assert (one == pytest.approx(two, abs=1e-4)) is same, name
+        assert (one == pytest.approx(two, abs=1e-4)) is equal, name
 
 
 def test_sums_that_are_not_positive_and_clipped_shares_are_counted():
     lm, att = attributed()
-    for first, normalization, counted in (
-        (3, None, (0, 0)),
-        (-3, None, (0, 1)),
-        (-9, None, (1, 1)),
-        (-9, "softmax", (1, 0)),
-    ):
+    kinds = ((3, None, (0, 0)), (-3, None, (0, 1)), (-9, None, (1, 1)), (-9, "softmax", (1, 0)))
+    for first, normalization, counted in kinds:
         scores = with_scores(att, [first, 2, 1, 1, 1, 1, 1, 1])
         found = columns(lm, case_of(lm, scores, masks=1, draws=1, normalization=normalization), "soft_scores")
         assert (found["sum_not_positive"], found["clipped"]) == counted
@@ -181,20 +173,22 @@ def curves_of(lm, att, target, removal):
 
 
 def expected_erasure(lm, att, removal, k=(1, 2)):
-    found = {name: [] for name in ("sufficiency", "comprehensiveness", "deletion_area", "insertion_area", "aopc")}
-    found |= {name: [] for name in ("drop", "hold")}
+    found = []
     for target in range(len(att.targets)):
         deletion, insertion = curves_of(lm, att, target, removal)
         n = len(deletion) - 1
         counts = [math.ceil(share * n - 1e-9) for share in SHARES]
-        found["sufficiency"].append((deletion[0] - insertion[counts]).mean())
-        found["comprehensiveness"].append((deletion[0] - deletion[counts]).mean())
-        found["deletion_area"].append(np.trapezoid(deletion) / n)
-        found["insertion_area"].append(np.trapezoid(insertion) / n)
-        found["aopc"].append(deletion[0] - deletion[1:].mean())
-        found["drop"].append(np.log(deletion[0] / deletion[list(k)]).mean())
-        found["hold"].append(np.log(deletion[0] / insertion[list(k)]).mean())
-    return {name: np.mean(values) for name, values in found.items()}
+        numbers = {
+            "sufficiency": (deletion[0] - insertion[counts]).mean(),
+            "comprehensiveness": (deletion[0] - deletion[counts]).mean(),
+            "deletion_area": np.trapezoid(deletion) / n,
+            "insertion_area": np.trapezoid(insertion) / n,
+            "aopc": deletion[0] - deletion[1:].mean(),
+            "drop": np.log(deletion[0] / deletion[list(k)]).mean(),
+            "hold": np.log(deletion[0] / insertion[list(k)]).mean(),
+        }
+        found.append(numbers)
+    return {name: np.mean([numbers[name] for numbers in found]) for name in found[0]}
 
 
 @pytest.mark.parametrize(("options", "removal"), ASKED, ids=str)
@@ -211,13 +205,6 @@ def test_erasure_curves_and_top_k_equal_the_reference(options, removal):
         each = [expected_erasure(lm, with_scores(att, draw), removal) for draw in reference_scores(case, "random")]
         for name in ("deletion_area", "insertion_area", "aopc", "drop", "hold"):
             assert found[f"random_{name}"] == pytest.approx(np.mean([one[name] for one in each]), abs=1e-4), name
-
-
-def test_more_units_than_there_are_have_no_drop():
-    lm, att = attributed(prompt="The quick fox", unit="word")
-    found = columns(lm, case_of(lm, att, k=(2, 3, 5), draws=1), "top_k")
-    missing = [math.isnan(found[f"{name}@{k}"]) for name in ("drop", "hold") for k in (2, 3, 5)]
-    assert missing == [False, True, True] * 2
 
 
 @pytest.mark.parametrize(("options", "removal"), ASKED, ids=str)
@@ -276,12 +263,16 @@ def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal, monkeyp
     assert [found[name] for name in names] == pytest.approx(np.mean(values, 0).tolist(), abs=1e-4)
 
 
-def test_one_unit_has_no_order_and_many_have_too_many():
+def test_one_unit_has_no_order_many_have_too_many_and_few_have_no_drop():
     lm, att = attributed(prompt="fox", unit="word")
     assert math.isnan(columns(lm, case_of(lm, att), "normalised_aopc")["naopc"])
     lm, att = attributed(prompt=" ".join(["fox"] * 70), unit="word")
     with pytest.raises(noiser.errors.ParameterError, match="has 70 units; expected at most 64"):
         columns(lm, case_of(lm, att), "normalised_aopc")
+    lm, att = attributed(prompt="The quick fox", unit="word")
+    found = columns(lm, case_of(lm, att, k=(2, 3, 5), draws=1), "top_k")
+    missing = [math.isnan(found[f"{name}@{k}"]) for name in ("drop", "hold") for k in (2, 3, 5)]
+    assert missing == [False, True, True] * 2
 
 
 def test_metrics_say_which_settings_they_read():
@@ -325,7 +316,7 @@ def test_what_does_not_depend_on_the_scores_is_measured_once_for_the_methods_of_
     assert len(cache) > before  # other units are another question
 
 
-def test_with_a_foil_the_contrast_is_measured():
+def test_with_a_foil_the_contrast_is_measured_and_progress_is_told():
     lm, att = attributed(target=" rain", foil=" dog")
     target, foil = att.targets[0].token_id, att.foil.token_id
 
@@ -338,23 +329,9 @@ def test_with_a_foil_the_contrast_is_measured():
         math.log(probability(lm, att, 0, gone) / probability(lm, att, 0, gone, token=foil))
         for gone in ([], order_of(att, 0)[:1])
     )
-    assert noiser.measure(lm, att, "top_k", k=(1,))["drop"] == pytest.approx(clean - without, abs=1e-4)
-
-
-@pytest.mark.slow
-def test_a_right_contrast_is_better_than_random_scores(smol):
-    prompt = "Anna keeps the guitar in the attic and the drum in the cellar. The guitar is in the"
-    contrast = {"target": " attic", "foil": " cellar"}
-    att = noiser.attribute(smol, prompt, method="occlusion:score=logprob", unit="word", **contrast)
-    found = noiser.measure(smol, att, "mass_matched_rank", masks=4, draws=4, rates=(0.1, 0.5, 0.9))
-    assert found["rank_area"] > found["rank_random_area"] + 0.2
-
-
-def test_measure_reports_progress():
-    lm, att = attributed()
     told = []
-    found = noiser.measure(lm, att, "lds", masks=8, seed=2, progress=lambda *part: told.append(part))
-    assert found == columns(lm, case_of(lm, att, masks=8, seed=2), "lds")
+    found = noiser.measure(lm, att, "top_k", k=(1,), progress=lambda *part: told.append(part))
+    assert found["drop"] == pytest.approx(clean - without, abs=1e-4)
     assert told[-1][0] == told[-1][1] > 0
 
 
@@ -373,21 +350,18 @@ def test_measure_reports_progress():
         ("answerability", {}, "needs a judge"),
         ("stability", {}, "cannot be made again"),
         ("lds", {"mask": 3}, "Did you mean 'masks'"),
+        ("erasure", {"score": math.inf}, "are infinite"),
+        ("erasure", {"score": math.nan}, "has no unit with a score"),
     ],
 )
-def test_settings_outside_their_domain(name, settings, message, unchecked):
+def test_what_cannot_be_measured(name, settings, message, unchecked):
     lm, att = attributed()
+    if "score" in settings:
+        att, settings = with_scores(att, settings["score"]), {}
     with pytest.raises(noiser.NoiserError, match=message):
         noiser.measure(lm, att, name, **settings)
     with pytest.raises(noiser.errors.ParameterError, match=r"att is a str; expected an attribution"):
         noiser.measure(lm, att.text, name, **settings)
-
-
-@pytest.mark.parametrize(("score", "message"), [(math.inf, "are infinite"), (math.nan, "has no unit with a score")])
-def test_scores_that_cannot_be_measured(score, message):
-    lm, att = attributed()
-    with pytest.raises(noiser.NoiserError, match=message):
-        noiser.measure(lm, with_scores(att, score), "erasure")
 
 
 def test_a_zero_input_that_changes_nothing_is_an_error():

@@ -99,41 +99,21 @@ def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
     assert not torch.allclose(other.scores, greedy.scores)
 
 
-@pytest.mark.parametrize("bounding", ["k_min", "k_max", "k_max_per_unit"])
-def test_searched_boundings_use_the_k_they_name(bounding):
-    lm = tiny("gemma3")
-    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, bounding=bounding))
-    _, thresholds, _ = expected(lm, att, steps=5, samples=3)
-    k = {"k_min": thresholds.min(), "k_max": thresholds.max(), "k_max_per_unit": thresholds}[bounding]
-    assert torch.equal(torch.tensor(att.info["k"][0]), k.expand_as(thresholds))
-    if bounding == "k_max_per_unit":
-        assert torch.equal(att.thresholds[0], thresholds.float())
-        assert att.k_min[0] == thresholds.min()
-
-
-def test_fixed_boundings():
-    lm, d = tiny("gemma3"), 32
-    k = {}
-    for bounding in ("norm_l1", "norm_l2", "norm_linf", "none", "random", 0.125):
-        att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, bounding=bounding))
-        assert len({*att.info["k"][0]}) == 1
-        assert att.thresholds.isnan().all()
-        assert att.k_min.isnan().all()
-        k[bounding] = att.info["k"][0][0]
-    assert k["norm_l1"] == pytest.approx(1 / (d * math.sqrt(2 / math.pi)))
-    assert k["norm_l2"] == pytest.approx(1 / expected_norm("l2", d))
-    assert k["norm_linf"] == pytest.approx(1 / expected_norm("linf", d))
-    assert (k["none"], k[0.125]) == (1, 0.125)
-    assert 0 < k["random"] < 1
-
-
-@pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
-@pytest.mark.parametrize("dim", [1, 8, 640])
-def test_expected_norms_against_samples(norm, dim):
-    n = torch.randn(20_000, dim, generator=torch.Generator().manual_seed(0))
-    order = {"l1": 1, "l2": 2, "linf": math.inf}[norm]
-    norms = torch.linalg.vector_norm(n, order, dim=1)
-    assert expected_norm(norm, dim) == pytest.approx(float(norms.mean()), abs=4 * float(norms.std()) / 20_000**0.5)
+@pytest.mark.parametrize(
+    ("bounding", "k"),
+    [("norm_l1", 1), ("norm_l2", 2), ("norm_linf", math.inf), ("none", None), ("random", None), (0.125, None)],
+)
+def test_fixed_boundings(bounding, k):
+    """Of the norms, one over the mean norm of many samples."""
+    att = noiser.attribute(tiny("gemma3"), PROMPT, method=noiser.Noiser(samples=2, bounding=bounding))
+    (found,) = {*att.info["k"][0]}
+    assert att.thresholds.isnan().all()
+    assert att.k_min.isnan().all()
+    if k is not None:
+        norms = torch.randn(20_000, 32, generator=torch.Generator().manual_seed(0)).norm(k, dim=1)
+        assert 1 / found == pytest.approx(float(norms.mean()), abs=4 * float(norms.std()) / 20_000**0.5)
+    else:
+        assert 0 < found < 1 if bounding == "random" else found == {"none": 1}.get(bounding, bounding)
 
 
 def test_relative_noise_is_in_proportion_to_each_embedding():
@@ -207,16 +187,6 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
 
 
 SHORT = "Water boils at"
-
-
-@pytest.mark.slow
-def test_certified_search_gives_the_same_scores_for_less(gemma):
-    prompt = "The old lighthouse keeper climbed the narrow stairs every"
-    bisection = noiser.attribute(gemma, prompt, method=noiser.Noiser(samples=4, search="bisection"))
-    certified = noiser.attribute(gemma, prompt, method=noiser.Noiser(samples=4))
-    assert torch.equal(certified.k_min, bisection.k_min)
-    torch.testing.assert_close(certified.scores, bisection.scores, atol=1e-5, rtol=0)
-    assert certified.info["token_forwards"] < 0.8 * bisection.info["token_forwards"]
 
 
 @pytest.mark.slow

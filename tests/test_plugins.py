@@ -20,9 +20,6 @@ ROOT = Path(__file__).parent.parent
 PLUGIN = ROOT / "examples/plugin"
 
 
-# ---- the registry ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def registry(monkeypatch):
     """A registry of things, and a function that installs entry points."""
@@ -83,9 +80,6 @@ def test_families(registry):
         things.get("colour:rad")
     with pytest.raises(UnknownNameError, match="Known: colour:NAME, own"):
         things.get("horse")
-
-
-# ---- the example ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,15 +10,8 @@ import transformers
 import noiser
 from engine_for_tests import query_of, run_method
 from noiser.engine import restore, run_one
-from noiser.errors import (
-    NumericalError,
-    ParameterError,
-    PromptError,
-    TargetError,
-    UnitError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from noiser.errors import NumericalError, ParameterError, PromptError, TargetError, UnitError, UnknownNameError
+from noiser.errors import UnsupportedModelError as Unsupported
 from test_contract import with_chat_template
 from tiny import tiny, tiny_model, tiny_tokenizer
 
@@ -65,60 +59,47 @@ def test_bad_questions(arguments, error, message, unchecked):
         noiser.attribute(tiny("llama"), **({"prompt": PROMPT} | arguments))
 
 
-def test_encoder_decoders_and_headless_models_are_refused():
-    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 384}
-    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, **sizes))
-    with pytest.raises(UnsupportedModelError, match="T5ForConditionalGeneration is an encoder-decoder"):
-        noiser.wrap(t5, tiny_tokenizer())
-    with pytest.raises(UnsupportedModelError, match="no language-modelling head"):
-        noiser.wrap(tiny_model("llama").model, tiny_tokenizer())
-
-
-def test_half_precision_overflow_is_named():
-    model = tiny_model("llama").half()
+def test_half_precision_overflow_and_tokens_that_the_model_does_not_have_are_named():
+    model, tokenizer = tiny_model("llama").half(), copy.deepcopy(tiny_tokenizer())
     with torch.no_grad():
         model.lm_head.weight.mul_(60000)
     with pytest.raises(NumericalError, match=r"NaN or infinite \(dtype float16\).*bfloat16"):
-        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)
+        noiser.attribute(noiser.wrap(model, tokenizer), PROMPT)
+    tokenizer.add_tokens(["zyx"])
+    lm = noiser.wrap(tiny_model("llama"), tokenizer)
+    with pytest.raises(PromptError, match="has the token 'zyx', id 384; expected ids below 384"):
+        query_of(lm, "The zyx sings")
+    with pytest.raises(TargetError, match="The foil has the token 'zyx'"):
+        query_of(lm, "The fox", target=5, foil=" zyx")
 
 
-def test_the_more_probable_reading_of_a_target_is_taken():
+def test_the_more_probable_reading_of_a_target_is_taken_and_a_foil_is_about_the_first_token_that_differs():
     lm = tiny("llama")
+    ids_of = lambda text: lm.tokenizer(text, add_special_tokens=False)["input_ids"]
     for literal in ("dog", "plays"):
         query = query_of(lm, PROMPT, target=literal)
-        readings = [query_of(lm, PROMPT, target=" " + literal).target_ids]
-        readings.append(tuple(lm.tokenizer(literal, add_special_tokens=False)["input_ids"]))
+        readings = [query_of(lm, PROMPT, target=" " + literal).target_ids, tuple(ids_of(literal))]
         with lm.running():
             logits = lm.model(input_ids=query_of(lm, PROMPT).token_ids[None]).logits[0, -1]
         assert query.target_ids == max(readings, key=lambda ids: float(logits[ids[0]]))
-
-
-def test_a_foil_is_about_the_first_token_that_differs():
-    lm = tiny("llama")
     query = query_of(lm, PROMPT, target=" quick fox", foil=" quick dog")
-    target, foil = (lm.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (" quick fox", " quick dog"))
+    target, foil = ids_of(" quick fox"), ids_of(" quick dog")
     shared = next(i for i, (a, b) in enumerate(zip(target, foil, strict=False)) if a != b)
     assert (query.target_ids, query.foil_id) == ((target[shared],), foil[shared])
     assert query.logit_positions == (query.prompt_tokens - 1 + shared,)
 
 
 class Says:
-    def __init__(self, texts, prompt=PROMPT):
+    def __init__(self, texts):
         self.lm = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
-        tokenizer = self.lm.tokenizer
-        self.length = len(tokenizer(prompt)["input_ids"])
-        self.ids = [i for text in texts for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        self.ids = [i for text in texts for i in self.lm.tokenizer(text, add_special_tokens=False)["input_ids"]]
         assert self.lm.abilities.packs
         self.lm.model.register_forward_hook(self.say)
+        self.said = 0
 
     def say(self, model, args, out):
-        step = min(self.lm.said, len(self.ids) - 1)
-        out.logits[..., self.ids[step]] += 100
-        self.lm.said += 1
-
-    def texts(self, **question):
-        self.lm.said = 0
-        return query_of(self.lm, PROMPT, **question).target_texts
+        out.logits[..., self.ids[min(self.said, len(self.ids) - 1)]] += 100
+        self.said += 1
 
 
 @pytest.mark.parametrize(
@@ -133,7 +114,7 @@ class Says:
     ],
 )
 def test_where_a_greedy_continuation_ends(texts, options, expected):
-    assert Says(texts).texts(**{"max_new_tokens": 6} | options) == expected
+    assert query_of(Says(texts).lm, PROMPT, **{"max_new_tokens": 6} | options).target_texts == expected
 
 
 @pytest.mark.parametrize(
@@ -196,29 +177,18 @@ def test_a_saved_result_is_the_same_question(question, tmp_path):
 
 def test_a_result_that_the_model_cannot_ask_again():
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPT, method="occlusion", target=5)
-    own = noiser.attribute(lm, PROMPT, method="occlusion", target=5, of=noiser.objectives.entropy)
-    without_bos = noiser.wrap(lm.model, tiny_tokenizer(bos=False))
-    outside = dataclasses.replace(att, targets=(att.targets[0]._replace(token_id=999),))
-    other = dataclasses.replace(att, targets=(att.targets[0]._replace(text="other"),))
+    att, own = (
+        noiser.attribute(lm, PROMPT, method="occlusion", target=5, of=of) for of in (None, noiser.objectives.entropy)
+    )
+    changed = lambda **changes: dataclasses.replace(att, targets=(att.targets[0]._replace(**changes),))
     for model, result, message in (
         (lm, own, "explains a number of your own, entropy"),
-        (without_bos, att, "does not cut this text into the tokens"),
-        (lm, outside, "target id 999 is outside its vocabulary of 384"),
-        (lm, other, "the targets read"),
+        (noiser.wrap(lm.model, tiny_tokenizer(bos=False)), att, "does not cut this text into the tokens"),
+        (lm, changed(token_id=999), "target id 999 is outside its vocabulary of 384"),
+        (lm, changed(text="other"), "the targets read"),
     ):
         with pytest.raises(ParameterError, match=message):
             run_one(model, restore(model, result))
-
-
-def test_tokens_that_the_model_does_not_have_are_named():
-    tokenizer = copy.deepcopy(tiny_tokenizer())
-    tokenizer.add_tokens(["zyx"])
-    lm = noiser.wrap(tiny_model("llama"), tokenizer)
-    with pytest.raises(PromptError, match="has the token 'zyx', id 384; expected ids below 384"):
-        query_of(lm, "The zyx sings")
-    with pytest.raises(TargetError, match="The foil has the token 'zyx'"):
-        query_of(lm, "The fox", target=5, foil=" zyx")
 
 
 def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
@@ -232,7 +202,7 @@ def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
         return out
 
     model.forward = peeking
-    with pytest.raises(UnsupportedModelError, match="does not predict from embeddings what it predicts"):
+    with pytest.raises(Unsupported, match="does not predict from embeddings what it predicts"):
         noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)
 
 
@@ -248,7 +218,7 @@ def test_models_that_read_what_follows_are_refused(name, sizes):
     torch.manual_seed(0)
     lm = noiser.wrap(kind(kind.config_class(**sizes)).eval(), tiny_tokenizer())
     for method in ("noiser", "last_attention", "integrated_gradients", "position"):
-        with pytest.raises(UnsupportedModelError, match=f"{name} predicts a token from those that follow it"):
+        with pytest.raises(Unsupported, match=f"{name} predicts a token from those that follow it"):
             noiser.attribute(lm, PROMPT, method=method)
     if name == "BertLMHeadModel":
         decoder = noiser.wrap(kind(kind.config_class(**sizes, is_decoder=True)).eval(), tiny_tokenizer())
@@ -277,12 +247,18 @@ def test_numpy_and_tensors_are_lists_and_numbers():
 
 
 def test_what_is_no_model_tokenizer_or_attribution_is_named():
-    lm = tiny("llama")
-    with pytest.raises(ParameterError, match="tokenizer is 'gpt2'; expected a tokenizer"):
-        noiser.wrap(lm.model, "gpt2")
-    with pytest.raises(ParameterError, match="batch_tokens is 0; expected an integer of at least 1"):
-        noiser.wrap(lm.model, lm.tokenizer, batch_tokens=0)
+    lm, network = tiny("llama"), tiny_model("llama")
+    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 384}
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, **sizes))
     att = noiser.attribute(lm, PROMPT, method="random")
+    calls = [
+        ("tokenizer is 'gpt2'; expected a tokenizer", lambda: noiser.wrap(network, "gpt2")),
+        ("batch_tokens is 0; expected an integer", lambda: noiser.wrap(network, lm.tokenizer, batch_tokens=0)),
+        ("T5ForConditionalGeneration is an encoder-decoder", lambda: noiser.wrap(t5, lm.tokenizer)),
+        ("no language-modelling head", lambda: noiser.wrap(network.model, lm.tokenizer)),
+        ("att is 'text'; expected what noiser.attribute returns", lambda: noiser.tolerance(lm, "text", 1)),
+        ("seed is 'a'", lambda: noiser.cite(lm, "Who?", ["A fox."], seed="a")),
+    ]
     for ask, *question in (
         (noiser.attribute, PROMPT),
         (noiser.attribute, [PROMPT, PROMPT]),
@@ -292,9 +268,7 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
         (noiser.tolerance, att, 1),
         (noiser.measure, att, "lds"),
     ):
-        with pytest.raises(ParameterError, match=r"The model is a LlamaForCausalLM; expected what noiser\.load_model"):
-            ask(lm.model, *question)
-    with pytest.raises(ParameterError, match=r"att is 'text'; expected what noiser\.attribute returns"):
-        noiser.tolerance(lm, "text", 1)
-    with pytest.raises(ParameterError, match="seed is 'a'"):
-        noiser.cite(lm, "Who?", ["A fox."], seed="a")
+        calls.append(("model is a LlamaForCausalLM; expected what noiser.load", partial(ask, network, *question)))
+    for message, call in calls:
+        with pytest.raises(noiser.NoiserError, match=message):
+            call()

@@ -99,19 +99,14 @@ def test_equals_a_second_implementation(implementation):
     model.zero_grad()
 
 
-@pytest.mark.parametrize("family", WITHOUT_BIAS)
+@pytest.mark.parametrize("family", [*WITHOUT_BIAS, "mixtral"])
 def test_conserves_exactly_where_neither_bias_nor_softmax_takes_any(family):
-    att = noiser.attribute(tiny(family), PROMPT, method=AttnLrp(softmax="constant"), max_new_tokens=2)
+    experts = transformers.MixtralConfig(**SIZES, num_local_experts=4)
+    lm = noiser.wrap(random_model(experts).eval(), tiny_tokenizer()) if family == "mixtral" else tiny(family)
+    att = noiser.attribute(lm, PROMPT, method=AttnLrp(softmax="constant"), max_new_tokens=2)
     assert att.info["conservation"] == pytest.approx([1] * len(att.targets), abs=1e-4)
     scored = att.scores.nan_to_num(0).sum(-1) + torch.tensor(att.info["frozen"])
     torch.testing.assert_close(scored, torch.tensor(att.info["explained"]), atol=1e-4, rtol=1e-4)
-
-
-def test_a_mixture_of_experts_conserves():
-    config = transformers.MixtralConfig(**SIZES, num_local_experts=4)
-    lm = noiser.wrap(random_model(config).eval(), tiny_tokenizer())
-    att = noiser.attribute(lm, PROMPT, method=AttnLrp(softmax="constant"), target=5)
-    assert att.info["conservation"] == pytest.approx([1], abs=1e-3)
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt2", "opt"])
@@ -135,14 +130,6 @@ def test_attention_by_other_kernels_is_made_eager_for_the_call():
     assert model.config._attn_implementation == "flex_attention"
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
-
-
-def test_a_foil_explains_the_difference_of_two_logits():
-    lm = tiny("llama")
-    both = noiser.attribute(lm, PROMPT, method=AttnLrp(), target=5, foil=7)
-    one, other = (noiser.attribute(lm, PROMPT, method=AttnLrp(), target=t) for t in (5, 7))
-    torch.testing.assert_close(both.scores, one.scores - other.scores, atol=1e-5, rtol=1e-4)
-    assert both.info["explained"][0] == pytest.approx(one.info["explained"][0] - other.info["explained"][0], abs=1e-5)
 
 
 def under_rules(module, x, behind):
@@ -267,11 +254,6 @@ def test_is_no_gradient_and_says_what_is_missing_in_every_family(family):
     torch.testing.assert_close(missing, scores.sum(-1), atol=1e-5, rtol=1e-4)
 
 
-def test_a_model_whose_activations_are_no_modules_is_refused():
-    with pytest.raises(noiser.NoiserError, match="No activation function of MambaForCausalLM"):
-        noiser.attribute(tiny("mamba"), PROMPT, method=DeepLift())
-
-
 def test_secant_and_where_it_turns_into_the_gradient():
     x, b = torch.tensor([[0.5, 0.5, 2.0]]).double(), torch.tensor([[0.5, 0.5 + 1e-9, -1.0]]).double()
     gradient = 1 - math.tanh(0.5) ** 2
@@ -297,10 +279,3 @@ def mixture_of_experts(experts_per_token, implementation):
     experts = {"num_experts": 4, "num_experts_per_tok": experts_per_token, "moe_intermediate_size": 32}
     config = transformers.Qwen3MoeConfig(**SIZES, **experts, norm_topk_prob=True)
     return noiser.wrap(random_model(config, experts_implementation=implementation).eval(), tiny_tokenizer())
-
-
-@pytest.mark.slow
-def test_contributions_stay_of_the_size_of_the_difference_on_real_models(real):
-    att = noiser.attribute(real, "LeBron James professionally plays the sport of", method=DeepLift())
-    assert att.scores.abs().max() < 10
-    assert abs(att.info["difference"][0]) <= 1

@@ -97,19 +97,15 @@ def test_a_target_is_literal_and_reads_back(name, prompt, text):
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_pieces_of_a_character_show_as_it(name):
+def test_pieces_of_a_character_show_as_it_and_a_lone_one_as_bytes(name):
     for sentence in SENTENCES:
         texts = token_texts(tokenizer_of(name), tokenizer_of(name)(sentence, add_special_tokens=False)["input_ids"])
         assert all(text in " " + sentence for text in texts)
-
-
-def test_a_lone_piece_of_a_character_shows_as_bytes():
-    tokenizer = tokenizer_of("byte_fallback")
+    tokenizer, level = tokenizer_of("byte_fallback"), tokenizer_of("byte_level")
     ids = tokenizer.convert_tokens_to_ids(["<0xF0>", "<0x9F>", "<0x91>", "<0xA8>"])
     assert token_texts(tokenizer, [*ids, *ids]) == ["👨"] * 8
     assert token_texts(tokenizer, ids[:2]) == [r"\xf0", r"\x9f"]
     assert token_texts(tokenizer, []) == []
-    level = tokenizer_of("byte_level")
     assert token_texts(level, level.convert_tokens_to_ids(["ð", "a", "Ł"])) == [r"\xf0", "a", r"\x9f"]
 
 
@@ -143,19 +139,19 @@ def test_a_prompt_ends_and_begins_as_a_text_that_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("raw", "region", "expected"),
+    ("raw", "end", "expected"),
     [
-        ([(0, 3), (4, 7)], (0, 7), [(0, 3), (3, 7)]),  # trimmed space
-        ([(0, 0), (0, 3)], (0, 3), [(0, 3), (0, 3)]),  # a prefix space that was never typed
-        ([(0, 1), (2, 2), (2, 3)], (0, 3), [(0, 1), (1, 2), (2, 3)]),  # trimmed whitespace gets its own back
-        ([(0, 2), (2, 2)], (0, 2), [(0, 2), (0, 2)]),  # nothing left for the last one
-        ([(0, 2), (1, 2), (1, 2), (2, 3)], (0, 3), [(0, 2), (1, 2), (1, 2), (2, 3)]),  # bytes of one character
-        ([(0, 1), (2, 3), (1, 2), (3, 4)], (0, 4), [(0, 1), (1, 3), (1, 3), (3, 4)]),  # out of order
-        ([], (0, 0), []),
+        ([(0, 3), (4, 7)], 7, [(0, 3), (3, 7)]),  # trimmed space
+        ([(0, 0), (0, 3)], 3, [(0, 3), (0, 3)]),  # a prefix space that was never typed
+        ([(0, 1), (2, 2), (2, 3)], 3, [(0, 1), (1, 2), (2, 3)]),  # trimmed whitespace gets its own back
+        ([(0, 2), (2, 2)], 2, [(0, 2), (0, 2)]),  # nothing left for the last one
+        ([(0, 2), (1, 2), (1, 2), (2, 3)], 3, [(0, 2), (1, 2), (1, 2), (2, 3)]),  # bytes of one character
+        ([(0, 1), (2, 3), (1, 2), (3, 4)], 4, [(0, 1), (1, 3), (1, 3), (3, 4)]),  # out of order
+        ([], 0, []),
     ],
 )
-def test_mend(raw, region, expected):
-    assert mend(raw, region) == expected
+def test_mend(raw, end, expected):
+    assert mend(raw, (0, end)) == expected
 
 
 def test_the_unknown_token_is_frozen_only_where_it_is_typed_and_has_another_role():
@@ -167,16 +163,13 @@ def test_the_unknown_token_is_frozen_only_where_it_is_typed_and_has_another_role
     assert encode(tokenizer, "zebra plays <unk>").frozen == (True, False, False, True)
 
 
-def user(content):
-    return [{"role": "user", "content": content}]
-
-
-PROMPTS = ["", " \n\t", "<s>", "</s> <s>", "a\ud83d", 3, b"text", None, {"role": "user"}]
 MESSAGES = [[], ["hello"], [{"role": "user"}], [{"content": "hello"}], [{"role": None}]]
 CONTENT = [3, None, [{"type": "image"}], [{"text": None}], " ", "</s>", "a\ud800"]
+PROMPTS = ["", " \n\t", "<s>", "</s> <s>", "a\ud83d", 3, b"text", None, {"role": "user"}, *MESSAGES]
+PROMPTS += [[{"role": "user", "content": content}] for content in CONTENT]
 
 
-@pytest.mark.parametrize("prompt", [*PROMPTS, *MESSAGES, *map(user, CONTENT)])
+@pytest.mark.parametrize("prompt", PROMPTS)
 def test_bad_prompts(prompt):
     with pytest.raises(PromptError, match="part of type 'image'" if "image" in str(prompt) else "expected"):
         encode(tokenizer_of("byte_level"), prompt)
@@ -187,6 +180,10 @@ def test_what_cannot_be_read_is_refused():
         encode(tokenizer_of("word_piece"), "\x01\u200b")
     with pytest.raises(UnsupportedModelError, match="ByT5Tokenizer does not say where its tokens stand"):
         encode(ByT5Tokenizer(), "the sport")
+    tokenizer = tokenizer_of("byte_level")
+    for text in ("", "a\udc00"):
+        with pytest.raises(TargetError, match="expected"):
+            encode_target(tokenizer, encode(tokenizer, "the sport"), text)
 
 
 @pytest.mark.parametrize("name", list(TOKENIZERS))
@@ -215,13 +212,6 @@ def test_a_chat_has_the_ids_that_its_tokenizer_gives_it():
     other = Other(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", chat_template=tokenizer.chat_template)
     with pytest.raises(UnsupportedModelError, match="Other gives other token ids by apply_chat_template"):
         encode(other, CHAT)
-
-
-@pytest.mark.parametrize("text", ["", "a\udc00"])
-def test_bad_targets(text):
-    tokenizer = tokenizer_of("byte_level")
-    with pytest.raises(TargetError, match="expected"):
-        encode_target(tokenizer, encode(tokenizer, "the sport"), text)
 
 
 @pytest.mark.parametrize(("prompt", "target"), [("x\x802\x80\x80\x80𐀀𐀀", "2"), ("she plays basket", "ball")])
@@ -300,10 +290,12 @@ def test_chat_freezes_the_template():
         ("{% for m in messages %}{{ '?' if 'NOISER' in m.content }}-{{ m.content }}{% endfor %}", CONTENTS),
         ("{% for m in messages %}{{ nothing.x if 'NOISER' in m.content }}{{ m.content }}{% endfor %}", CONTENTS),
         ("{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}", CONTENTS[1:]),
+        ("{% for m in messages %}{% if m.role == 'ipython' %}[{{ m.content }}]{% endif %}{% endfor %}", ["18°"]),
     ],
 )
 def test_chat_templates_that_change_contents(template, expected):
-    encoding = encode(with_template(template), CHAT)
+    chat = [*CHAT, {"role": "ipython", "content": "18°"}] if "ipython" in template else CHAT
+    encoding = encode(with_template(template), chat)
     assert texts_of(encoding, [place for _, *place in encoding.contents]) == expected
 
 
@@ -322,21 +314,15 @@ def test_chat_templates_that_cannot_be_used(template, message):
         encode(with_template(template), chat)
 
 
-def test_a_role_of_the_templates_own():
-    template = "{% for m in messages %}{% if m.role == 'ipython' %}[{{ m.content }}]{% endif %}{% endfor %}"
-    assert encode(with_template(template), [*CHAT, {"role": "ipython", "content": "18°"}]).text == "[18°]"
-
-
 def test_contents_of_parts_and_without_text():
+    loop = "{{% for m in messages %}}[{{{{ {} }}}}]{{% endfor %}}"
     parts = [{"type": "text", "text": "Who plays?"}, {"type": "text", "text": "Who sings?"}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "find", "arguments": {}}}]}
-    tokenizer = with_template(
-        "{% for m in messages %}[{{ m['content'] or m.tool_calls[0].function.name }}]{% endfor %}"
-    )
+    tokenizer = with_template(loop.format("m['content'] or m.tool_calls[0].function.name"))
     encoding = encode(tokenizer, [{"role": "user", "content": parts}, call, {"role": "tool", "content": "She"}])
     assert encoding.text == "[Who plays?\nWho sings?][find][She]"
     assert texts_of(encoding, encoding.regions) == ["Who plays?\nWho sings?", "She"]
-    tokenizer = with_template("{% for m in messages %}[{{ m['content'].split('</think>')[-1] }}]{% endfor %}")
+    tokenizer = with_template(loop.format("m['content'].split('</think>')[-1]"))
     encoding = encode(tokenizer, [{"role": "assistant", "content": "<think>a</think>\n\nShe."}, CHAT[1]])
     assert texts_of(encoding, encoding.regions) == ["She.", CONTENTS[1]]  # thoughts that the template drops
     with pytest.warns(UserWarning, match="drops the tool calls"):  # a template that needs a content reads an empty one
@@ -367,8 +353,7 @@ def test_real_tokenizers(real):
         check_invariants(encoding)
         assert list(encoding.token_ids) == tokenizer(text)["input_ids"]
         assume(tokenizer.decode(tokenizer(target, add_special_tokens=False)["input_ids"]) == target)
-        longer = extend(tokenizer, encoding, encode_target(tokenizer, encoding, target))
-        assert longer.text == text + target
+        assert extend(tokenizer, encoding, encode_target(tokenizer, encoding, target)).text == text + target
 
     check()
 
