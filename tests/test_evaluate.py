@@ -85,6 +85,9 @@ def test_every_kind_of_example():
     chat = [{"role": "user", "content": "hi"}]
     assert len(evaluated(chat).records) == 1  # one chat, which this tokenizer has no template for
     assert "template" in evaluated([chat, PROMPTS[0]]).skipped[0].error
+    assert evaluated({"messages": chat}).skipped[0].error == evaluated(chat).skipped[0].error
+    ids = tiny("llama").tokenizer(PROMPTS[0])["input_ids"]
+    assert evaluated([ids]).rows["soft_nc"].tolist() == evaluated(PROMPTS[:1]).rows["soft_nc"].tolist()
 
 
 def test_an_example_may_name_its_sources_spans_and_a_foil():

@@ -56,11 +56,10 @@ def read_examples(examples: Any) -> list[Item]:
     """Items out of one example or several; see `noiser.evaluate`."""
     if hasattr(examples, "iterrows"):  # a table of pandas, whose empty cells say nothing
         examples = examples.astype(object).where(examples.notna(), None).to_dict("records")
-    first = examples[0] if isinstance(examples, list | tuple) and examples else None
-    chat = isinstance(first, Mapping) and "role" in first
-    if chat or isinstance(examples, str) or hasattr(examples, "prompt"):
-        return [item_of(0, examples)]
-    if isinstance(examples, Mapping) and "prompt" in examples:
+    first = examples[0] if isinstance(examples, list | tuple) and examples else examples
+    names = {"role"} if first is not examples else {"prompt", "messages"}  # of a message, of an example
+    single = names & first.keys() if isinstance(first, Mapping) else hasattr(examples, "prompt")
+    if single or isinstance(examples, str):
         return [item_of(0, examples)]
     if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
         kind = type(examples).__name__
@@ -75,7 +74,7 @@ def item_of(index: int, example: Any) -> Item:
     """The item of one example; see `noiser.evaluate`."""
     if isinstance(example, Attribution):
         return Item(index=index, prompt=example.prompt, attribution=example)
-    if isinstance(example, str | list | tuple):
+    if isinstance(example, str | list | tuple) or (isinstance(example, Mapping) and "messages" in example):
         return Item(index=index, prompt=cast("Prompt", example))
     names = ("prompt", "target", "foil", "spans", "sources", "without", "id", "category")
     read: Any = dict(cast("Any", example)).get if isinstance(example, Mapping) else partial(getattr, example)
