@@ -17,7 +17,7 @@ from noiser.errors import NoiserError, RunError
 from noiser.evaluation.measuring import Item, Measurement, asked_of, measure_block, says
 from noiser.judges import Judge, kind_of, make_judge
 from noiser.methods import make_method
-from noiser.metrics import METRICS, Settings
+from noiser.metrics import METRICS, Metric, Settings
 from noiser.model import LanguageModel, load_model
 from noiser.model.runtime import free_memory
 
@@ -89,18 +89,14 @@ class Worker:
             for item in job.examples
         ]
         method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
-        entries = [self.plan.entry("metrics", metric) for metric in job.missing if metric != ATTRIBUTION]
-        shared: dict[str, Any] = {"seed": self.plan.seed, "profile": method.profile}
-        metrics = {
-            entry.label: (
-                METRICS.get(entry.name).factory(),
-                Settings(**entry.settings, judge=self._judge(entry, lm), **shared),
-            )
-            for entry in entries
-        }
-        asked = method.profile, method.unit, data.max_new_tokens, data.target_unit
+        seed, profile, metrics = self.plan.seed, method.profile, dict[str, tuple[Metric, Settings]]()
+        for label in (label for label in job.missing if label != ATTRIBUTION):
+            entry = self.plan.entry("metrics", label)
+            settings = Settings(**entry.settings, seed=seed, profile=profile, judge=self._judge(entry, lm))
+            metrics[label] = METRICS.get(entry.name).factory(), settings
+        asked = profile, method.unit, data.max_new_tokens, data.target_unit
         made, question = asked_of(make_method(method.name, **method.args), *asked)
-        return measure_block(lm, made, question, items, metrics, seed=self.plan.seed)
+        return measure_block(lm, made, question, items, metrics, seed=seed)
 
     def _model(self, label: str) -> LanguageModel:
         """The model of a label; the last one makes room for it."""

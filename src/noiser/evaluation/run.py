@@ -42,9 +42,9 @@ def evaluate(
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        examples: one or several: a text, chat messages, an `Attribution` (measured unchanged, whatever `method` is),
-            or an object or dict with `prompt` and perhaps `target`, `foil`, `sources` (see `noiser.attribute`), and
-            `spans` (named character spans, for localisation).
+        examples: one or several: a prompt as `noiser.attribute` takes it, an `Attribution` (measured unchanged,
+            whatever `method` is), or an object or dict with `prompt` and perhaps `target`, `foil`, `sources`, `spans`
+            (named character spans, for localisation).
         method: a registry name, or a method with its hyper-parameters.
         metrics: names; `noiser.metrics.METRICS.names()` lists them.
         judge: of "answerability": "local", "openai:MODEL", or a judge.
