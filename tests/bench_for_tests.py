@@ -7,12 +7,11 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import noiser.bench
-from noiser.bench import Row, Store
+from noiser.bench import Store
 from noiser.errors import NoiserError
 
 PROMPTS = [
@@ -53,7 +52,7 @@ data = "long"
 """
 
 
-def save_models(folder: Path) -> Path:
+def save_models(folder):
     from tiny import tiny_model, tiny_tokenizer
 
     for family in ("llama", "gemma3"):
@@ -62,29 +61,29 @@ def save_models(folder: Path) -> Path:
     return folder
 
 
-def plan_text(models: Path, *families: str, prompts=PROMPTS, limit=6) -> str:
+def plan_text(models, *families, prompts=PROMPTS, limit=6):
     named = [f'{{ name = "{models}/{family}", dtype = "float32" }}' for family in families or ("llama", "gemma3")]
     return PLAN.format(models=", ".join(named), prompts=json.dumps(prompts), limit=limit, first=PROMPTS[0])
 
 
-def toml(fields: dict[str, Any]) -> str:
+def toml(fields):
     """Fields as TOML."""
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items()).replace('": ', '" = ')
 
 
-def stored_rows(folder: Path) -> dict[tuple[str, ...], Row]:
+def stored_rows(folder):
     """All rows by their keys."""
     rows = list(Store(folder).rows())
     assert len({row.key for row in rows}) == len(rows)
     return {row.key: row for row in rows}
 
 
-def by_key(folder: Path) -> dict[tuple[str, ...], dict[str, Any]]:
+def by_key(folder):
     """All rows by their keys, without what differs from run to run."""
     return {key: row._replace(seconds=None, threads=None)._asdict() for key, row in stored_rows(folder).items()}
 
 
-def check_same_numbers(one: Path, other: Path) -> None:
+def check_same_numbers(one, other):
     """Fails where models of one folder differ from another's by more than rounding, as blocks done in parts do."""
     found, expected = by_key(one), by_key(other)
     assert found.keys() == {key for key in expected if key[0] in {key[0] for key in found}}
@@ -97,7 +96,7 @@ def check_same_numbers(one: Path, other: Path) -> None:
 class Fragile:
     """A worker that dies of a job as often as the job says."""
 
-    def work(self, job: tuple[str, str, int]) -> str:
+    def work(self, job):
         name, folder, times = job
         log = Path(folder) / name
         with log.open("a") as file:
@@ -107,7 +106,7 @@ class Fragile:
         return name.upper()
 
 
-def killed_runs(plan: str, folder: Path, kills: int, seed: int) -> None:
+def killed_runs(plan, folder, kills, seed):
     """Runs a plan, kills it at random moments, and starts it again; fails where a stored row is lost or made again."""
     chance, stored = random.Random(seed), {}
     for _ in range(kills):
@@ -127,7 +126,7 @@ def killed_runs(plan: str, folder: Path, kills: int, seed: int) -> None:
     assert stored.items() <= stored_rows(folder).items()
 
 
-def _size(folder: Path) -> int:
+def _size(folder):
     try:
         return len(stored_rows(folder))
     except NoiserError:  # there is none yet

@@ -10,7 +10,7 @@ from typing import Any
 from server_processes import Handler, served_by
 
 
-def completion(text: str | None, **choice: Any) -> dict[str, Any]:
+def completion(text, **choice):
     """The body of a good answer."""
     message = {"role": "assistant", "content": text} | choice.pop("message", {})
     return {
@@ -59,11 +59,11 @@ class ChatServer:
         self.serving.__exit__(None, None, None)
 
     @property
-    def total(self) -> int:
+    def total(self):
         return sum(self.hits.values())
 
 
-def _handler(owner: ChatServer):
+def _handler(owner):
     class Chat(Handler):
         protocol_version = "HTTP/1.1"
 

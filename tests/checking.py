@@ -30,14 +30,8 @@ class _Finder:
         self.package = package
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
-        if name.partition(".")[0] != self.package:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if (
-            spec is not None
-            and type(spec.loader) is SourceFileLoader
-            and b"jaxtyping" in Path(spec.origin).read_bytes()
-        ):
+        spec = PathFinder.find_spec(name, path, target) if name.partition(".")[0] == self.package else None
+        if spec and type(spec.loader) is SourceFileLoader and b"jaxtyping" in Path(spec.origin).read_bytes():
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import noiser.data
@@ -14,7 +13,7 @@ from noiser.data import Recipe, Source, UpstreamFile, loading
 from noiser.registry import Registry
 
 
-def known_record(number: int, subject: str, rest: str, answer: str, relation: str = "P1") -> dict[str, object]:
+def known_record(number, subject, rest, answer, relation="P1"):
     return {
         "known_id": number,
         "subject": subject,
@@ -49,12 +48,12 @@ LONGRA_RECORDS = [  # 0 and 1 sound, 2 to 4 malformed as the published ones are
 ]  # fmt: skip
 
 
-def upstream(name: str, content: bytes, address: str = "http://127.0.0.1:9") -> UpstreamFile:
+def upstream(name, content, address="http://127.0.0.1:9"):
     digest = hashlib.sha256(content).hexdigest()
     return UpstreamFile(name=name, url=f"{address}/{name}", size=len(content), sha256=digest)
 
 
-def register(monkeypatch, recipes: dict[str, tuple[UpstreamFile, Callable]]) -> None:
+def register(monkeypatch, recipes):
     """Lets these be the data sets, by name with a file and its reader, and no folder of the user's be known."""
     registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
     for name, (file, read) in recipes.items():
@@ -65,11 +64,11 @@ def register(monkeypatch, recipes: dict[str, tuple[UpstreamFile, Callable]]) -> 
     monkeypatch.delenv("NOISER_DATA", raising=False)
 
 
-def as_json(records: object) -> bytes:
+def as_json(records):
     return json.dumps(records, indent=1).encode()
 
 
-def _real_folder() -> Path | None:
+def _real_folder():
     """The real files under their upstream names: `$NOISER_DATA`, or links to shared/data beside the checkout."""
     if chosen := os.environ.get("NOISER_DATA"):
         return Path(chosen).expanduser()

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "design", "examples")
@@ -32,43 +31,32 @@ NOT_RUN: dict[tuple[str, str], str] = {
 }
 
 
-class Block(NamedTuple):
-    """A fenced block: the page and line where it begins, its language, and its text."""
-
-    page: str
-    line: int
-    language: str
-    text: str
-
-
 def pages() -> list[str]:
     """Every page, by its path in the repository."""
     found = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
-def all_blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+def all_blocks(page: str) -> list[tuple[str, str]]:
+    """The language and the text of every fenced block of a page, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    matches = re.finditer(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", text, re.MULTILINE)
-    return [Block(page, text.count("\n", 0, m.start()) + 1, m[2].strip(), m[3]) for m in matches]
+    return [(m[2].strip(), m[3]) for m in re.finditer(r"^( *)```(.*)\n((?:.*\n)*?)\1```$", text, re.MULTILINE)]
 
 
 def blocks(page: str, language: str) -> list[str]:
     """The texts of the blocks in a language that can be run."""
-    found = [block.text for block in all_blocks(page) if block.language == language]
+    found = [text for each, text in all_blocks(page) if each == language]
     return [text for text in found if reason_not_to_run(page, text.strip()) is None]
 
 
 def commands(page: str) -> list[str]:
     """The command lines of a page, continued ones joined, without the environment variables that they set."""
-    texts = [block.text.replace("\\\n", " ") for block in all_blocks(page) if block.language == "bash"]
+    texts = [text.replace("\\\n", " ") for language, text in all_blocks(page) if language == "bash"]
     lines = [re.sub(r"^\s*([A-Z_]+=\S+ +|\.venv/bin/)*", "", line) for text in texts for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def reason_not_to_run(page: str, text: str) -> str | None:
     """Why a command or a block is left out, or None."""
-    return next(
-        (why for (where, begin), why in NOT_RUN.items() if where in (page, "") and text.startswith(begin)), None
-    )
+    fitting = (why for (where, begin), why in NOT_RUN.items() if where in (page, "") and text.startswith(begin))
+    return next(fitting, None)

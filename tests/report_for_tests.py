@@ -1,14 +1,14 @@
 """Made-up benchmarks, small enough to be worked out by hand."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bench_for_tests import toml
 from noiser.bench import Plan, Row, Store
 from noiser.bench.resolve import Selection
+from noiser.report.cells import entry_of, summaries_of
 
 
 @dataclass
@@ -20,24 +20,14 @@ class Run:
     chosen: Sequence[Selection] = ()
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self):
         return {"selections": [one._asdict() for one in self.chosen]}
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self):
         return iter(self.kept)
 
 
-def rows(
-    method: str,
-    metric: str,
-    values: Iterable[dict[str, Any] | str],
-    *,
-    first: int = 0,
-    model: str = "gemma-3-270m",
-    data: str = "known",
-    category: str = "",
-    seconds: Sequence[float] = (),
-) -> list[Row]:
+def rows(method, metric, values, *, first=0, model="gemma-3-270m", data="known", category="", seconds=()):
     """The rows of some prompts in turn: the numbers of each, or the type of its error."""
     found = []
     for number, each in enumerate(values):
@@ -48,12 +38,12 @@ def rows(
     return found
 
 
-def soft(ns: float, nc: float, random_ns: float = 0.02, random_nc: float = 0.4) -> dict[str, float]:
+def soft(ns, nc, random_ns=0.02, random_nc=0.4):
     """The columns of `soft_scores`."""
     return {"soft_ns": ns, "soft_nc": nc, "random_soft_ns": random_ns, "random_soft_nc": random_nc}
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes):
     """One model, KNOWN, two methods, the paper's score; entries are given as names, or as fields."""
     named = {"models": "gemma-3-270m", "data": "known", "methods": "noiser occlusion", "metrics": "soft_scores"}
     entries = {kind: [{"name": name} for name in names.split()] if isinstance(names, str) else names
@@ -84,32 +74,26 @@ FULL: dict[str, Any] = {
 }
 """Something of everything."""
 
-_AREAS = ("area_ns", "area_nc", "area", "random_area", "permuted_area")
-_PARTS = ("antecedent", "distractor", "last_content_word")
-COLUMNS = {
-    "attribution": ("token_forwards", "passes"),
-    "faithfulness": (*soft(0, 0), *(f"{prefix}{name}" for prefix in ("", "rank_") for name in _AREAS)),
-    "answerability": ("answerability_rate", "answerability_score", "answerability_unscored"),
-    "minimum_top_k": ("minimum_share", "unanswerable"),
-    "localisation": tuple(f"{kind}_{part}" for kind in ("share", "uniform") for part in _PARTS),
-    "stability": ("spearman", "kendall"),
-}
-"""The numbers of each metric."""
+
+def columns(wanted, metric):
+    """The columns of a metric's rows."""
+    summaries = summaries_of(entry_of(wanted, metric), []).values()
+    return sorted({name for summary in summaries for name in summary.columns} - {"seconds"})
 
 
-def full(prompts: int = 12, models: int = 2) -> Run:
+def full(prompts=12, models=2):
     """A run with something of everything."""
     return made(plan(**FULL | {"models": FULL["models"][:models]}), prompts)
 
 
-def made(wanted: Plan, prompts: int) -> Run:
+def made(wanted, prompts):
     """Rows of a plan, drawn at random; LIME has fewer prompts, and the fourth kind of rows two failures."""
     drawn, found, ids = random.Random(0), list[Row](), range(prompts)
     pairs = [(model, data) for model in wanted.labels("models") for data in wanted.labels("data")]
     kinds = [(*pair, *kind) for pair in pairs for kind in wanted.kinds(*pair)]
     for number, (model, data, method, metric) in enumerate(kinds):
         for example in range(1 if data == "own" else prompts // 2 if method == "lime" else prompts):
-            values = {name: len(method) % 7 / 10 + drawn.uniform(0.1, 1) for name in COLUMNS[metric]}
+            values = {name: len(method) % 7 / 10 + drawn.uniform(0.1, 1) for name in columns(wanted, metric)}
             labels = {"model": model, "data": data, "seconds": [drawn.uniform(0.1, 3)]}
             labels["category"] = ("family", "capital-world")[example % 2] if data == "longra" else ""
             fails = number == 3 and example < 2
@@ -124,7 +108,7 @@ def near(statistic, data, seed, confidence):
     return value - 0.1, value + 0.1, ""
 
 
-def write_folder(folder: Path, run: Run) -> Store:
+def write_folder(folder, run):
     """A benchmark's folder with those rows."""
     store, fields = Store(folder, create=True), run.plan.model_dump(mode="json", exclude_defaults=True)
     store.set_meta(plan=toml(fields), resolved={}, models={}, **run.meta)

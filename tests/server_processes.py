@@ -55,13 +55,8 @@ def served_by(handler):
 @contextlib.contextmanager
 def running(command, port, seconds=600, path="health", **environment):
     """The address of what `command` serves on that port, once it answers to `path`."""
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=os.environ | environment,
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, start_new_session=True, env=os.environ | environment, **quiet)
     try:
         until = time.monotonic() + seconds
         while time.monotonic() < until and process.poll() is None:

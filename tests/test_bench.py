@@ -47,7 +47,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, models) -> Path:
+def whole(tmp_path_factory, models):
     """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "p.toml").write_text(plan_text(models), encoding="utf-8")
@@ -56,12 +56,12 @@ def whole(tmp_path_factory, models) -> Path:
 
 
 @pytest.fixture
-def copied(whole, tmp_path) -> Path:
+def copied(whole, tmp_path):
     """The same run where `run_plan` goes on with it, and a test may change it."""
     return Path(shutil.copytree(whole, tmp_path / "out"))
 
 
-def forget(folder, where) -> int:
+def forget(folder, where):
     """The number of rows, now deleted."""
     with sqlite3.connect(folder / FILE) as database:
         return database.execute(f"DELETE FROM rows WHERE {where}").rowcount

@@ -44,7 +44,7 @@ def cluster():
 class Waiting:
     """A worker whose jobs last until a file is there; it says on which node each was begun."""
 
-    def __init__(self, threads) -> None:
+    def __init__(self, threads):
         assert threads == 1
 
     def work(self, job):

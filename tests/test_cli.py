@@ -42,7 +42,7 @@ def noiser_command(monkeypatch):
 
     monkeypatch.setattr(noiser.model, "load_model", load)
 
-    def run(*arguments: str, **options):
+    def run(*arguments, **options):
         result = CliRunner().invoke(app, list(arguments), **options)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ FILES = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder of the user's with our own files, in data sets that know their checksums."""
     register(monkeypatch, {name: (upstream(file, content), read) for name, (file, content, read) in FILES.items()})
     for name, (file, content, _) in FILES.items():
@@ -32,7 +31,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def parts(example: Example) -> dict[str, list[str]]:
+def parts(example):
     return {name: [example.prompt[start:end] for start, end in spans] for name, spans in example.spans.items()}
 
 

@@ -20,7 +20,7 @@ OWN |= {"repetition_penalty": 3.0, "min_length": 90}
 WORDS = [("The", "quick", "fox"), ("rains", "mountains"), ("A", "teacher", "plays", "the"), ("quick", "The", "fox")]
 
 
-def model(family="llama", chat=False, **changes) -> noiser.LanguageModel:
+def model(family="llama", chat=False, **changes):
     made = tiny_model(family)
     made.config.max_position_embeddings = 4096
     return noiser.wrap(made, chat_tokenizer(CHAT if chat else None), **changes)

@@ -32,12 +32,12 @@ def alone(no_openai_settings, monkeypatch, tmp_path):
     monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.01)
 
 
-def judge_at(server: ChatServer, **changes) -> OpenAIJudge:
+def judge_at(server, **changes):
     defaults = {"model": "test-model", "base_url": server.url, "timeout": 60, "max_retries": 2}
     return OpenAIJudge(**defaults | changes)
 
 
-def requests_of(count: int, answers: int = 1) -> list[JudgeRequest]:
+def requests_of(count, answers=1):
     return [JudgeRequest(("word", f"w{i}"), answers) for i in range(count)]
 
 
@@ -221,7 +221,7 @@ def test_the_table_holds_question_and_answer_and_no_key(tmp_path):
                 judge_at(server, cache_dir=place).judge(requests_of(1))
 
 
-def key_sent(server: ChatServer, **settings) -> str:
+def key_sent(server, **settings):
     """The key of a request that no stored answer spares."""
     judge_at(server, cache_dir=Path(os.environ["NOISER_CACHE"], str(server.total)), **settings).judge(requests_of(1))
     return server.headers[-1]["authorization"].removeprefix("Bearer ")

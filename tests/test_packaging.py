@@ -23,12 +23,12 @@ needs_bash = pytest.mark.skipif(os.name == "nt", reason="the scripts are for bas
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def pinned() -> dict[str, str]:
+def pinned():
     pins = re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     return {canonicalize_name(name): version for name, version in pins}
 
 
-def requirements() -> list[Requirement]:
+def requirements():
     project, groups = PROJECT["project"], PROJECT["dependency-groups"]
     lists = [project["dependencies"], PROJECT["build-system"]["requires"]]
     lists += [project["optional-dependencies"][name] for name in ("demo", "app", "inseq")]
@@ -73,12 +73,12 @@ def test_releases_compare_the_tag_with_the_version():
 
 @needs_bash
 def test_the_chosen_python_or_the_first_that_works_is_taken(tmp_path):
-    def bash(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def bash(code, **env):
         """Of a PATH with nothing on it but what the test puts there."""
         command, env = [BASH, "-c", f". scripts/environment.sh\n{code}"], {"PATH": str(tmp_path)} | env
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
-    def put(name: str, text: str) -> None:
+    def put(name, text):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
 

@@ -84,11 +84,6 @@ def chat_model():
     return noiser.wrap(tiny_model("llama", max_position_embeddings=1024).eval(), chat_tokenizer(CHAT_TEMPLATE))
 
 
-def has_here(page, language):
-    found = blocks(page, language) if language == "python" else runnable(page)
-    return page != README and bool(found)
-
-
 def runnable(page):
     return [line for line in commands(page) if line.startswith("noiser ") and reason_not_to_run(page, line) is None]
 
@@ -98,7 +93,7 @@ def needs_files(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in pages() if has_here(page, "python")])
+@pytest.mark.parametrize("page", [page for page in pages() if page != README and blocks(page, "python")])
 def test_python(page, desk):
     lm = tiny("llama")
     attributions = [noiser.attribute(lm, text, method="occlusion", unit="word") for text in (PROMPT, "The lazy dog")]
@@ -115,7 +110,7 @@ def test_python(page, desk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in pages() if has_here(page, "bash")])
+@pytest.mark.parametrize("page", [page for page in pages() if page != README and runnable(page)])
 def test_commands(page, desk):
     """All of a page's, one after the other, in one folder; DIR is a finished benchmark where the page runs none."""
     if not (desk / "PLAN.toml").exists():
@@ -182,10 +177,10 @@ def test_every_block_is_in_a_language_that_is_tested_and_links_lead_somewhere(pa
     """Also on the pages that are no part of the site, and to files outside it."""
     text, found = (ROOT / page).read_text(encoding="utf-8"), all_blocks(page)
     languages = {"python", "bash", "toml", "json", "text", "bibtex", "nginx", "caddy", "yaml"}
-    assert {block.language for block in found} <= languages
+    assert {language for language, _ in found} <= languages
     assert text.count("```") == 2 * len(found)
-    for block in found:
-        {"toml": tomllib.loads, "yaml": yaml.safe_load}.get(block.language, str)(block.text)
+    for language, block in found:
+        {"toml": tomllib.loads, "yaml": yaml.safe_load}.get(language, str)(block)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         target = link.partition("#")[0]
         if target and not re.match(r"[a-z]+:", target):
@@ -196,7 +191,7 @@ def test_every_block_is_in_a_language_that_is_tested_and_links_lead_somewhere(pa
 def test_what_is_not_run_is_there():
     for where, begin in NOT_RUN:
         here = [where] if where else pages()
-        texts = [text for page in here for text in [*commands(page), *(block.text for block in all_blocks(page))]]
+        texts = [text for page in here for text in [*commands(page), *(block for _, block in all_blocks(page))]]
         assert any(text.startswith(begin) for text in texts), (where, begin)
 
 

@@ -25,7 +25,7 @@ def _few_resamples(monkeypatch):
     monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
 
 
-def run(kept=(), *, chosen=(), **changes) -> Run:
+def run(kept=(), *, chosen=(), **changes):
     return Run(plan(**changes), kept, chosen)
 
 
@@ -116,7 +116,7 @@ LOW = [value - 0.3 - value / 9 for value in MANY]
 FEW = [0.9, 0.8, 0.7, 0.6, 0.9, 0.8]
 
 
-def of_metric(metric: str, number: str, values: dict[str, list[float]], **changes) -> Run:
+def of_metric(metric, number, values, **changes):
     kept = [row for name, each in values.items() for row in rows(name, metric, [{number: value} for value in each])]
     methods = [{"name": "noiser", "label": name} for name in values]
     return run(kept, **{"methods": methods, "metrics": metric} | changes)
@@ -130,6 +130,7 @@ def of_metric(metric: str, number: str, values: dict[str, list[float]], **change
         ([[0.1], [0.9]], ["", ""]),  # no interval
         ([[0.0, 0.0], [0.0, 0.0]], ["", ""]),
         ([[0.9, 0.8], MANY, LOW], ["level", "best", ""]),  # two prompts make no winner and no loser
+        ([FEW, [0.1, 0.2, 0.15] * 4 + [0.3]], ["level", "best"]),  # nor do fewer than half
         ([MANY[:5], LOW[:5]], ["", ""]),
         ([MANY[:6], LOW[:6]], ["best", ""]),
         ([FEW, [*(value + 0.05 for value in FEW), 0.0, 0.1, 0.0, 0.05]], ["best", "level"]),  # of what both have
@@ -259,19 +260,16 @@ def test_methods_are_named_with_what_the_plan_sets():
     assert methods(named).to_numpy().tolist() == [["o", "occlusion", "word", "paper", "score = logprob"]]
 
 
-METHODS_OF_THE_PAPER = [
-    ({"name": "inseq:occlusion"}, "occlusion"),
-    ({"name": "inseq:occlusion", "args": {"reduce": "sum"}}, None),
-    ({"name": "occlusion"}, None),  # the paper's is Inseq's, which takes absolute values
-    ({"name": "noiser@1", "args": {"bounding": "k_min", "search": "certified"}}, "noiser"),
-    ({"name": "noiser", "args": {"bounding": "k_max"}}, "k_max"),
-    ({"name": "noiser", "args": {"bounding": "k_max", "score": "hellinger"}}, None),
-    ({"name": "noiser", "unit": "word"}, None),
-]
-
-
 def test_methods_models_and_numbers_of_the_paper():
-    for method, expected in METHODS_OF_THE_PAPER:
+    for method, expected in (
+        ({"name": "inseq:occlusion"}, "occlusion"),
+        ({"name": "inseq:occlusion", "args": {"reduce": "sum"}}, None),
+        ({"name": "occlusion"}, None),  # the paper's is Inseq's, which takes absolute values
+        ({"name": "noiser@1", "args": {"bounding": "k_min", "search": "certified"}}, "noiser"),
+        ({"name": "noiser", "args": {"bounding": "k_max"}}, "k_max"),
+        ({"name": "noiser", "args": {"bounding": "k_max", "score": "hellinger"}}, None),
+        ({"name": "noiser", "unit": "word"}, None),
+    ):
         assert method_of(MethodEntry.model_validate(method)) == expected, method
     assert [model_of(name) for name in ("Qwen/Qwen2-0.5B", "/models/Meta-Llama-3-8B/")] == ["Qwen2-0.5B", "Llama3-8B"]
     assert [model_of(name) for name in ("Qwen/Qwen2-0.5B-Instruct", "gemma-3-270m")] == [None, None]

@@ -1,6 +1,5 @@
 """The benchmarks of speed run, on random models; their figures here mean nothing, their counts and checks do."""
 
-import copy
 import math
 from functools import partial
 
@@ -17,12 +16,12 @@ import noiser_speed
 from measuring import Setting
 from noiser.engine import prepare, run_one
 from noiser.types import Question
-from tiny import tiny, tiny_model, tiny_tokenizer
+from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture
 def setting():
-    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer = chat_tokenizer(None)
     tokenizer.pad_token = "</s>"
     lm = noiser.wrap(tiny_model("llama").eval(), tokenizer)
     return Setting(load=lambda dtype: lm, quick=True)

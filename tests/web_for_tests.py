@@ -21,7 +21,6 @@ from tiny import chat_tokenizer, tiny, tiny_model
 
 PROMPT = "The quick fox sings near the river"
 SOURCES = "The trains to the coast run late.\n---\nThe lazy dog sleeps."
-HOSTS = ("localhost", "127.0.0.1", "noiser.example", "::1")
 
 
 @cache
@@ -51,9 +50,9 @@ def failing(name):
 
 @contextmanager
 def served(load=small, named=("llama", "gemma3", "plain"), **options):
-    """The server; its address, its models, and `ask`, which posts a question and gives its events."""
-    models = Models(named, load)
-    config = configured(application(models, hosts=HOSTS, **options))
+    """The server; its address, a client, and `ask`, which posts a question and gives its events."""
+    hosts = ("localhost", "127.0.0.1", "noiser.example", "::1")
+    config = configured(application(Models(named, load), hosts=hosts, **options))
     config.port = 0
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -68,7 +67,7 @@ def served(load=small, named=("llama", "gemma3", "plain"), **options):
             assert reply.status_code == 200, reply.text
             return events(reply.text)
 
-        yield SimpleNamespace(address=str(client.base_url), port=port, models=models, client=client, ask=ask)
+        yield SimpleNamespace(address=str(client.base_url), port=port, client=client, ask=ask)
     server.should_exit = True
     thread.join(10)
     wait_for_jobs()  # tests share the models: work that was stopped must have left them
@@ -84,9 +83,8 @@ def wait_for_jobs(seconds=60):
 
 def nonsense(chance, count):
     """(path, body) of questions of a right form with wrong values, or of no form at all."""
-    kinds = {"/ask": Ask, "/tolerate": Tolerate, "/measure": Measure}
+    kinds = {"/ask": Ask, "/tolerate": Tolerate, "/measure": Measure, "/v1/chat/completions": Completion}
     kinds |= {"/v1/attribute": Attribute, "/v1/cite": Cite, "/v1/diff": Diff, "/v1/evaluate": Evaluate}
-    kinds["/v1/chat/completions"] = Completion
     values = [None, True, -1, 0, 3, 1e308, 10**30, "", "x", "\ud800", [], {}, [[]], [None], {"path": "/etc/passwd"}]
     values += [PROMPT, "occlusion", "random", [PROMPT], [[0, 3]], ["lds"], [{"role": "user", "content": 3}], {"a": 0}]
     for _ in range(count):

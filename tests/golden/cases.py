@@ -1,9 +1,7 @@
 """Cases of the golden numbers: every method and metric on tiny models, as functions from a model to named numbers."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from typing import Any
 
 import torch
 
@@ -12,14 +10,10 @@ from noiser.errors import NoiserError
 from noiser.methods import METHODS, make_method
 from tiny import chat_tokenizer, tiny_model
 
-Numbers = Mapping[str, Any]
-Case = Callable[[], Numbers]
-
-
 # Public names only, so that everything underneath can be replaced.
 
 
-def numbers_of(*attributions: noiser.Attribution) -> Numbers:
+def numbers_of(*attributions):
     """What is stored of attributions: all numbers that a user reads, and the work."""
     return numbered(
         {
@@ -36,28 +30,28 @@ def numbers_of(*attributions: noiser.Attribution) -> Numbers:
     )
 
 
-def numbered(found: Iterable[Numbers]) -> Numbers:
+def numbered(found):
     """The numbers of several results in one, by names that count them."""
     pairs = [(index, name, value) for index, each in enumerate(found) for name, value in each.items()]
     return {f"{name}{index or ''}": value for index, name, value in pairs if value is not None}
 
 
-def listed(found: Any) -> list[Any]:
+def listed(found):
     return found if isinstance(found, list) else [found]
 
 
-def attributed(lm: noiser.LanguageModel, prompt: Any, **options: Any) -> Numbers:
+def attributed(lm, prompt, **options):
     return numbers_of(*listed(noiser.attribute(lm, prompt, **options)))
 
 
-def cited(lm: noiser.LanguageModel, question: Any, sources: Any, **options: Any) -> Numbers:
+def cited(lm, question, sources, **options):
     """The scores per source, what each sentence loses without all of them, and the attribution."""
     found = listed(noiser.cite(lm, question, sources, max_new_tokens=6, **options))
     return numbered({"by_source": one.scores, "losses": one.losses, **numbers_of(one.attribution)} for one in found)
 
 
 @cache
-def model(family: str, batch_tokens: int | None = None) -> noiser.LanguageModel:
+def model(family, batch_tokens=None):
     return noiser.wrap(tiny_model(family).eval(), chat_tokenizer(), batch_tokens=batch_tokens)
 
 
@@ -73,13 +67,13 @@ MANY = [PROMPT, CHAT, "It rains"]
 IN_SOURCES = noiser.place_sources(QUESTION, SOURCES)
 
 
-def favourite(log_p: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+def favourite(log_p, clean):
     """A number of one's own: the log-probability of token 40 minus the highest one at the clean run."""
     return (log_p[..., 40] - clean.max(-1).values).sum(-1)
 
 
 TOKEN = {"target_unit": "token"}
-QUESTIONS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+QUESTIONS = {
     "token": (PROMPT, {}),
     "bytes": ("Café 🎻 señor", {}),
     "word": (LONG, {"unit": "word"}),
@@ -105,7 +99,7 @@ QUESTIONS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
 }
 
 # Small hyper-parameters for what would be slow; a method that is not here runs with its defaults.
-SMALL: Mapping[str, Mapping[str, Any]] = {
+SMALL = {
     "noiser": {"samples": 3, "steps": 5},
     "noiser@1": {"samples": 3, "steps": 5},
     "noiser_relative": {"samples": 3},
@@ -120,13 +114,13 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def each(name: str, *values: Any) -> list[Mapping[str, Any]]:
+def each(name, *values):
     return [{name: value} for value in values]
 
 
 MEAN, LOGPROB = {"baseline": "mean"}, {"score": "logprob"}
 # Hyper-parameters, one change at a time, on the question "three".
-VARIANTS: Mapping[str, list[Mapping[str, Any]]] = {
+VARIANTS = {
     "noiser": [
         *each("bounding", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf"),
         *each("bounding", "random", "none", "relative", 0.3),
@@ -168,7 +162,7 @@ DEEP = (FULL, "gemma3")  # every method
 
 GOLD = {"first": [(0, 9)], "gold": [(10, 15)]}
 # Each metric with its settings; attributions to measure are below.
-METRIC_SETTINGS: list[tuple[str, Mapping[str, Any]]] = [
+METRIC_SETTINGS = [
     ("lds", {"masks": 12, "draws": 2}),
     ("lds", {"masks": 12, "draws": 2, "removal": "delete"}),
     *(("erasure", {"removal": removal}) for removal in ("zero", "mean", "noise", "delete")),
@@ -187,14 +181,14 @@ METRIC_SETTINGS: list[tuple[str, Mapping[str, Any]]] = [
     ("localisation", {"spans": GOLD}),
     ("stability", {}),
 ]
-MEASURED: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+MEASURED = {
     "three": (PROMPT, {"method": "lime", "max_new_tokens": 3}),
     "word": ("A dog sings near the bank",
              {"method": "occlusion", "unit": "word", "target": " in the", "target_unit": "all"}),
 }  # fmt: skip
 
 
-def cases(family: str, batch_tokens: int | None = None) -> Iterator[tuple[str, Case]]:
+def cases(family, batch_tokens=None):
     """The cases of a family, by names that are stored."""
     lm = model(family, batch_tokens)
     for name in METHODS.names() if family in DEEP else EVERYWHERE:
@@ -210,12 +204,12 @@ def cases(family: str, batch_tokens: int | None = None) -> Iterator[tuple[str, C
         yield from citations(lm)
 
 
-def asked(lm: noiser.LanguageModel, name: str, question: str, **changed: Any) -> Numbers:
+def asked(lm, name, question, **changed):
     prompt, options = QUESTIONS[question]
     return attributed(lm, prompt, method=make_method(name, **{**SMALL.get(name, {}), **changed}), **options)
 
 
-def citations(lm: noiser.LanguageModel) -> Iterator[tuple[str, Case]]:
+def citations(lm):
     for unit in ("source", "sentence"):
         yield f"cite/{unit}", partial(cited, lm, QUESTION, SOURCES, unit=unit, answer=ANSWER)
     yield "cite/chat", partial(cited, lm, CHAT, SOURCES, unit="source", answer=ANSWER)
@@ -223,7 +217,7 @@ def citations(lm: noiser.LanguageModel) -> Iterator[tuple[str, Case]]:
     yield "cite/many", partial(cited, lm, [QUESTION, "Who sings?"], [SOURCES, SOURCES[::-1]], **many)
 
 
-def metrics(lm: noiser.LanguageModel) -> Iterator[tuple[str, Case]]:
+def metrics(lm):
     for question, (prompt, options) in MEASURED.items():
         for name, settings in METRIC_SETTINGS:
             if name == "stability":
@@ -233,12 +227,12 @@ def metrics(lm: noiser.LanguageModel) -> Iterator[tuple[str, Case]]:
             yield f"{name}/{question} {label}".strip(), partial(_measured, lm, prompt, options, name, settings)
 
 
-def _measured(lm: noiser.LanguageModel, prompt: Any, options: Any, name: str, settings: Any) -> Numbers:
+def _measured(lm, prompt, options, name, settings):
     columns = noiser.measure(lm, noiser.attribute(lm, prompt, **options), name, **settings)
     return {column: value for column, value in columns.items() if isinstance(value, int | float)}
 
 
-def run(case: Case) -> dict[str, torch.Tensor] | None:
+def run(case):
     """The numbers of a case as float64 tensors; None where the library refuses the question."""
     try:
         with warnings.catch_warnings(action="ignore"):

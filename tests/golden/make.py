@@ -5,7 +5,7 @@ another way, a number says nothing about the code.
 """
 
 import json
-from collections.abc import Mapping
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,8 @@ from tiny import FAMILIES
 FILE = Path(__file__).with_name("scores.npz")
 SMALL_PASSES = 48  # tokens
 
-Numbers = dict[str, np.ndarray]
 
-
-def main() -> None:
+def main():
     """Stores the numbers of all cases, and prints those that are left out."""
     kept = {}
     for family in FAMILIES:
@@ -31,7 +29,7 @@ def main() -> None:
     save(kept)
 
 
-def save(kept: Mapping[str, Numbers]) -> None:
+def save(kept):
     """Writes numbers by family and case, then by name, into one file."""
     shapes = {case: {name: value.shape for name, value in numbers.items()} for case, numbers in kept.items()}
     values = [value.ravel() for numbers in kept.values() for value in numbers.values()]
@@ -39,7 +37,7 @@ def save(kept: Mapping[str, Numbers]) -> None:
     print(f"{len(kept)} cases, {FILE.stat().st_size / 1000:.0f} kB")
 
 
-def computed(family: str, batch_tokens: int | None) -> dict[str, Numbers]:
+def computed(family, batch_tokens):
     found = {name: run(case) for name, case in cases(family, batch_tokens)}
     return {
         name: {each: value.float().numpy() for each, value in numbers.items()}
@@ -48,7 +46,7 @@ def computed(family: str, batch_tokens: int | None) -> dict[str, Numbers]:
     }
 
 
-def _agree(one: Numbers, other: Numbers) -> bool:
+def _agree(one, other):
     return one.keys() == other.keys() and all(
         one[name].shape == other[name].shape
         and np.allclose(one[name], other[name], rtol=5e-6, atol=5e-6, equal_nan=True)
@@ -57,18 +55,14 @@ def _agree(one: Numbers, other: Numbers) -> bool:
     )
 
 
-def stored() -> dict[str, dict[str, torch.Tensor]]:
+def stored():
     """The stored numbers, by family and case, then by name."""
     with np.load(FILE) as file:
         shapes, values = json.loads(str(file["shapes"])), torch.from_numpy(file["values"]).double()
-    found, begin = {}, 0
-    for case, fields in shapes.items():
-        found[case] = {}
-        for name, shape in fields.items():
-            end = begin + int(np.prod(shape))
-            found[case][name] = values[begin:end].reshape(shape)
-            begin = end
-    return found
+    parts = iter(values.split([math.prod(shape) for fields in shapes.values() for shape in fields.values()]))
+    return {
+        case: {name: next(parts).reshape(shape) for name, shape in fields.items()} for case, fields in shapes.items()
+    }
 
 
 if __name__ == "__main__":
