@@ -37,31 +37,17 @@ def squared(p, q):
     return sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)) / math.sqrt(2)
 
 
-def soft(lm, ids, row, positions, kept, removed, distance=hellinger):
+def soft(lm, query, target, positions, kept, removed, distance=hellinger):
     """Soft-NS and Soft-NC for one target.
 
     Args:
         positions: all token positions that masks act on.
         kept, removed: for each mask sample, position -> 0/1 factors of the retaining and the removing mask.
     """
-    clean = distribution(lm, ids, row)
-    zero = distance(clean, distribution(lm, ids, row, dict.fromkeys(positions, 0.0)))
-    ns = [max(0.0, zero - distance(clean, distribution(lm, ids, row, keep))) / zero for keep in kept]
-    nc = [distance(clean, distribution(lm, ids, row, keep)) / zero for keep in removed]
-    return ns, nc
-
-
-def keep_rates(scores, rate):
-    """c by bisection: the mean of min(1, c max(s, 0)) grows with c."""
-    s = [max(x, 0.0) for x in scores]
-    n, positive = len(s), sum(x > 0 for x in s)
-    if positive <= rate * n:
-        return [1.0 if x > 0 else (rate * n - positive) / (n - positive) for x in s]
-    low, high = 0.0, 1.0 / min(x for x in s if x > 0)
-    for _ in range(200):
-        c = (low + high) / 2
-        low, high = (c, high) if sum(min(1.0, c * x) for x in s) / n < rate else (low, c)
-    return [min(1.0, high * x) for x in s]
+    of = lambda keep=None: distribution(lm, query.token_ids, query.logit_positions[target], keep)
+    clean, zero = of(), distance(of(), of(dict.fromkeys(positions, 0.0)))
+    ns = [max(0.0, zero - distance(clean, of(keep))) / zero for keep in kept]
+    return ns, [distance(clean, of(keep)) / zero for keep in removed]
 
 
 @cache

@@ -20,7 +20,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/models.md", "vllm serve"): "vLLM; test_vllm.py",
     ("docs/models.md", "noiser attribute -m http"): "a server; test_server.py",
     ("docs/models.md", "from transformers import"): "the hub, and a graphics card",
-    ("docs/howto/edits.md", "noiser diff"): "its exit status depends on the model; test_diff.py",
+    ("docs/howto/edits.md", "noiser diff"): "its exit status depends on the model; test_explain.py",
     ("docs/models.md", "from torchao"): "torchao; test_quantised.py",
     ("docs/coming_from.md", "import shap"): "another library",
     ("docs/coming_from.md", "from captum.attr"): "another library, with a figure; see test_neighbours.py",

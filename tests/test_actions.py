@@ -15,14 +15,10 @@ from noiser.text.segments import field_spans
 from noiser.types import Span
 from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
-CALL = {
-    "type": "function",
-    "id": "abcdefghi",
-    "function": {"name": "get_time", "arguments": {"city": "Rome", "days": 3}},
-}
+FUNCTION = {"name": "get_time", "arguments": {"city": "Rome", "days": 3}}
 CHAT = [
     {"role": "user", "content": "What is the time in Rome?"},
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "abcdefghi", "function": FUNCTION}]},
     {"role": "tool", "content": '{"time": "noon", "zone": "CET"}', "tool_call_id": "abcdefghi", "name": "get_time"},
     {"role": "assistant", "content": "It is noon."},
 ]
@@ -107,7 +103,6 @@ def model(template):
 
 @pytest.mark.parametrize("family", ACTIONS)
 def test_a_call_is_the_text_that_the_template_writes_and_its_result_is_a_unit(family):
-    """As many tokens as the template's own, and its fields add up to all of it."""
     template, text = ACTIONS[family]
     lm = model(template)
     asked = {"unit": "turn", "method": "occlusion:score=logprob"}
@@ -137,34 +132,28 @@ def test_a_template_without_calls_is_said_to_be_one(template):
             noiser.attribute(lm, [CHAT[0], CHAT[2]], unit="turn")
 
 
-def test_what_a_template_drops_is_said():
+def test_what_a_template_drops_is_said_and_actions_that_are_not_there():
+    lm, asked = model(QWEN3), {"unit": "turn", "target": 40, "method": "occlusion"}
     chat = [CHAT[0], {**CHAT[3], "reasoning_content": "Rome is CET."}, {"role": "user", "content": "Thanks."}]
     with pytest.warns(UserWarning, match="drops the thoughts of message 1"):
-        att = noiser.attribute(model(QWEN3), chat, unit="turn", target=40, method="occlusion")
+        att = noiser.attribute(lm, chat, **asked)
     assert [unit.text.strip() for unit in att.units] == [message["content"] for message in chat]
     with pytest.warns(UserWarning, match="drops the tool calls of message 1"):
-        noiser.attribute(model(SMOLLM2), CHAT[:3], unit="turn", target=40, method="occlusion")
-
-
-def test_actions_that_are_not_there():
-    lm = model(QWEN25)
+        noiser.attribute(model(SMOLLM2), CHAT[:3], **asked)
     for target in ("action", "action:0", "action:7"):
         with pytest.raises(TargetError, match="expected the assistant's message of an action"):
             noiser.attribute(lm, CHAT[:1], target=target)
     assert noiser.attribute(lm, "A text has no", target="action").targets[0].text.strip()[0] == "a"
 
 
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ('{"a": {"b": [1, 2]}, "c": "x, \\"d\\": y"}', ['{"a": {"b": [1, 2]},', ' "c": "x, \\"d\\": y"}']),
-        ('[get_time(city="Rome", days=3)]', ["[get_time", '(city="Rome",', " days=3)]"]),
-        ("<function=f>\n<parameter=a>\n1\n</parameter>", ["<function=f>", "\n<parameter=a>\n1\n</parameter>"]),
-        ('She said: "no".', ['She said: "no".']),
-    ],
-)
-def test_fields(text, fields):
-    assert [text[start:end] for start, end in field_spans(text)] == fields
+def test_fields():
+    expected = {
+        '{"a": {"b": [1, 2]}, "c": "x, \\"d\\": y"}': ['{"a": {"b": [1, 2]},', ' "c": "x, \\"d\\": y"}'],
+        '[get_time(city="Rome", days=3)]': ["[get_time", '(city="Rome",', " days=3)]"],
+        "<function=f>\n<parameter=a>\n1\n</parameter>": ["<function=f>", "\n<parameter=a>\n1\n</parameter>"],
+        'She said: "no".': ['She said: "no".'],
+    }
+    assert {text: [text[start:end] for start, end in field_spans(text)] for text in expected} == expected
 
 
 def test_auto_begins_with_messages_and_goes_into_fields():
@@ -195,24 +184,12 @@ def test_planted_actions_have_one_deciding_message():
 
 
 def test_added_is_what_a_prefix_gains():
-    """By running each beginning of the prompt with the later units' rows at zero."""
     lm, prompt = tiny("llama"), "The fox sings near the bank"
     att = noiser.attribute(lm, prompt, method="added:score=logprob", unit="word", target=40)
     game = noiser.Game(lm, prompt, score="logprob", unit="word", target=40)
     count = len(att.units)
     values = [float(game([[index < kept for index in range(count)]])) for kept in range(count + 1)]
     assert att.scores[0].tolist() == pytest.approx([b - a for a, b in pairwise(values)], abs=1e-5)
-
-
-def mark(scores, stderr=None, roles=("user", "tool", "tool")):
-    """What `unasked` says of messages of one unit each."""
-    units = [Span("x", 2 * i, 2 * i + 1, (i,)) for i in range(len(roles))]
-    query = SimpleNamespace(
-        prompt=[{"role": role} for role in roles],
-        encoding=SimpleNamespace(contents=[(i, 2 * i, 2 * i + 1) for i in range(len(roles))]),
-    )
-    errors = None if stderr is None else torch.tensor([stderr])
-    return unasked(query, units, Scores(scores=torch.tensor([scores]), stderr=errors))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +203,13 @@ def mark(scores, stderr=None, roles=("user", "tool", "tool")):
     ],
 )
 def test_the_mark(scores, stderr, messages):
-    assert mark(scores, stderr) == messages
-    assert mark(scores, stderr, ("system", "tool", "tool")) == []  # without a user
+    """Of three messages of one unit each; without a user there is none."""
+    units = [Span("x", 2 * i, 2 * i + 1, (i,)) for i in range(3)]
+    found = Scores(scores=torch.tensor([scores]), stderr=None if stderr is None else torch.tensor([stderr]))
+    encoding = SimpleNamespace(contents=[(i, 2 * i, 2 * i + 1) for i in range(3)])
+    for first, expected in (("user", messages), ("system", [])):
+        query = SimpleNamespace(prompt=[{"role": role} for role in (first, "tool", "tool")], encoding=encoding)
+        assert unasked(query, units, found) == expected
 
 
 def test_the_mark_is_shown_and_saved(tmp_path):
@@ -241,7 +223,6 @@ def test_the_mark_is_shown_and_saved(tmp_path):
 
 
 def test_two_models_are_compared_by_paired_differences():
-    """The exact scores of the difference are the differences of the exact scores, and add up to it."""
     one, other, prompt = tiny("llama"), noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer()), "A fox sings"
     shapley = noiser.KernelShap(samples=8, score="logprob")
     found = noiser.diff_models(one, other, prompt, method=shapley, target=" near")

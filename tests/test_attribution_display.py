@@ -43,8 +43,6 @@ def hostile():
 
 
 class Page(HTMLParser):
-    """Tags, attributes and the text of each heat map; every tag is closed, and there is no comment."""
-
     def __init__(self, text):
         super().__init__()
         self.tags, self.attributes, self.maps, self.texts, self._open = [], [], [], [], []
@@ -259,7 +257,6 @@ def test_a_terminal_gets_colours_and_no_color_takes_them_away(coloured, monkeypa
 
 
 def test_no_text_reaches_a_terminal_raw(tmp_path, coloured):
-    """Neither hostile tokens nor whatever names a saved file holds."""
     data = rich_example().to_dict()
     evil = "\x1b]0;evil\x07\x9b2J\u202e"
     data |= {"unit": evil, "method": evil, "prompt": evil, "versions": {evil: evil}, "parameters": {evil: evil}}

@@ -28,10 +28,11 @@ def fills(drawing) -> list[tuple[int, int, int]]:
 
 def test_tokens_have_the_colours_of_their_scores():
     drawing = make(("Le", "Bron", " plays", " sport"), ((0.1, 0.3, -0.2, 0.4),)).plot()
-    assert texts(drawing)[:9] == ["Le", "Bron", "plays", "sport", "→", "target0", "-0.400", "0.400", "orange:"]
-    assert " ".join(texts(drawing)[8:]).endswith("less likely blue: more likely")
-    assert fills(drawing)[:4] == [tint(weight, WHITE) for weight in (0.25, 0.75, -0.5, 1.0)]
-    assert (fills(drawing)[4], fills(drawing)[-1]) == (tint(-1.0, WHITE), tint(1.0, WHITE))  # the scale
+    shown, colours = texts(drawing), fills(drawing)
+    assert shown[:9] == ["Le", "Bron", "plays", "sport", "→", "target0", "-0.400", "0.400", "orange:"]
+    assert " ".join(shown[8:]).endswith("less likely blue: more likely")
+    assert colours[:4] == [tint(weight, WHITE) for weight in (0.25, 0.75, -0.5, 1.0)]
+    assert (colours[4], colours[-1]) == (tint(-1.0, WHITE), tint(1.0, WHITE))  # the scale
     positive = make(scores=((0.1, 0.3, 0.2, 0.4),)).plot()
     assert (texts(positive)[6:8], fills(positive)[4]) == (["0", "0.400"], WHITE)
 
@@ -100,13 +101,14 @@ def test_vector_file_with_text_taken_literally():
 
 
 def test_what_cannot_be_plotted(monkeypatch, unchecked):
-    att = make()
-    with pytest.raises(ParameterError, match="different prompts"):
-        att.plot(make(("other",), ((0.1,),)))
-    with pytest.raises(ParameterError, match="indices of the 1 targets"):
-        att.plot(target=1)
-    with pytest.raises(ParameterError, match="width is 0; expected inches"):
-        att.plot(width=0)
+    other = make(("other",), ((0.1,),))
+    for message, arguments, options in (
+        ("different prompts", [other], {}),
+        ("indices of the 1 targets", [], {"target": 1}),
+        ("width is 0; expected inches", [], {"width": 0}),
+    ):
+        with pytest.raises(ParameterError, match=message):
+            make().plot(*arguments, **options)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(DependencyError, match=re.escape("pip install 'noiser[report]'")):
-        att.plot()
+        make().plot()

@@ -1,5 +1,6 @@
 import math
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,44 +27,38 @@ def attribute(method, family="gemma3", **options):
 
 
 def captum(name, **parameters):
-    return make_method(f"captum:{name}", **{**CHEAP.get(name, {}), **parameters})
+    return make_method(f"captum:{name}", **CHEAP.get(name, {}) | parameters)
 
 
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("mamba", {"max_new_tokens": 3}),
-        ("gemma3", {"unit": "word", "max_new_tokens": 3}),
-        ("gemma3", {"foil": " dog"}),
-    ],
-)
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (CaptumMethod("FeatureAblation"), noiser.Occlusion(score="prob")),
-        (CaptumMethod("InputXGradient"), noiser.InputXGradient(reduce="sum")),
-        (CaptumMethod("InputXGradient", reduce="l2", score="logprob"), noiser.InputXGradient(score="logprob")),
-        (
-            CaptumMethod("IntegratedGradients", settings={"n_steps": 6, "method": "gausslegendre"}, baseline="mean"),
-            noiser.IntegratedGradients(n_steps=6, baseline="mean"),
-        ),
-    ],
-    ids=["ablation", "gradient", "gradient of log p", "path"],
-)
-def test_equals_ours(theirs, ours, options, family):
-    a, b = (attribute(method, family, **options) for method in (theirs, ours))
+QUESTIONS = {
+    "mamba": {"max_new_tokens": 3},
+    "gemma3": {"unit": "word", "max_new_tokens": 3},
+    "llama": {"foil": " dog"},
+}
+OURS = {
+    "ablation": (CaptumMethod("FeatureAblation"), noiser.Occlusion(score="prob")),
+    "gradient": (CaptumMethod("InputXGradient"), noiser.InputXGradient(reduce="sum")),
+    "log p": (CaptumMethod("InputXGradient", reduce="l2", score="logprob"), noiser.InputXGradient(score="logprob")),
+    "path": (
+        CaptumMethod("IntegratedGradients", settings={"n_steps": 6, "method": "gausslegendre"}, baseline="mean"),
+        noiser.IntegratedGradients(n_steps=6, baseline="mean"),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", QUESTIONS)
+@pytest.mark.parametrize("name", OURS)
+def test_equals_ours(name, family):
+    a, b = (attribute(method, family, **QUESTIONS[family]) for method in OURS[name])
     assert a.units == b.units
     assert [target[:2] for target in a.targets] == [target[:2] for target in b.targets]
     torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
-def test_shapley_values_are_exact():
+def test_shapley_values_are_exact_and_a_window_may_be_of_two_tokens():
     found, expected = (attribute(method, unit="word") for method in ("captum:ShapleyValues", "kernel_shap"))
     assert expected.info["exact"] == [True]
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
-
-
-def test_window_of_two_tokens():
     one, two = (attribute(captum("Occlusion", sliding_window_shapes=[size, 32])) for size in (1, 2))
     torch.testing.assert_close(one.scores, attribute("captum:FeatureAblation").scores, equal_nan=True)
     assert not torch.allclose(one.scores, two.scores)
@@ -134,14 +129,9 @@ def test_what_captum_refuses_says_what_to_do(name, parameters, says):
 
 
 def test_a_model_that_runs_out_of_memory_says_so(monkeypatch):
-    lm = noiser.wrap(tiny_model("gemma3"), tiny_tokenizer())
-
-    def fail(*_, **__):
-        raise MemoryError("out of memory")
-
-    monkeypatch.setattr("noiser.integrations.captum.TargetFunction.__call__", fail)
+    monkeypatch.setattr("noiser.integrations.captum.TargetFunction.__call__", Mock(side_effect=MemoryError))
     with pytest.raises(noiser.NoiserError, match="Not enough memory on cpu"):
-        noiser.attribute(lm, PROMPT, method="captum:FeatureAblation")
+        attribute("captum:FeatureAblation")
 
 
 def test_random_states_come_back_after_an_exception():
@@ -154,7 +144,7 @@ def test_random_states_come_back_after_an_exception():
 
 
 def test_prompts_side_by_side_draw_what_each_draws_alone():
-    lm, prompts = tiny("llama"), [PROMPT, "A teacher plays the violin", "The dog"]
-    alone = [noiser.attribute(lm, prompt, method=captum("Lime")) for prompt in prompts]
-    for one, other in zip(alone, noiser.attribute(lm, prompts, method=captum("Lime")), strict=True):
-        torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=0)
+    lm, prompts, method = tiny("llama"), [PROMPT, "A teacher plays the violin", "The dog"], captum("Lime")
+    for prompt, found in zip(prompts, noiser.attribute(lm, prompts, method=method), strict=True):
+        expected = noiser.attribute(lm, prompt, method=method).scores
+        torch.testing.assert_close(found.scores, expected, atol=1e-5, rtol=0)

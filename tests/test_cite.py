@@ -10,7 +10,6 @@ import torch
 import noiser
 from attribution_for_tests import make, spans_of
 from engine_for_tests import query_of
-from noiser.data.planted import draw
 from noiser.errors import NoiserError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
 from noiser.types import Pair, Source, Target
 from test_engine import masked
@@ -161,7 +160,6 @@ def test_saved_and_loaded(tmp_path):
 
 
 def log_probabilities(lm, query, hidden=()):
-    """Of each token of the answer, with positions hidden from what stands after the sources."""
     p = masked(lm, query, hidden, query.sources_stop)
     return p[range(len(p)), list(query.target_ids)].log().tolist(), query.target_texts
 
@@ -291,16 +289,6 @@ def test_many_questions_are_answered_as_one_by_one():
         noiser.cite(lm, questions, SOURCES)
     with pytest.raises(ParameterError, match=r"pair for 2 prompts; expected a list of sources for each"):
         noiser.cite(lm, questions, [("fox", "It sings."), ("dog", "It barks.")])
-
-
-@pytest.mark.slow
-def test_the_source_of_an_invented_fact_is_cited_first(real):
-    for example in draw("once", 12)[::7]:
-        ((start, end),) = example.spans["gold"]
-        sources = [example.prompt[a:b] for a, b in sorted([(start, end), *example.spans["other"]])]
-        options = {"template": None, "answer": f" {example.target}.", "unit": "source", "contrast": False}
-        found = noiser.cite(real, example.prompt, sources, **options)
-        assert sources[int(found.scores[0].argmax())] == example.prompt[start:end]
 
 
 EITHER = Pair(0, (0, 2), -1.2, 0.1, "either")

@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import noiser
 from engine_for_tests import query_of, run_method
+from golden.cases import SMALL
 from noiser.errors import DependencyError, ModelError, ParameterError, UnsupportedModelError
 from noiser.methods import METHODS, describe, make_method
 from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
@@ -21,19 +22,6 @@ from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 METHOD_NAMES = METHODS.names()
 PROMPT = "The quick fox sings"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The dog sings near the river."}]
-# Small hyper-parameters for what would be slow; a method that is not here runs with its defaults.
-CHEAP = {
-    "noiser": {"samples": 2, "steps": 2},
-    "noiser_relative": {"samples": 2},
-    "lime": {"samples": 8},
-    "kernel_shap": {"samples": 12},
-    "joint": {"samples": 12},
-    "shapley_sampling": {"permutations": 3},
-    "context_cite": {"samples": 12},
-    "integrated_gradients": {"n_steps": 4},
-    "gradient_shap": {"samples": 3},
-    "sequential_integrated_gradients": {"n_steps": 3},
-}
 # What reads attention, or hooks activations, has nothing to read in a state-space model; Falcon's attention is its own.
 MAY_REFUSE = {(name, "mamba") for name in ("last_attention", "attention_rollout", "deeplift")}
 MAY_REFUSE |= {(name, family) for name in ("attn_lrp", "attention_gradient") for family in ("mamba", "falcon")}
@@ -45,14 +33,13 @@ each_method = pytest.mark.parametrize("name", METHOD_NAMES)
 
 def method_of(name):
     try:
-        return make_method(name, **CHEAP.get(name, {}))
+        return make_method(name, **SMALL.get(name, {}))
     except DependencyError as error:
         pytest.skip(str(error))
 
 
 @functools.cache
 def wrapped(family, dtype=torch.float32):
-    """A model in training mode."""
     return noiser.wrap(tiny_model(family).to(dtype), tiny_tokenizer())
 
 

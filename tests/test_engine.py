@@ -129,7 +129,6 @@ HIDING = [family for family in PACKING if family != "opt"]
 
 
 def masked(lm, query, hidden, begin):
-    """Distributions if positions from `begin` on do not attend to earlier hidden ones, by transformers alone."""
     length = len(query.token_ids)
     distance = torch.arange(length)[:, None] - torch.arange(length)
     columns = torch.zeros(length, dtype=torch.bool)

@@ -11,7 +11,7 @@ from engine_for_tests import query_of
 from noiser.errors import ParameterError, UnknownNameError
 from noiser.methods import METHODS, make_method
 from test_contract import state_of
-from test_occlusion import with_special_tokens
+from test_noiser import with_special_tokens
 from tiny import tiny, tiny_model, tiny_tokenizer
 
 if importlib.util.find_spec("inseq") is None:
@@ -60,8 +60,7 @@ def no_bos():
 @pytest.mark.parametrize("family", ["gemma3", "gpt2"])
 def test_each_step_is_what_noiser_gives(family):
     lm = tiny(family)
-    out = run(lm, "noiser", **SMALL)[0]
-    att = ours(lm, target=TARGET)
+    out, att = run(lm, "noiser", **SMALL)[0], ours(lm, target=TARGET)
     assert out.target_attributions.shape == (len(out.target), len(att.targets))
     assert [token.id for token in out.target[out.attr_pos_start :]] == [target.token_id for target in att.targets]
     found = out.target_attributions[:-1].T
@@ -90,9 +89,8 @@ def test_one_generated_token_and_the_heat_map(no_bos):
 def test_hyper_parameters_are_keywords():
     lm = tiny("llama")
     for given in ({"bounding": "norm_l2", "score": "logprob"}, {"bounding": 0.3, "samples": 2}, {"profile": "authors"}):
-        out = run(lm, "noiser", **(SMALL | given))[0].target_attributions[:-1].T
-        method = noiser.Noiser(**({"samples": 3, "steps": 4} | given))
-        expected = ours(lm, method=method, target=TARGET).scores
+        out = run(lm, "noiser", **SMALL | given)[0].target_attributions[:-1].T
+        expected = ours(lm, method=noiser.Noiser(**{"samples": 3, "steps": 4} | given), target=TARGET).scores
         found = out if given.get("profile") else out[:, 1:]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
     given = {"n_steps": 3, "score": "logprob", "baseline": "mean"}
@@ -136,13 +134,13 @@ def test_pieces_of_a_character_share_its_score(no_bos):
 
 
 def test_errors_inside_inseq(unchecked):
-    lm = tiny("llama")
-    with pytest.raises(ParameterError, match="attributed_fn is 'entropy_fn'; expected 'probability'"):
-        run(lm, "noiser", attributed_fn="entropy")
-    with pytest.raises(UnknownNameError, match="Did you mean 'k_min'"):
-        run(lm, "noiser", bounding="kmin")
-    with pytest.raises(UnknownNameError, match="Did you mean 'occlusion'"):
-        run(lm, "noiser", noiser_method="oclusion")
+    for error, message, options in (
+        (ParameterError, "attributed_fn is 'entropy_fn'; expected 'probability'", {"attributed_fn": "entropy"}),
+        (UnknownNameError, "Did you mean 'k_min'", {"bounding": "kmin"}),
+        (UnknownNameError, "Did you mean 'occlusion'", {"noiser_method": "oclusion"}),
+    ):
+        with pytest.raises(error, match=message):
+            run(tiny("llama"), "noiser", **options)
 
 
 @pytest.mark.slow
@@ -159,17 +157,13 @@ def test_command_line(no_bos, tmp_path):
     torch.testing.assert_close(found, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
-def direct(lm, name, att):
-    out = run(lm, name, said=PROMPT + "".join(target.text for target in att.targets))[0]
-    plain = out.target_attributions.ndim == 2
-    return (out if plain else out.aggregate(normalize=False)).target_attributions[:-1].T
-
-
 @pytest.mark.parametrize("name", sorted({*NAMES} - RANDOM))
 def test_numbers_are_those_of_inseq(name):
     lm = tiny("gemma3")
     att = noiser.attribute(lm, PROMPT, method=f"inseq:{name}", target=TARGET, special_tokens="perturbed")
-    torch.testing.assert_close(att.scores, direct(lm, name, att), equal_nan=True)
+    out = run(lm, name, said=PROMPT + "".join(target.text for target in att.targets))[0]
+    out = out if out.target_attributions.ndim == 2 else out.aggregate(normalize=False)
+    torch.testing.assert_close(att.scores, out.target_attributions[:-1].T, equal_nan=True)
     assert (att.method, att.info["frozen_tokens"]) == (f"inseq:{name}@1", "perturbed")
     assert att.info["token_forwards"] > 0
 
@@ -236,14 +230,16 @@ def test_parameters_reach_inseq():
     assert torch.equal(att.scores, again.scores)
 
 
-def test_names_and_errors():
-    with pytest.raises(UnknownNameError, match="Did you mean 'inseq:saliency'"):
-        METHODS.get("inseq:salience")
-    with pytest.raises(UnknownNameError, match=r"Unknown method 'inseq:noiser'\."):
-        METHODS.get("inseq:noiser")  # which is "noiser"
-    with pytest.raises(UnknownNameError, match="Did you mean 'probability'"):
-        make_method("inseq:saliency", attributed_fn="probabilty")
-    with pytest.raises(UnknownNameError, match=r"of Inseq's integrated_gradients 'n_step'. Did you mean 'n_steps'"):
-        noiser.attribute(tiny("llama"), PROMPT, method=make_method("inseq:integrated_gradients", n_step=3))
-    with pytest.raises(ParameterError, match=r"Inseq's value_zeroing with \{\} failed \(TypeError"):
-        noiser.attribute(tiny("llama"), PROMPT, method="inseq:value_zeroing")
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("salience", {}, "Did you mean 'inseq:saliency'"),
+        ("noiser", {}, r"Unknown method 'inseq:noiser'\."),  # which is "noiser"
+        ("saliency", {"attributed_fn": "probabilty"}, "Did you mean 'probability'"),
+        ("integrated_gradients", {"n_step": 3}, r"of Inseq's integrated_gradients 'n_step'. Did you mean 'n_steps'"),
+        ("value_zeroing", {}, r"Inseq's value_zeroing with \{\} failed \(TypeError"),
+    ],
+)
+def test_names_and_errors(name, settings, message):
+    with pytest.raises(noiser.NoiserError, match=message):
+        noiser.attribute(tiny("llama"), PROMPT, method=make_method(f"inseq:{name}", **settings))

@@ -70,15 +70,19 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
     assert number > 300
 
 
-def real_interrupts(lm, count, chance):
-    """After how many of so many questions that real signals interrupt the next call leaves another model."""
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("train", [True, False])
+def test_real_interrupts(train):
+    lm, chance, stopped = careless(), random.Random(0), 0
+    lm.model.train(train)
     methods = itertools.cycle(["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"])
     for method in itertools.islice(methods, 5):
         noiser.attribute(lm, PROMPT, method=method)
-    before, stopped, changed = state_of(lm), 0, 0
+    before = state_of(lm)
     former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
     try:
-        while stopped < count:
+        while stopped < times(50, 600):
             timer = threading.Timer(chance.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
             try:
                 timer.start()
@@ -87,19 +91,9 @@ def real_interrupts(lm, count, chance):
             except KeyboardInterrupt:
                 stopped += 1
             lm.context([3])
-            changed += state_of(lm) != before
+            assert state_of(lm) == before
     finally:
         signal.signal(signal.SIGINT, former)
-    return changed
-
-
-@pytest.mark.slow
-@pytest.mark.soak
-@pytest.mark.parametrize("train", [True, False])
-def test_real_interrupts(train):
-    lm = careless()
-    lm.model.train(train)
-    assert real_interrupts(lm, times(50, 600), random.Random(0)) == 0
 
 
 def test_a_process_that_is_forked_while_another_thread_runs_the_model_can_run_it_too():

@@ -1,45 +1,42 @@
 import io
 import math
 import os
+import sys
 from pathlib import Path
 
+import jaxtyping
 import pandas as pd
 import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
+import checking
+from noiser.engine.scores import logprob
 from noiser.files import csv_text, parse_json, write_bytes
+from noiser.methods import Scores
 from noiser.numbers import duration, interval, number
 
 NAN = math.nan
 
 
 @pytest.mark.parametrize(
-    ("value", "form", "text"),
+    ("shown", "text"),
     [
-        (-0.12345, "decimal", "−0.123"),
-        (-0.0001, "decimal", "0.000"),
-        (12345.0, "decimal", "1.23e+04"),
-        (math.inf, "decimal", "inf"),
-        (NAN, "decimal", "–"),
-        (0.0, "quantity", "0"),
-        (0.0012345, "quantity", "0.00123"),
-        (9.876, "quantity", "9.88"),
-        (1234567.0, "quantity", "1\u00a0234\u00a0567"),
+        *((number(value), text) for value, text in zip(
+            (-0.12345, -0.0001, 12345.0, math.inf, NAN), ("−0.123", "0.000", "1.23e+04", "inf", "–"), strict=True)),
+        *((number(value, "quantity"), text) for value, text in zip(
+            (0.0, 0.0012345, 9.876, 1234567.0), ("0", "0.00123", "9.88", "1\u00a0234\u00a0567"), strict=True)),
+        (interval(-0.05, 0.21), "[−0.050, 0.210]"), (interval(500, 12345, "quantity"), "[500, 12\u00a0345]"),
+        (interval(NAN, 0.5), ""), (interval(0.5, NAN), ""),
+        *((duration(seconds), text) for seconds, text in zip(
+            (0.2, 5, 60, 3599, 3600, 7530, 90000),
+            ("under a second", "5 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "2 h 05 min", "25 h 00 min"),
+            strict=True)),
     ],
-)
-def test_numbers(value, form, text):
-    assert number(value, form) == text
-
-
-def test_intervals():
-    assert interval(-0.05, 0.21) == "[−0.050, 0.210]"
-    assert interval(500, 12345, "quantity") == "[500, 12\u00a0345]"
-    assert interval(NAN, 0.5) == interval(0.5, NAN) == ""
-
-
-def test_durations():
-    assert [duration(s) for s in (0.2, 5, 60, 3599, 3600, 7530, 90000)] == [
-        "under a second", "5 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "2 h 05 min", "25 h 00 min",
-    ]  # fmt: skip
+)  # fmt: skip
+def test_numbers_intervals_and_durations(shown, text):
+    assert shown == text
 
 
 def test_a_write_replaces_the_whole_file_and_keeps_its_mode(tmp_path):
@@ -90,3 +87,30 @@ def test_json_with_a_byte_order_mark():
 def test_what_is_not_json(text):
     with pytest.raises(ValueError, match=r".+"):
         parse_json(text)
+
+
+def test_sizes_types_and_records_of_the_package_are_checked():
+    logits, clean, ids = torch.ones(1, 2, 3), torch.ones(2, 3), torch.tensor([0, 0])
+    assert logprob(logits, clean, ids).shape == (1,)
+    for wrong in (
+        lambda: logprob(logits, torch.ones(2, 4), ids),
+        lambda: logprob(logits, clean, [0, 0]),
+        lambda: logprob(logits, clean, ids.float()),
+        lambda: Scores(scores=torch.ones(2)),
+    ):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            wrong()
+
+
+def test_results_are_checked():
+    @checking.checked
+    def wider(row: Float[Tensor, " units"]) -> Float[Tensor, " units"]:
+        return row[None]
+
+    with pytest.raises(jaxtyping.TypeCheckError):
+        wider(torch.zeros(2))
+
+
+def test_code_with_checks_is_not_kept_for_others():
+    with pytest.raises(OSError, match="neither read from __pycache__ nor kept there"):
+        sys.modules["noiser.engine.scores"].__loader__.path_stats("")

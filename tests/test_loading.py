@@ -105,7 +105,6 @@ def logits(model, prompt_ids) -> torch.Tensor:
 
 
 def left_in(cache: Path) -> list[str]:
-    """What a conversion left in the cache, locks aside."""
     return sorted(path.name for path in (cache / "models").glob("*") if path.suffix != ".lock")
 
 

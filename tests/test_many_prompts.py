@@ -1,10 +1,14 @@
+import importlib
+import io
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import noiser
-from noiser.errors import ParameterError, PromptError
+from noiser.errors import ParameterError
+from test_attribution_display import Terminal
 from test_contract import CHAT, with_chat_template
 from tiny import tiny
 
@@ -84,29 +88,26 @@ def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, pa
 
 
 def test_passes_are_shared_and_stay_within_the_budget(passes):
-    lm = tiny("llama")
-    alone = sum(att.info["passes"] for att in one_by_one(lm, PROMPTS, method=METHODS["noiser"]))
+    lm, method = tiny("llama"), METHODS["noiser"]
+    alone = sum(att.info["passes"] for att in one_by_one(lm, PROMPTS, method=method))
     passes.clear()
-    noiser.attribute(lm, PROMPTS, method=METHODS["noiser"])
+    noiser.attribute(lm, PROMPTS, method=method)
     assert passes[0] == (len(PROMPTS), sum(len(lm.tokenizer(p)["input_ids"]) for p in PROMPTS))
     assert max(tokens for _, tokens in passes) <= lm.batch_tokens
     assert len(passes) < alone / 2
 
 
-def test_a_target_foil_and_seed_for_all_or_for_each():
-    lm = tiny("llama")
-    options = {"method": METHODS["lime"]}
+def test_a_target_foil_and_seed_for_all_or_for_each_and_progress_of_prompts():
+    lm, told, method = tiny("llama"), [], METHODS["lime"]
     targets, foils, seeds = ["rain", None, 7, " the"], [3, 5, 8, 11], [4, 3, 2, 1]
-    found = noiser.attribute(lm, PROMPTS, target=targets, foil=foils, seed=seeds, **options)
-    each = [
-        noiser.attribute(lm, p, target=t, foil=f, seed=s, **options)
-        for p, t, f, s in zip(PROMPTS, targets, foils, seeds, strict=True)
-    ]
-    assert_same(found, each)
+    progress = lambda *counts: told.append(counts)
+    found = noiser.attribute(lm, PROMPTS, target=targets, foil=foils, seed=seeds, method=method, progress=progress)
+    asked = zip(PROMPTS, targets, foils, seeds, strict=True)
+    assert_same(found, [noiser.attribute(lm, p, target=t, foil=f, seed=s, method=method) for p, t, f, s in asked])
     assert [att.seed for att in found] == seeds
-    assert_same(noiser.attribute(lm, PROMPTS, target=7, **options), one_by_one(lm, PROMPTS, target=7, **options))
-    with pytest.raises(ParameterError, match="target is a list of 2 for 4 prompts; expected one for each"):
-        noiser.attribute(lm, PROMPTS, target=[1, 2])
+    assert told == [(done, len(PROMPTS)) for done in range(1, len(PROMPTS) + 1)]
+    options = {"target": 7, "method": method}
+    assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
 
 
 @pytest.mark.parametrize(
@@ -123,22 +124,90 @@ def test_chats_texts_and_several_sizes_of_units(prompts, options):
     assert isinstance(noiser.attribute(lm, CHAT, **options), noiser.Attribution)
 
 
-def test_progress_counts_prompts():
-    told = []
-    noiser.attribute(tiny("llama"), PROMPTS, method="occlusion", progress=lambda *counts: told.append(counts))
-    assert told == [(done, len(PROMPTS)) for done in range(1, len(PROMPTS) + 1)]
-
-
-def test_what_cannot_be_read_or_asked_is_named(passes):
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        (["A dog", "dog " * 300], {}, r"^Prompt 1: .*can read 256"),
+        (PROMPTS, {"target": [1, 2, 99999, 4]}, r"^Prompt 2: The target is token id 99999; expected"),
+        (PROMPTS, {"seed": [1, 2]}, "seed is a list of 2 for 4 prompts"),
+        (PROMPTS, {"target": [1, 2]}, "target is a list of 2 for 4 prompts; expected one for each"),
+        (PROMPTS, {"method": "occlsion"}, "Unknown method"),
+    ],
+)
+def test_what_cannot_be_read_or_asked_is_named(prompts, options, message, passes):
     lm = tiny("llama")
     assert lm.abilities.packs
     passes.clear()
-    with pytest.raises(PromptError, match=r"^Prompt 1: .*can read 256"):
-        noiser.attribute(lm, ["A dog", "dog " * 300])
-    assert not passes  # all prompts are read before anything runs
-    with pytest.raises(noiser.NoiserError, match=r"^Prompt 2: The target is token id 99999; expected"):
-        noiser.attribute(lm, PROMPTS, target=[1, 2, 99999, 4], method="occlusion")
-    with pytest.raises(ParameterError, match="seed is a list of 2 for 4 prompts"):
-        noiser.attribute(lm, PROMPTS, seed=[1, 2], method="occlusion")
-    with pytest.raises(noiser.NoiserError, match="Unknown method"):
-        noiser.attribute(lm, PROMPTS, method="occlsion")
+    with pytest.raises(noiser.NoiserError, match=message):
+        noiser.attribute(lm, prompts, **{"method": "occlusion"} | options)
+    assert not passes or "99999" in message  # all prompts are read before anything runs
+
+
+attributing = importlib.import_module("noiser.explain.attribute")  # the function has the same name
+FOX = "The quick fox sings"
+
+
+def test_methods_side_by_side_are_those_of_attribute(tmp_path):
+    lm, methods = tiny("llama"), ["joint", "occlusion:score=logprob:baseline=mean", noiser.Occlusion()]
+    found = noiser.compare(lm, FOX, methods, seed=2, unit="word")
+    alone = [noiser.Joint(), noiser.Occlusion(score="logprob", baseline="mean"), noiser.Occlusion()]
+    for att, method in zip(found, alone, strict=True):
+        assert att == noiser.attribute(lm, FOX, method=method, seed=2, unit="word")
+        att.save(tmp_path / "a.json")
+        assert noiser.Attribution.load(tmp_path / "a.json") == att
+        assert att not in ("att", noiser.attribute(lm, FOX, method=method, seed=3, unit="word"))
+    text = str(found)
+    assert text.count("seed 2") == 1
+    assert "(exact)" in text  # of joint, for three units
+    table = found.to_dataframe()
+    assert {"joint", "occlusion baseline=mean score=logprob"} < {*table["method"]}
+    assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()
+    assert found.to_html(tmp_path / "a.html") == (tmp_path / "a.html").read_text(encoding="utf-8")
+    for wrong in ((FOX, "joint"), ([FOX, "The lazy dog"], ["joint"])):
+        with pytest.raises(ParameterError, match="expected one prompt and a list of methods"):
+            noiser.compare(lm, *wrong)
+
+
+def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
+    lm, first = with_chat_template("llama"), noiser.attribute(tiny("llama"), FOX, method="random").targets[0]
+    monkeypatch.setattr(type(lm), "end_tokens", frozenset({first.token_id}))
+    with pytest.warns(UserWarning, match="is a chat model, and says nothing after this text. Pass a chat"):
+        noiser.attribute(lm, FOX, method="random")
+    noiser.attribute(lm, FOX, method="random", target=" fox")  # warnings are errors here
+    noiser.attribute(tiny("llama"), FOX, method="random")
+
+
+def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
+    clock, screen = [0.0], Terminal()
+    monkeypatch.setattr(attributing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("sys.stderr", screen)
+    with attributing.shown(None, "Attributing") as told:
+        clock[0] = 30.0  # a model that is measured and compiled first
+        told(1, 1000)
+        assert "left" not in screen.getvalue()
+        clock[0] = 32.0
+        told(2, 1000)
+        told(3, 1000)
+    assert screen.getvalue().count("About 33 min 16 s left") == 1
+    assert "Attributing" in screen.getvalue()
+    monkeypatch.setattr("sys.stderr", io.StringIO())  # a pipe
+    for given, expected in ((None, None), (False, None), (print, print)):
+        with attributing.shown(given, "") as told:
+            assert told is expected
+
+
+def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):
+    methods, done = ["joint", "occlusion:score=hellinger"], []
+    found = noiser.compare(tiny("llama"), FOX, methods, foil=" dog", progress=lambda *each: done.append(each))
+    assert [att.method for att in found] == ["joint@1"]
+    (failure,) = found.failures
+    assert failure.startswith("occlusion:score=hellinger: ")
+    assert "has no foil" in failure
+    assert failure in str(found)
+    assert "has no foil" in found._repr_html_()
+    assert done[0][0] == 0 < done[1][0] <= 1 < done[-1][0] <= 2
+    assert done == sorted(done)
+    with pytest.raises(ParameterError, match="has no foil"):
+        noiser.compare(tiny("llama"), FOX, methods[1:], foil=" dog")
+    with pytest.raises(noiser.NoiserError, match="oclusion"):
+        noiser.compare(tiny("llama"), FOX, ["joint", "oclusion"])

@@ -17,27 +17,24 @@ from noiser.metrics.erasure import SHARES
 
 
 def owners(att, target):
-    """(position, unit) of every token of a unit before a target, in order."""
-    return sorted((p, u) for u in valid_units(att, target) for p in att.units[u].token_indices)
-
-
-def referred(lm, case, target, kept, removed, distance=reference.hellinger):
-    query = case.query
-    positions = [position for position, _ in owners(case.att, target)]
-    return reference.soft(lm, query.token_ids, query.logit_positions[target], positions, kept, removed, distance)
+    """Positions, and for each its unit, of all tokens of units before a target, in order."""
+    pairs = sorted((p, u) for u in valid_units(att, target) for p in att.units[u].token_indices)
+    return zip(*pairs, strict=True)
 
 
 def expected_soft(lm, case, masks, distance):
     """Soft-NS and Soft-NC [2, targets, masks] with the raw scores divided by their sum and clipped."""
     found = []
     for target, raw in enumerate(case.att.scores.tolist()):
-        pairs, total = owners(case.att, target), sum(x for x in raw if not math.isnan(x))
-        shares = [min(1.0, max(0.0, x / total)) for x in raw]
+        (positions, units), total = owners(case.att, target), sum(x for x in raw if not math.isnan(x))
+        shares = torch.tensor([min(1.0, max(0.0, raw[unit] / total)) for unit in units])[:, None]
         size = case.query.embedding_dim
-        u, v = (case.uniforms(purpose, target, masks, len(pairs), size) for purpose in ("retain", "remove"))
-        kept = [{p: (u[m, i] < shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
-        removed = [{p: (v[m, i] < 1 - shares[c]).float() for i, (p, c) in enumerate(pairs)} for m in range(masks)]
-        found.append(referred(lm, case, target, kept, removed, distance))
+        u, v = (case.uniforms(purpose, target, masks, len(units), size) for purpose in ("retain", "remove"))
+        kept, removed = (
+            [dict(zip(positions, factors.float(), strict=True)) for factors in below]
+            for below in (u < shares, v < 1 - shares)
+        )
+        found.append(reference.soft(lm, case.query, target, positions, kept, removed, distance))
     return torch.tensor(found).double().transpose(0, 1)
 
 
@@ -69,8 +66,8 @@ def test_the_authors_profile_masks_special_tokens_once_by_squared_distance():
 @pytest.mark.parametrize("options", [{}, {"max_new_tokens": 2, "draws": 3}, {"unit": "word", "draws": 1}], ids=str)
 def test_mass_matched_equals_the_reference(options):
     """Sample i has draw i and mask i, each from the start again after its last."""
-    draws, rates, masks = options.pop("draws", 5), (0.2, 0.6), 2
-    lm, att = attributed("gemma3", **options)
+    draws, rates, masks = options.get("draws", 5), (0.2, 0.6), 2
+    lm, att = attributed("gemma3", **{name: value for name, value in options.items() if name != "draws"})
     case = case_of(lm, att, rates=rates, masks=masks, draws=draws)
     names = ("method", "random", "permuted", "position")
     compared = [att.scores[None], *(reference_scores(case, name) for name in names[1:])]
@@ -78,17 +75,13 @@ def test_mass_matched_equals_the_reference(options):
     for curve, scores in zip(found, compared, strict=True):
         samples = [(i % len(scores), i % masks) for i in range(max(len(scores), masks))]
         for target, (r, rate) in itertools.product(range(len(att.targets)), enumerate(rates)):
-            pairs, valid = owners(att, target), valid_units(att, target)
-            q = [
-                dict(zip(valid, reference.keep_rates(draw[target, valid].tolist(), rate), strict=True))
-                for draw in scores
-            ]
-            u = case.uniforms(f"mass {rate}", target, masks, len(pairs), case.query.embedding_dim)
-            kept = [{p: (u[m, i] < q[d][c]).float() for i, (p, c) in enumerate(pairs)} for d, m in samples]
+            positions, units = owners(att, target)
+            q = [keep_rates(draw[target], rate)[list(units), None] for draw in scores]
+            u = case.uniforms(f"mass {rate}", target, masks, len(units), case.query.embedding_dim)
+            kept = [dict(zip(positions, (u[m] < q[d]).float(), strict=True)) for d, m in samples]
             removed = [{p: 1 - factors for p, factors in keep.items()} for keep in kept]
-            ns, nc = referred(lm, case, target, kept, removed)
-            assert curve[0, target, r].tolist() == pytest.approx(ns, abs=2e-4)
-            assert curve[1, target, r].tolist() == pytest.approx(nc, abs=2e-4)
+            expected = reference.soft(lm, case.query, target, positions, kept, removed)
+            torch.testing.assert_close(curve[:, target, r], torch.tensor(expected).double(), atol=2e-4, rtol=0)
     numbers = columns(lm, case, "mass_matched")
     for curve, start in zip(found, ("", "random_", "permuted_", "position_"), strict=True):
         heights = curve.mean((1, 2, 3)).tolist()  # one trapezoid

@@ -30,28 +30,21 @@ def package(name):
 
 def test_methods_of_inseq():
     sources = "".join(path.read_text(encoding="utf-8") for path in (package("inseq") / "attr/feat").glob("*.py"))
-    assert {*re.findall(r'method_name = "(\w+)"', sources)} - {"dummy"} == {
-        *("attention", "occlusion", "lime", "reagent", "value_zeroing", "saliency", "input_x_gradient", "deeplift"),
-        *("gradient_shap", "integrated_gradients", "discretized_integrated_gradients"),
-        *("sequential_integrated_gradients", "layer_integrated_gradients", "layer_gradient_x_activation"),
-        "layer_deeplift",
-    }
+    names = "attention occlusion lime reagent value_zeroing saliency input_x_gradient deeplift gradient_shap "
+    names += "integrated_gradients discretized_integrated_gradients sequential_integrated_gradients "
+    names += "layer_integrated_gradients layer_gradient_x_activation layer_deeplift dummy"
+    assert {*re.findall(r'method_name = "(\w+)"', sources)} == {*names.split()}
 
 
-def test_methods_of_captum():
+def test_methods_and_metrics_of_captum():
     package("captum")
+    import captum.metrics
     from captum.attr import LLMAttribution, LLMGradientAttribution
 
     perturbing = {method.__name__ for method in LLMAttribution.SUPPORTED_METHODS}
     assert perturbing == {"FeatureAblation", "ShapleyValueSampling", "ShapleyValues", "Lime", "KernelShap"}
     layered = {method.__name__ for method in LLMGradientAttribution.SUPPORTED_METHODS}
     assert layered == {"LayerIntegratedGradients", "LayerGradientShap", "LayerGradientXActivation"}
-
-
-def test_metrics_of_captum():
-    package("captum")
-    import captum.metrics
-
     assert {*captum.metrics.__all__} == {"infidelity", "infidelity_perturb_func_decorator", "sensitivity_max"}
 
 

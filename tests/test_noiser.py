@@ -1,16 +1,20 @@
+import copy
 import math
 import subprocess
 import sys
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import noiser
 import reference
 from engine_for_tests import query_of
-from methods_for_tests import asked
-from noiser.engine import expected_norm
+from methods_for_tests import asked, predict
+from noiser.engine import Effect, expected_norm
 from noiser.errors import ParameterError
+from noiser.methods.search import bisection, certified
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -21,23 +25,15 @@ def embedding_noise(lm, samples, longest=1, seed=0):
     return torch.stack([torch.randn(samples, lm.embedding_dim, generator=generator) for _ in range(longest)], 1)
 
 
-def expected(lm, att, *, steps, samples, row=0, last_probe=False, foil=None):
+def expected(lm, att, *, row=0, **options):
     columns = [i for i in range(len(att.units)) if not math.isnan(att.scores[row, i])]
     units = [att.units[i].token_indices for i in columns]
     query = query_of(lm, att.prompt, max_new_tokens=len(att.targets))
+    noise = embedding_noise(lm, att.parameters["samples"], max(map(len, units)))
+    place = query.prompt_tokens - 1 + row, att.targets[row].token_id
+    options |= {"scale": lm.abilities.embedding_scale, "steps": att.parameters["steps"]}
     with lm.running():
-        thresholds, scores = reference.noiser(
-            lm.model,
-            query.token_ids,
-            units,
-            query.prompt_tokens - 1 + row,
-            att.targets[row].token_id,
-            embedding_noise(lm, samples, max(map(len, units))),
-            scale=lm.abilities.embedding_scale,
-            steps=steps,
-            last_probe=last_probe,
-            foil=foil,
-        )
+        thresholds, scores = reference.noiser(lm.model, query.token_ids, units, *place, noise, **options)
     return columns, torch.tensor(thresholds), torch.tensor(scores)
 
 
@@ -49,7 +45,7 @@ def test_equals_the_reference_in_every_family(family, targets):
     method = noiser.Noiser(samples=2, steps=5, search="bisection")
     att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=targets)
     for row in range(len(att.targets)):
-        assert_equal(att, *expected(lm, att, steps=5, samples=2, row=row), row)
+        assert_equal(att, *expected(lm, att, row=row), row)
 
 
 def assert_equal(att, columns, thresholds, scores, row=0):
@@ -78,7 +74,7 @@ def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, profile="authors"))
     assert att.units[0].text == "<s>"
-    assert_equal(att, *expected(lm, att, steps=5, samples=3, last_probe=True))
+    assert_equal(att, *expected(lm, att, last_probe=True))
 
 
 def test_foil_replaces_p_and_flips_when_the_pair_turns():
@@ -87,7 +83,7 @@ def test_foil_replaces_p_and_flips_when_the_pair_turns():
     method = noiser.Noiser(samples=3, steps=6, search="bisection")
     att = noiser.attribute(lm, PROMPT, method=method, foil=second)
     assert att.foil.token_id == second
-    assert_equal(att, *expected(lm, att, steps=6, samples=3, foil=second))
+    assert_equal(att, *expected(lm, att, foil=second))
 
 
 def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
@@ -104,7 +100,6 @@ def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
     [("norm_l1", 1), ("norm_l2", 2), ("norm_linf", math.inf), ("none", None), ("random", None), (0.125, None)],
 )
 def test_fixed_boundings(bounding, k):
-    """Of the norms, one over the mean norm of many samples."""
     att = noiser.attribute(tiny("gemma3"), PROMPT, method=noiser.Noiser(samples=2, bounding=bounding))
     (found,) = {*att.info["k"][0]}
     assert att.thresholds.isnan().all()
@@ -120,16 +115,13 @@ def test_relative_noise_is_in_proportion_to_each_embedding():
     lm = tiny("gemma3")
     method = noiser.Noiser(samples=4, bounding="relative", r=1.5, score="hellinger")
     att = noiser.attribute(lm, PROMPT, method=method)
-    query, noise = asked(lm, att), embedding_noise(lm, 4)
+    query, noise, scale = asked(lm, att), embedding_noise(lm, 4), lm.abilities.embedding_scale
     row, table = query.logit_positions[0], lm.model.get_input_embeddings().weight
     with lm.running():
         clean = lm.model(input_ids=query.token_ids[None]).logits[0, row].softmax(-1)
         for i, unit in enumerate(att.units):
-            (position,) = unit.token_indices
-            k = 1.5 * table[query.token_ids[position]].norm() / expected_norm("l2", 32)
-            p = reference.mean_distribution(
-                lm.model, query.token_ids, (position,), noise, k, lm.abilities.embedding_scale, row
-            )
+            k = 1.5 * table[query.token_ids[list(unit.token_indices)]].norm() / expected_norm("l2", 32)
+            p = reference.mean_distribution(lm.model, query.token_ids, unit.token_indices, noise, k, scale, row)
             distance = math.sqrt(1 - float((clean * p).sqrt().sum().clamp(max=1)))
             assert float(att.scores[0, i]) == pytest.approx(distance, abs=1e-4)
 
@@ -140,22 +132,22 @@ def test_units_of_several_tokens_get_rows_of_their_own(unit):
     method = noiser.Noiser(samples=3, steps=5, search="bisection")
     att = noiser.attribute(lm, "The quick fox. It sings!", method=method, unit=unit)
     assert max(len(u.token_indices) for u in att.units) > 1
-    assert_equal(att, *expected(lm, att, steps=5, samples=3))
+    assert_equal(att, *expected(lm, att))
 
 
-def test_own_noise_is_used_and_checked():
+def test_own_noise_is_used_and_checked_and_says_how_many_samples_there_are():
     lm = tiny("llama")
     drawn = embedding_noise(lm, 3)
-    given = noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), seed=9)
-    assert torch.equal(given.scores, noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), seed=0).scores)
+    given, own = (
+        noiser.attribute(lm, PROMPT, method=noiser.Noiser(**noise), seed=seed)
+        for noise, seed in (({"noise": drawn[:, 0]}, 9), ({"samples": 3}, 0))
+    )
+    assert torch.equal(given.scores, own.scores)
     for bad in (torch.zeros(3), torch.zeros(3, 31), torch.zeros(0, 1, 32), torch.full((3, 32), math.nan)):
         with pytest.raises(ParameterError, match="noise"):
             noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=bad))
     with pytest.raises(ParameterError, match=r"\[samples, positions, 32\]"):
         noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), unit="sentence")
-
-
-def test_own_noise_says_how_many_samples_there_are():
     noise = torch.zeros(3, 32)
     assert noiser.Noiser(noise=noise).samples == noiser.Noiser(samples=3, noise=noise).samples == 3
     with pytest.raises(ParameterError, match="samples is 7 and noise has 3; leave samples out"):
@@ -200,3 +192,204 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert eval(done.stdout) == found.tolist()
     assert not torch.allclose(noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, found, atol=1e-3)
+
+
+def run(search, flips, lead=None):
+    """The thresholds, the number of whole probes, and whether there is a tie; a lead that is not given is -1 or 1."""
+    evaluations, effects = 0, None
+    while True:
+        try:
+            probes = search.send(effects)
+        except StopIteration as stop:
+            return stop.value.k, evaluations, stop.value.tied
+        evaluations += sum(probe.samples is None for probe in probes)
+        effects = {}
+        for probe in probes:
+            flipped = flips(probe.unit, probe.k)
+            left = lead(probe.unit, probe.k) if lead else 1.0 - 2.0 * flipped
+            effects[probe] = Effect(*[math.nan] * 9)._replace(flips=float(flipped), lead=left)
+
+
+@st.composite
+def flip_tables(draw):
+    """Arbitrary flips, not monotone in k: pseudo-random, from a seed; they end below 2^-14."""
+    seed, bias = draw(st.integers(0, 10**6)), draw(st.floats(0, 1))
+
+    def flips(unit, k):
+        return k > 2**-14 and hash((seed, unit, k)) % 1000 < 1000 * bias
+
+    return flips
+
+
+@given(flip_tables(), st.integers(1, 8), st.integers(1, 10), st.booleans())
+def test_equals_one_bisection_a_unit(flips, units, steps, last_probe):
+    expected = [reference.threshold(lambda k, u=u: flips(u, k), steps, last_probe) for u in range(units)]
+    found = {
+        mode: run(bisection(range(units), mode=mode, steps=steps, last_probe=last_probe), flips)[0]
+        for mode in ("min", "max", "each")
+    }
+    assert all(k == expected[u] for some in found.values() for u, k in some.items())
+    assert len(found["each"]) == units
+    if not last_probe or steps > 1:
+        assert min(found["min"].values()) == min(expected)
+        assert max(found["max"].values()) == max(expected)
+
+
+@given(flip_tables(), st.integers(1, 12), st.integers(1, 10))
+def test_certified_noise_flips_nothing_and_a_little_more_flips_something(flips, units, steps):
+    asked = {}
+
+    def recorded(u, k):
+        return asked.setdefault((u, k), flips(u, k))
+
+    found, _, _ = run(certified(range(units), steps=steps, samples=10), recorded)
+    (k,) = set(found.values())
+    assert not any(flips(u, k) for u in range(units))
+    assert all((u, k) in asked for u in range(units)) or k in (0.0, 1.0)
+    above = k + 2.0**-steps if k >= 2.0**-steps else 2 * k
+    assert above >= 1 or any(flips(u, above) for u in range(units))
+
+
+@given(
+    st.lists(st.floats(2**-14, 1.5), min_size=1, max_size=12),
+    st.none() | st.floats(0.3, 3),
+    st.integers(1, 12),
+)
+def test_certified_equals_bisection_whatever_the_shape_of_the_lead(tolerated, power, steps):
+    def flips(u, k):
+        return k > tolerated[u]
+
+    units = range(len(tolerated))
+    exact, _, _ = run(bisection(units, mode="min", steps=steps), flips)
+    lead = power and (lambda u, k: 1 - (k / tolerated[u]) ** power)
+    found, _, _ = run(certified(units, steps=steps, samples=10), flips, lead)
+    assert min(found.values()) == min(exact.values())
+
+
+@pytest.mark.parametrize(("smallest", "power"), [(0.02, 1), (0.05, 0.7), (0.05, 2), (0.3, 1)])
+def test_certified_needs_little_more_than_one_probe_a_unit(smallest, power):
+    tolerated = [3 * smallest] * 10 + [smallest] + [3 * smallest] * 10
+    search = certified(range(21), steps=10, samples=10)
+    _, probes, _ = run(search, lambda u, k: k > tolerated[u], lambda u, k: 1 - (k / tolerated[u]) ** power)
+    assert probes <= 20 + 8
+
+
+def test_prunes_units_that_cannot_be_the_minimum():
+    true_k = [0.9, 0.3, 0.31, 0.05]
+    found, probes, _ = run(bisection(range(4), mode="min", steps=10), lambda u, k: k > true_k[u])
+    assert (found[3], probes) == (math.floor(0.05 * 1024) / 1024, 4 + 3 + 9 - 1)
+
+
+@pytest.mark.parametrize("steps", [41, 64, 2000])
+def test_certified_ends_however_fine_the_grid(steps):
+    search = certified([0, 1], steps=steps, samples=5)
+    found, _, _ = run(search, lambda u, k: k > 0.3, lambda u, k: (1 - k / 0.3) ** 3)
+    assert found[0] == pytest.approx(0.3, abs=2.0**-39)
+
+
+@pytest.mark.parametrize("search", [bisection([0], mode="min", steps=3), certified([0], steps=3, samples=5)])
+def test_a_tie_ends_the_search(search):
+    found, _, tied = run(search, lambda u, k: True)
+    assert tied
+    assert 0 < found[0] < 1e-11
+
+
+@pytest.mark.parametrize(("k", "expected"), [(0.25, 0.25), (1.0, 1 - 2**-10), (2**-12, 2**-12)])
+def test_the_largest_k_that_does_not_flip(k, expected):
+    assert run(bisection([0], mode="min", steps=10), lambda u, probe: probe > k)[0] == {0: expected}
+
+
+IN_THE_RAIN = "The quick fox sings in the rain"
+
+
+def with_special_tokens(family, **tokens):
+    """The tiny tokenizer with names for tokens that it has, such as pad_token="</s>"."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    for name, token in tokens.items():
+        setattr(tokenizer, name, token)
+    return noiser.wrap(tiny(family).model, tokenizer)
+
+
+def drop(clean, changed, target, score, foil=None):
+    if score == "hellinger":
+        return math.sqrt(max(0.0, 1 - float((clean * changed).sqrt().sum())))
+    value = math.log if score == "logprob" else float
+    found = value(clean[target]) - value(changed[target])
+    return found if foil is None else found - value(clean[foil]) + value(changed[foil])
+
+
+def assert_whole_sequences_say_so(lm, att, score="prob", foil=None, baseline=None):
+    query = asked(lm, att)
+    for g, target in enumerate(att.targets):
+        row = query.logit_positions[g]
+        clean = predict(lm, query, row)
+        for u, unit in enumerate(att.units):
+            if unit.token_indices[-1] > row:
+                assert att.scores[g, u].isnan()
+                continue
+            changed = predict(lm, query, row, unit.token_indices, baseline)
+            wanted = drop(clean, changed, target.token_id, score, foil)
+            assert float(att.scores[g, u]) == pytest.approx(wanted, abs=3e-4 if score == "hellinger" else 2e-5)
+
+
+@pytest.mark.parametrize(("family", "score"), [*zip(FAMILIES, ["prob", "logprob", "hellinger"] * 5, strict=False)])
+def test_equals_whole_sequences_in_every_family(family, score):
+    att = noiser.attribute(tiny(family), IN_THE_RAIN, method=noiser.Occlusion(score=score), max_new_tokens=2)
+    assert_whole_sequences_say_so(tiny(family), att, score)
+
+
+@pytest.mark.parametrize("score", ["prob", "logprob"])
+def test_a_foil_is_contrasted(score):
+    att = noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(score=score), foil=77)
+    assert_whole_sequences_say_so(tiny("llama"), att, score, foil=77)
+    assert (att.scores < 0).any()
+    assert (att.scores > 0).any()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "opt", "granite"])
+def test_baselines_are_rows_of_the_table(family):
+    lm = with_special_tokens(family, pad_token="</s>", unk_token="a")
+    table = lm.model.get_input_embeddings().weight.detach()
+    wanted = {
+        "zero": torch.zeros(table.shape[1]),
+        "pad": table[lm.tokenizer.pad_token_id],
+        "unk": table[lm.tokenizer.unk_token_id],
+        "mean": table[: len(lm.tokenizer)].mean(0),
+    }
+    for name, row in wanted.items():
+        torch.testing.assert_close(lm.baseline_row(name), row, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "unit"), [("pad", "token"), ("unk", "word"), ("mean", "token")])
+def test_occlusion_puts_the_baseline_where_the_unit_was(name, unit):
+    lm = with_special_tokens("gemma3", pad_token="</s>", unk_token="a")
+    att = noiser.attribute(lm, IN_THE_RAIN, method=noiser.Occlusion(baseline=name), unit=unit)
+    assert (max(len(unit.token_indices) for unit in att.units) > 1) is (unit == "word")
+    assert_whole_sequences_say_so(lm, att, baseline=lm.baseline_row(name))
+
+
+def test_the_mean_leaves_out_rows_that_belong_to_no_token():
+    model = tiny_model("llama").eval()
+    model.resize_token_embeddings(400, mean_resizing=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[len(tiny_tokenizer()) :] = 1e6
+    assert noiser.wrap(model, tiny_tokenizer()).baseline_row("mean").abs().max() < 1
+
+
+def test_a_baseline_that_the_tokenizer_lacks():
+    message = "baseline='pad' asks for the tokenizer's pad_token, which it does not have. Use baseline='zero'"
+    with pytest.raises(ParameterError, match=message):
+        noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(baseline="pad"))
+    beyond = with_special_tokens("llama", unk_token="<unk>")
+    beyond.tokenizer.add_tokens([f"<extra{i}>" for i in range(400 - len(beyond.tokenizer))] + ["<late>"])
+    beyond.tokenizer.unk_token = "<late>"
+    with pytest.raises(ParameterError, match=r"unk_token, whose id 4\d\d the embedding table does not have"):
+        beyond.baseline_row("unk")
+
+
+def test_random_scores_are_the_softmax_of_uniform_numbers():
+    att = noiser.attribute(tiny("llama"), IN_THE_RAIN, method="random", max_new_tokens=3, seed=4)
+    numbers = torch.Generator().manual_seed(4)
+    for row in att.scores:
+        seen = row[~row.isnan()]
+        torch.testing.assert_close(seen, torch.rand(len(seen), generator=numbers).softmax(0))

@@ -25,7 +25,6 @@ def played(value, units, samples=None, seed=0, checks="free"):
 
 
 def interaction(values, units, i, j):
-    """The Banzhaf interaction index, by its definition."""
     others = [x for x in range(2**units) if not x >> i & 1 and not x >> j & 1]
     steps = [values[x | 1 << i | 1 << j] - values[x | 1 << i] - values[x | 1 << j] + values[x] for x in others]
     return float(sum(steps)) / len(steps)
@@ -41,6 +40,7 @@ GAMES = {
     ),
     "against": (lambda kept: -float({0, 1} <= kept), {}),
     "nothing": (lambda kept: 0.5, {}),
+    "no effect of all together": (lambda kept: float(len({0, 1} & kept) == 1), {}),
 }
 
 
@@ -50,8 +50,9 @@ def test_all_inputs_give_the_interaction_index(name):
     pairs, values = played(value, 4, samples=16)
     assert {pair.units: pair.kind for pair in pairs} == expected
     for pair in pairs:
-        assert pair.score == pytest.approx(interaction(values, 4, *pair.units))
-        assert pair.stderr == 0
+        assert (pair.score, pair.stderr) == (pytest.approx(interaction(values, 4, *pair.units)), 0)
+    sizes = torch.rand(9, generator=torch.Generator().manual_seed(3)).tolist()
+    assert not played(lambda kept: sum(sizes[unit] for unit in kept), 9)[0]  # effects add up, whatever their sizes
 
 
 @pytest.mark.parametrize("name", ["together", "either", "one"])
@@ -107,11 +108,6 @@ def test_checked_units_decide_together_if_both_alone_give_half(both, named, unit
         assert [pair.kind for pair in played(value, units, seed=seed)[0]] == ["together"]
 
 
-def test_units_that_add_up_are_no_pair_whatever_their_sizes():
-    sizes = torch.rand(9, generator=torch.Generator().manual_seed(3)).tolist()
-    assert not played(lambda kept: sum(sizes[unit] for unit in kept), 9)[0]
-
-
 def measured(pairs, text, gold, name="gold_pairs", **settings):
     """A metric of an attribution with one word for each unit, whose gold words are named."""
     lm, att = attributed(prompt=text, unit="word", max_new_tokens=1)
@@ -125,26 +121,21 @@ TWICE, PARTS = "big red fox and red", "big red fox and blue"
 
 
 @pytest.mark.parametrize(
-    ("text", "pairs", "expected"),
+    ("text", "pairs", "gold", "expected"),
     [
-        (TWICE, {(1, 4): -1.0}, (1, 1, 0)),
-        (TWICE, {(1, 4): 1.0}, (1, 0, 1)),
-        (TWICE, {(0, 4): -1.0}, (0, 0, 1)),
-        (PARTS, {(1, 4): 1.0, (2, 3): -1.0}, (1, 1, 1)),
-        (PARTS, {(1, 4): -1.0}, (1, 0, 1)),
-        (PARTS, {}, (0, 0, 0)),
+        (TWICE, {(1, 4): -1.0}, (1, 4), (1, 1, 0)),
+        (TWICE, {(1, 4): 1.0}, (1, 4), (1, 0, 1)),
+        (TWICE, {(0, 4): -1.0}, (1, 4), (0, 0, 1)),
+        (PARTS, {(1, 4): 1.0, (2, 3): -1.0}, (1, 4), (1, 1, 1)),
+        (PARTS, {(1, 4): -1.0}, (1, 4), (1, 0, 1)),
+        (PARTS, {}, (1, 4), (0, 0, 0)),
+        (TWICE, {(1, 4): -1.0}, (1,), (math.nan, math.nan, 1)),  # one gold unit makes no pair
     ],
 )
-def test_the_gold_pair_is_found_and_named_right(text, pairs, expected):
-    found = measured(pairs, text, (1, 4))
-    assert tuple(found[name] for name in ("pair_found", "pair_named_right", "false_pairs")) == expected
-
-
-def test_one_gold_unit_makes_no_pair():
-    found = measured({(1, 4): -1.0}, TWICE, (1,))
-    assert math.isnan(found["pair_found"])
-    assert math.isnan(found["pair_named_right"])
-    assert found["false_pairs"] == 1
+def test_the_gold_pair_is_found_and_named_right(text, pairs, gold, expected):
+    found = measured(pairs, text, gold)
+    columns = [found[name] for name in ("pair_found", "pair_named_right", "false_pairs")]
+    assert columns == pytest.approx(expected, nan_ok=True)
 
 
 def test_lds_with_pairs_is_that_of_the_scores_and_grows_by_the_right_pair(monkeypatch):
@@ -168,51 +159,39 @@ def _answered(values):
 
 
 PAIRS = (Pair(0, (0, 2), -1.5, 0.1, "either"), Pair(0, (1, 2), 0.5, 0.0, "together"))
+ATT = make(pairs=PAIRS)
 
 
-@pytest.fixture
-def att():
-    return make(pairs=PAIRS)
-
-
-def test_pairs_are_saved(att, tmp_path):
-    att.save(tmp_path / "a.json")
+def test_pairs_are_saved(tmp_path):
+    ATT.save(tmp_path / "a.json")
     assert noiser.Attribution.load(tmp_path / "a.json").pairs == PAIRS
-    assert att.aggregate("word").pairs == ()
+    assert ATT.aggregate("word").pairs == ()
 
 
 @pytest.mark.parametrize("form", [str, noiser.Attribution.to_markdown, noiser.Attribution.to_html])
-def test_pairs_are_shown_in_words(att, form):
-    shown = form(att).replace("\\", "")
-    first, second, third = (unit.text.strip() for unit in att.units[:3])
+def test_pairs_are_shown_in_words_equal_ones_with_their_place(form):
+    first, second, third = (unit.text.strip() for unit in ATT.units[:3])
+    shown = form(ATT).replace("\\", "")
     assert f"either would do: “{first}” or “{third}” (-1.50 ± 0.10)" in shown
     assert f"only together: “{second}” with “{third}” (0.50" in shown
+    units = (ATT.units[0], ATT.units[1]._replace(text=ATT.units[0].text), *ATT.units[2:])
+    shown = form(dataclasses.replace(ATT, units=units)).replace("\\", "")
+    assert f"“{first} @{units[0].start}” or" in shown
+    assert f"only together: “{first} @{units[1].start}” with" in shown
 
 
-def test_equal_units_of_a_pair_are_told_apart_by_their_place(att):
-    units = (att.units[0], att.units[1]._replace(text=att.units[0].text), *att.units[2:])
-    shown, name = str(dataclasses.replace(att, units=units)), att.units[0].text.strip()
-    assert f"“{name} @{units[0].start}” or" in shown
-    assert f"only together: “{name} @{units[1].start}” with" in shown
-
-
-def test_the_page_has_an_arc_for_each_pair_dashed_for_either(att):
-    page = att.to_html()
-    assert page.count("<path") == 2
-    assert page.count("stroke-dasharray") == 1
-
-
-def test_a_figure_has_an_arc_from_unit_to_unit_for_each_pair(att):
+def test_a_page_and_a_figure_have_an_arc_from_unit_to_unit_for_each_pair_dashed_for_either():
+    page = ATT.to_html()
+    assert (page.count("<path"), page.count("stroke-dasharray")) == (2, 1)
     pytest.importorskip("matplotlib")
     from matplotlib.patches import PathPatch
 
-    plain, drawing = att.plot(), att.plot(pairs=True)
-    arcs = [patch for patch in drawing.axes[0].patches if isinstance(patch, PathPatch)]
+    plain, axes = ATT.plot().axes[0], ATT.plot(pairs=True).axes[0]
+    arcs = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
     assert [arc.get_linestyle() for arc in arcs] == ["dashed", "solid"]
-    units = drawing.axes[0].patches[:3]
-    middles = [unit.get_x() + unit.get_width() / 2 for unit in units]
+    middles = [unit.get_x() + unit.get_width() / 2 for unit in axes.patches[:3]]
     ends = [arc.get_path().vertices[[0, -1], 0].tolist() for arc in arcs]
     assert ends == [pytest.approx([middles[i] for i in pair.units]) for pair in PAIRS]
     assert all(arc.get_path().get_extents().y0 >= 0 for arc in arcs)  # within the page
-    assert any("either" in text.get_text() for text in drawing.axes[0].texts)
-    assert not any(isinstance(patch, PathPatch) for patch in plain.axes[0].patches)
+    assert any("either" in text.get_text() for text in axes.texts)
+    assert not any(isinstance(patch, PathPatch) for patch in plain.patches)

@@ -1,7 +1,5 @@
 """Packages that add methods, metrics, judges and data sets: the example, and what goes wrong."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -22,7 +20,6 @@ PLUGIN = ROOT / "examples/plugin"
 
 @pytest.fixture
 def registry(monkeypatch):
-    """A registry of things, and a function that installs entry points."""
     points: list[EntryPoint] = []
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [p for p in points if p.group == group])
     made = Registry("thing", "noiser.things")
@@ -84,7 +81,6 @@ def test_families(registry):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
-    """The folder that the example is installed in, offline, by pip."""
     folder = tmp_path_factory.mktemp("plugin")
     shutil.copytree(PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]

@@ -14,13 +14,16 @@ PROMPT = "The quick fox sings. A dog plays along."
 WITHOUT_GRADIENTS = ["occlusion", "noiser_relative", "lime", "last_attention"]
 WITH_GRADIENTS = ["input_x_gradient", "integrated_gradients", "deeplift", "attn_lrp"]
 
-torchao = pytest.mark.skipif(
-    importlib.util.find_spec("torchao") is None, reason="torchao is not installed: pip install torchao"
-)
+
+torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 
 
 def wrap(model):
     return noiser.wrap(model, tiny_tokenizer())
+
+
+def assert_near(found, expected, bound=0.25):
+    assert (found.scores - expected.scores).abs().max() < bound * expected.scores.abs().max(), found.method
 
 
 def by_torchao(family, name, **options):
@@ -40,46 +43,41 @@ def test_int8_gives_nearly_the_scores_of_float_or_says_that_it_has_no_gradients(
     assert lm.abilities.embedding_scale == pytest.approx(plain.abilities.embedding_scale)
     assert lm.abilities.packs == plain.abilities.packs
     assert lm.identity.dtype.startswith("float32, ")
-    differentiable = config == "Int8WeightOnlyConfig"
     for method in [*WITHOUT_GRADIENTS, noiser.Noiser(bounding=0.1, samples=3), *WITH_GRADIENTS]:
-        if method in WITH_GRADIENTS and not differentiable:
+        if method in WITH_GRADIENTS and config != "Int8WeightOnlyConfig":
             with pytest.raises(UnsupportedModelError, match=r"No gradient passes through this Llama.*occlusion"):
                 noiser.attribute(lm, PROMPT, method=method)
-            continue
-        found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
-        assert (found.scores - expected.scores).abs().max() < 0.25 * expected.scores.abs().max(), method
+        else:
+            assert_near(*(noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain)))
 
 
 @torchao
 def test_noise_on_a_quantised_table_is_on_the_rows_that_it_stands_for():
-    lm, plain = by_torchao(
-        "gemma3", "IntxWeightOnlyConfig", filter_fn=lambda module, _: isinstance(module, nn.Embedding)
-    )
+    is_table = lambda module, _: isinstance(module, nn.Embedding)
+    lm, plain = by_torchao("gemma3", "IntxWeightOnlyConfig", filter_fn=is_table)
     assert type(lm.model.get_input_embeddings().weight).__name__ != "Parameter"
     assert lm.abilities.embedding_scale == pytest.approx(plain.abilities.embedding_scale, rel=1e-3)
     assert (lm.embedding_dim, lm.vocabulary_size) == (plain.embedding_dim, plain.vocabulary_size)
     method = noiser.Noiser(bounding="relative", samples=3)
-    found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
-    assert (found.scores - expected.scores).abs().max() < 0.25 * expected.scores.abs().max()
+    assert_near(*(noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain)))
 
 
 @torchao
 def test_a_folder_that_transformers_quantised_is_loaded(tmp_path):
+    plain, int8 = tmp_path / "plain", tmp_path / "int8"
     with warnings.catch_warnings(action="ignore"):
         from torchao.quantization import Int8WeightOnlyConfig
         from transformers import AutoModelForCausalLM, TorchAoConfig
 
-        tiny_model("llama").save_pretrained(tmp_path / "plain")
-        model = AutoModelForCausalLM.from_pretrained(
-            tmp_path / "plain", quantization_config=TorchAoConfig(Int8WeightOnlyConfig())
-        )
-        model.save_pretrained(tmp_path / "int8")
-        tiny_tokenizer().save_pretrained(tmp_path / "int8")
-        lm = noiser.load_model(tmp_path / "int8", device="cpu")
+        tiny_model("llama").save_pretrained(plain)
+        config = TorchAoConfig(Int8WeightOnlyConfig())
+        model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=config)
+        model.save_pretrained(int8)
+        tiny_tokenizer().save_pretrained(int8)
+        lm = noiser.load_model(int8, device="cpu")
     assert lm.identity.dtype.endswith(", torchao")
-    found = noiser.attribute(lm, PROMPT, method="occlusion")
-    expected = noiser.attribute(wrap(model), PROMPT, method="occlusion")
-    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
+    found, expected = (noiser.attribute(each, PROMPT, method="occlusion").scores for each in (lm, wrap(model)))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 class Packed(nn.Module):
@@ -100,16 +98,19 @@ class Packed(nn.Module):
 
 @pytest.fixture(scope="module")
 def packed():
-    """A model with packed layers, and one whose weights are what they stand for."""
     model, same = tiny_model("llama").eval(), tiny_model("llama").eval()
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and name != "lm_head":
-            layer = Packed(module)
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, layer)
-            with torch.no_grad():
-                same.get_submodule(name).weight.copy_(layer(torch.eye(layer.shape[1])).T)
+    for name, module in linear_layers(model):
+        layer = Packed(module)
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, layer)
+        with torch.no_grad():
+            same.get_submodule(name).weight.copy_(layer(torch.eye(layer.shape[1])).T)
     return wrap(model), wrap(same)
+
+
+def linear_layers(model):
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return [(name, module) for name, module in layers if name != "lm_head"]
 
 
 @pytest.mark.parametrize("method", [*WITHOUT_GRADIENTS, *WITH_GRADIENTS, noiser.Noiser(samples=3)])
@@ -149,10 +150,9 @@ class Repacked(nn.Linear):
 @pytest.fixture
 def repacking():
     model = tiny_model("llama")
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and name != "lm_head":
-            module.__class__ = Repacked
-            module.support_avx512bf16_for_cpu = True
+    for _, module in linear_layers(model):
+        module.__class__ = Repacked
+        module.support_avx512bf16_for_cpu = True
     return model
 
 
@@ -163,7 +163,7 @@ def test_a_model_that_was_explained_can_still_be_trained(repacking, training):
         found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
         torch.testing.assert_close(found.scores, expected.scores)
     assert not any(hasattr(module, "packed") for module in repacking.modules())
-    assert all(module.support_avx512bf16_for_cpu for module in repacking.modules() if isinstance(module, Repacked))
+    assert all(module.support_avx512bf16_for_cpu for _, module in linear_layers(repacking))
     assert repacking.training is training
 
 

@@ -1,4 +1,3 @@
-import copy
 import math
 
 import pytest
@@ -6,6 +5,7 @@ import torch
 
 import noiser
 from engine_for_tests import query_of
+from methods_for_tests import predict
 from noiser.errors import ParameterError
 from noiser.methods import METHODS
 from noiser.objectives import divergence, entropy, name_of
@@ -35,38 +35,18 @@ def log_p_of_5(log_p, clean):
 
 NUMBERS = ["prob", "logprob", "hellinger", entropy, divergence, log_p_of_5]
 """What is explained: scores by name, and the caller's own numbers."""
+"""What is explained: scores by name, and the caller's own numbers."""
 
 
-def asked(kind, method):
-    question = {"target": ANSWER, "target_unit": SPANS}
-    return question | ({"of": kind, "method": method()} if callable(kind) else {"method": method(score=kind)})
+def log_p(lm, query, g, removed=()):
+    """Log-probabilities [tokens, vocab] at a span's tokens, by the model alone, with some embeddings at zero."""
+    return torch.stack([predict(lm, query, row, removed) for row in query.target_rows[g]]).log()
 
 
-class Plain:
-    """The model in float64, read at the tokens of the answer."""
-
-    def __init__(self, lm, query):
-        self.model = copy.deepcopy(lm.model).double()
-        prompt = lm.tokenizer(PROMPT)["input_ids"]
-        answer = lm.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
-        self.first = len(prompt)
-        self.ids = torch.tensor(prompt + answer)
-        self.spans = [[position + 1 for position in rows] for rows in query.target_rows]
-        with torch.no_grad():
-            self.rows = self.model.get_input_embeddings()(self.ids)
-            self.clean = [self.log_p(self.rows, g) for g in range(len(self.spans))]
-
-    def log_p(self, rows, g):
-        """Log-probabilities [tokens, vocab] at a span's tokens."""
-        return self.model(inputs_embeds=rows[None]).logits[0].log_softmax(-1)[[p - 1 for p in self.spans[g]]]
-
-    def value(self, kind, rows, g):
-        return read(kind, self.log_p(rows, g), self.clean[g], self.ids[self.spans[g]])
-
-    def without(self, positions):
-        rows = self.rows.clone()
-        rows[list(positions)] = 0
-        return rows
+def value(lm, query, kind, g, removed=()):
+    at = dict(zip(query.logit_positions, query.target_ids, strict=True))
+    ids = torch.tensor([at[row] for row in query.target_rows[g]])
+    return float(read(kind, log_p(lm, query, g, removed), log_p(lm, query, g), ids))
 
 
 def test_words_sentences_and_spans_group_the_tokens_of_the_target():
@@ -90,16 +70,15 @@ def test_a_unit_counts_for_a_span_if_it_stands_before_all_of_it():
     assert "".join(unit.text for unit in att.units) == PROMPT
 
 
-@torch.no_grad()
 def test_the_record_says_what_a_span_is():
     lm = tiny("llama")
+    query, answer = spans_of(lm), lm.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
     att = noiser.attribute(lm, PROMPT, target=ANSWER, method="occlusion", target_unit=SPANS)
-    plain = Plain(lm, spans_of(lm))
     assert [target.text for target in att.targets] == [" near the", " Trains"]
     continuation = [token for target in att.targets for token in (*target.before, *target.token_ids)]
-    assert continuation == plain.ids[plain.first : plain.spans[-1][-1] + 1].tolist()
+    assert continuation == answer[: len(continuation)]
     for g, target in enumerate(att.targets):
-        p, ids = plain.clean[g], plain.ids[plain.spans[g]]
+        p, ids = log_p(lm, query, g), torch.tensor(target.token_ids)
         assert target.probability == pytest.approx(float(read("prob", p, p, ids)), rel=1e-4)
         assert target.rank == int((1 + (p > p.gather(1, ids[:, None])).sum(-1)).max())
 
@@ -107,20 +86,20 @@ def test_the_record_says_what_a_span_is():
 @pytest.mark.parametrize(
     ("family", "kind"), [*(("llama", kind) for kind in NUMBERS), ("gemma3", "prob"), ("mamba", "logprob")]
 )
-@torch.no_grad()
 def test_occlusion(family, kind):
     lm = tiny(family)
-    plain = Plain(lm, spans_of(lm))
-    att = noiser.attribute(lm, PROMPT, **asked(kind, noiser.Occlusion))
-    assert att.info.get("of") == (name_of(kind) if callable(kind) else None)
+    query, own = spans_of(lm), callable(kind)
+    asked = {"of": kind, "method": "occlusion"} if own else {"method": noiser.Occlusion(score=kind)}
+    att = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit=SPANS, **asked)
+    assert att.info.get("of") == (name_of(kind) if own else None)
     for g, row in enumerate(att.scores):
-        rest = plain.value(kind, plain.rows, g)
+        rest = value(lm, query, kind, g)
         for unit, found in zip(att.units, row, strict=True):
-            if unit.token_indices[-1] >= plain.spans[g][0]:
+            if unit.token_indices[-1] > query.target_rows[g][0]:
                 assert found.isnan()
             else:
-                expected = rest - plain.value(kind, plain.without(unit.token_indices), g)
-                assert float(found) == pytest.approx(float(expected), rel=1e-3, abs=5e-5)
+                expected = rest - value(lm, query, kind, g, unit.token_indices)
+                assert float(found) == pytest.approx(expected, rel=1e-3, abs=5e-5)
 
 
 def test_a_span_flips_when_any_of_its_tokens_does():
@@ -138,18 +117,17 @@ def test_a_span_flips_when_any_of_its_tokens_does():
     ("method", "passes"),
     [(noiser.IntegratedGradients(n_steps=3, score="logprob"), 4), (noiser.DeepLift(score="logprob"), 6)],
 )
-@torch.no_grad()
 def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, passes):
     """In passes that do not grow with its tokens."""
     lm = tiny("llama")
-    plain = Plain(lm, spans_of(lm))
+    query = spans_of(lm)
     att = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, target_unit=SPANS)
     assert att.info["passes"] == passes
-    for g, span in enumerate(plain.spans):
-        moved = plain.without([i for i in range(1, len(plain.ids)) if i not in span])
-        difference = plain.value("logprob", plain.rows, g) - plain.value("logprob", moved, g)
-        assert att.info["difference"][g] == pytest.approx(float(difference), rel=1e-3)
-        assert float(att.scores[g].nansum()) + att.info["delta"][g] == pytest.approx(float(difference), rel=1e-3)
+    for g, rows in enumerate(query.target_rows):
+        moved = [i for i in range(1, len(query.token_ids)) if i - 1 not in rows]
+        difference = value(lm, query, "logprob", g) - value(lm, query, "logprob", g, moved)
+        assert att.info["difference"][g] == pytest.approx(difference, rel=1e-3)
+        assert float(att.scores[g].nansum()) + att.info["delta"][g] == pytest.approx(difference, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["last_attention", "attention_rollout", "attn_lrp"])
@@ -173,25 +151,18 @@ def test_every_method_scores_spans_each_as_if_it_were_alone(name):
     torch.testing.assert_close(both.scores[0, :units], first.scores[0], rtol=2e-3, atol=2e-5)
 
 
-READS_NO_PREDICTION = {"last_attention", "attention_rollout"}
-
-
-def log(*rows):
-    return torch.tensor(rows).log()
-
-
 def test_hand_worked_numbers():
-    changed = log([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3]])  # one sample, two tokens, three words
-    clean = log([0.25, 0.5, 0.25], [1 / 3, 1 / 3, 1 / 3])
-    assert entropy(changed, clean).item() == pytest.approx((1.5 * math.log(2) + math.log(3)) / 2)
-    assert divergence(changed, clean).item() == pytest.approx(-0.25 * math.log(0.5) - 0.5 * math.log(2))
+    third = [1 / 3] * 3  # one sample, two tokens, three words
+    changed, clean = (torch.tensor([one, third]).log() for one in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]))
+    assert entropy(changed[None], clean).item() == pytest.approx((1.5 * math.log(2) + math.log(3)) / 2)
+    assert divergence(changed[None], clean).item() == pytest.approx(-0.25 * math.log(0.5) - 0.5 * math.log(2))
 
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_answers_or_refuses(name):
     """The log-probability of the target, as a function, gives what the method's own score of that name gives."""
     lm = tiny("llama")
-    if name in READS_NO_PREDICTION:
+    if name in ("last_attention", "attention_rollout"):
         with pytest.raises(ParameterError, match="Attention weights are the same whatever is explained"):
             run(lm, name, target=5, of=log_p_of_5)
         return
@@ -215,14 +186,10 @@ def test_every_method_answers_or_refuses(name):
     ],
 )
 def test_functions_that_cannot_be(of, options, message, unchecked):
+    asked = {"target": 5, "method": "occlusion", "of": of}
     with pytest.raises(ParameterError, match=message):
-        noiser.attribute(tiny("llama"), PROMPT, **({"target": 5, "method": "occlusion", "of": of} | options))
-
-
-def test_what_cannot_be_differentiated_has_scores_without_errors():
-    def most_probable(log_p, clean):
-        return log_p[:, 0].argmax(-1).float()
-
-    att = noiser.attribute(tiny("llama"), PROMPT, method=noiser.Noiser(samples=3, bounding=0.5), of=most_probable)
-    assert att.scores.isfinite().all()
-    assert att.stderr.isnan().all()
+        noiser.attribute(tiny("llama"), PROMPT, **asked | options)
+    if options:  # what cannot be differentiated has scores without errors
+        att = noiser.attribute(tiny("llama"), PROMPT, **asked | {"method": noiser.Noiser(samples=3, bounding=0.5)})
+        assert att.scores.isfinite().all()
+        assert att.stderr.isnan().all()

@@ -1,9 +1,13 @@
+import time
+from itertools import accumulate
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from noiser.errors import PromptError, UnitError
-from noiser.text import Encoding, encode, extend, make_target_spans, make_units
+from noiser.text import Encoding, encode, extend, make_target_spans, make_units, sentence_spans, word_spans
+from noiser.text.segments import SEGMENTATIONS, snap
 from noiser.types import Source
 from test_text import FEW, TEXTS, tokenizer_of
 from tokenizers_for_tests import TOKENIZERS
@@ -66,14 +70,6 @@ def test_bytes_of_a_character_are_one_unit():
     assert shown(make_units(encoding, [(2, 3)])) == [("👨", (7, 8, 9, 10))]
 
 
-def test_lines_and_paragraphs():
-    encoding = by_hand("one", "\n", "two", "\n\n", "three", " four", "\n")
-    lines, paragraphs = ["one", "\ntwo", "\n\nthree four\n"], ["one\ntwo", "\n\nthree four\n"]
-    assert [unit.text for unit in make_units(encoding, "line")] == lines
-    assert [unit.text for unit in make_units(encoding, "paragraph")] == paragraphs
-    assert make_target_spans(encoding, 1, "line") == [(1, 2), (3, 4, 5, 6)]
-
-
 def test_frozen_tokens_are_units_only_when_perturbed():
     encoding = encode(tokenizer_of("word_level"), "the sport </s> the game")
     assert shown(make_units(encoding, "sentence")) == [("the sport ", (1, 2)), (" the game", (4, 5))]
@@ -91,18 +87,20 @@ def test_units_stay_in_their_region():
     assert shown(make_units(encoding, "turn", sources=[source])) == [("play", (1,)), ("basketball", (4, 5))]
     with pytest.raises(UnitError, match="tokens there are none"):
         make_units(encoding, [(0, 4)])
+    encoding = by_hand("one", "\n", "two", "\n\n", "three", " four", "\n")
+    lines, paragraphs = ["one", "\ntwo", "\n\nthree four\n"], ["one\ntwo", "\n\nthree four\n"]
+    assert [unit.text for unit in make_units(encoding, "line")] == lines
+    assert [unit.text for unit in make_units(encoding, "paragraph")] == paragraphs
+    assert make_target_spans(encoding, 1, "line") == [(1, 2), (3, 4, 5, 6)]
 
 
 def test_a_continuation_is_apart_from_the_prompt():
-    prompt = by_hand("play", " basket")
     whole = by_hand("play", " basket", "ball", " now", regions=((0, 11), (11, 19)))
-    count = len(prompt.token_ids)
-    words = make_units(whole, "word", prompt_tokens=count)
+    words = make_units(whole, "word", prompt_tokens=2)
     assert shown(words) == [("play", (0,)), (" basket", (1,)), ("ball", (2,)), (" now", (3,))]
-    spans = make_units(whole, [(4, 11)], prompt_tokens=count)
-    assert shown(spans) == [(" basket", (1,)), ("ball", (2,)), (" now", (3,))]
+    assert shown(make_units(whole, [(4, 11)], prompt_tokens=2)) == shown(words)[1:]
     with pytest.raises(UnitError, match=r"Span \(4, 13\) of unit leaves the prompt.*end <= 11"):
-        make_units(whole, [(4, 13)], prompt_tokens=count)
+        make_units(whole, [(4, 13)], prompt_tokens=2)
 
 
 @pytest.mark.parametrize(
@@ -163,3 +161,102 @@ def test_any_spans_keep_tokens_apart(text, cuts):
         return
     check(encoding, units)
     assert [(unit.start, unit.end) for unit in units] == spans
+
+
+SEGMENTED = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text(
+    "aB1 .,!?'\"()-\n\t…。。日本ไทé\u0301\u200d👨👩🏽_@&:/", max_size=40
+)
+
+
+def pieces(spans, text):
+    return [text[start:end] for start, end in spans]
+
+
+def test_words():
+    expected = {
+        "plays the sport of": ["plays", " the", " sport", " of"],
+        "one, two": ["one", ",", " two"],
+        "don't rock’n’roll": ["don't", " rock’n’roll"],
+        "Audible.com 8.1 1,000 well-known": ["Audible.com", " 8.1", " 1,000", " well-known"],
+        "and/or a@b.c AT&T 10:30 snake_case": ["and/or", " a@b.c", " AT&T", " 10:30", " snake_case"],
+        "a,b": ["a", ",", "b"],  # a comma joins digits only
+        "wait... what?!": ["wait", "...", " what", "?!"],  # more than one mark joins nothing
+        "'tis the dogs' end.": ["'", "tis", " the", " dogs", "'", " end", "."],
+        "$5 (50%) C++": ["$", "5", " (", "50", "%)", " C", "++"],
+        "नमस्ते दुनिया": ["नमस्ते", " दुनिया"],
+        "cafe\u0301 x": ["cafe\u0301", " x"],
+        "می\u200cخواهم": ["می\u200cخواهم"],
+        "ok 👨‍👩‍👧 👍🏽❤️!": ["ok", " 👨‍👩‍👧", " 👍🏽❤️!"],
+        "我爱 NLP。": ["我", "爱", " NLP", "。"],
+        "กำ": ["ก", "ำ"],
+        "  a  b \n": ["  a", "  b \n"],
+        " \n ": [" \n "],
+        "x": ["x"],
+        "": [],
+    }
+    assert {text: pieces(word_spans(text), text) for text in expected} == expected
+
+
+def test_sentences():
+    expected = {
+        "It rained. We stayed! Why? Because…": ["It rained.", " We stayed!", " Why?", " Because…"],
+        "(I was late. It rained.) So?": ["(I was late.", " It rained.)", " So?"],
+        'He said "Go!" Then left.': ['He said "Go!"', " Then left."],
+        '"Go!" she said.': ['"Go!" she said.'],
+        "Dr. Who met J. R. Smith of the U.S. Army.": ["Dr. Who met J. R. Smith of the U.S. Army."],
+        "See Fig. 3 or no. 5. He said no. Then left.": ["See Fig. 3 or no. 5.", " He said no.", " Then left."],
+        "See e.g. Fig. 3.": ["See e.g. Fig. 3."],
+        "So did I. Then 8.1 fell.": ["So did I.", " Then 8.1 fell."],
+        "Yes... maybe. No": ["Yes... maybe.", " No"],
+        "one\ntwo\n\nthree\n": ["one", "\ntwo", "\n\nthree\n"],
+        "你好。再见！": ["你好。", "再见！"],
+        "यह है। वह था।": ["यह है।", " वह था।"],
+        "v1.2.3 at example.com is out": ["v1.2.3 at example.com is out"],
+        "1. Preheat it.\n2. Mix. Bake.\n 10. Eat": ["1. Preheat it.", "\n2. Mix.", " Bake.", "\n 10. Eat"],
+        "# I. Start\n**1.2. Part** of it. So.": ["# I. Start", "\n**1.2. Part** of it.", " So."],
+        "Zum Beispiel, z. B. Äpfel. D. h. Obst.": ["Zum Beispiel, z. B. Äpfel.", " D. h. Obst."],
+        "Nr. 5 in St. Gallen, u. a. Anna. Ende.": ["Nr. 5 in St. Gallen, u. a. Anna.", " Ende."],
+        "Der 2. Weltkrieg. Tun: 1. Kochen. 2. Essen.": ["Der 2. Weltkrieg.", " Tun: 1. Kochen.", " 2. Essen."],
+        "Am 3. Mai kam er. Es war 1999. Dann ging er.": ["Am 3. Mai kam er.", " Es war 1999.", " Dann ging er."],
+        "": [],
+    }
+    assert {text: pieces(sentence_spans(text), text) for text in expected} == expected
+
+
+@pytest.mark.parametrize("segment", SEGMENTATIONS.values())
+@given(text=SEGMENTED)
+def test_a_segmentation_is_a_partition(segment, text):
+    spans = segment(text)
+    assert "".join(pieces(spans, text)) == text
+    assert [start for start, _ in spans[1:]] == [end for _, end in spans[:-1]]
+    if text.strip():
+        assert all(text[start:end].strip() for start, end in spans)
+        assert all(not text[end - 1].isspace() for _, end in spans[:-1])  # whitespace leads
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["basket", "ball", " game"], [[0, 1], [2]]),
+        (["a", ", b"], [[0], [1]]),  # the comma has no token of its own
+        (["one two"], [[0]]),
+        (["one", " ", "two thr", "ee"], [[0], [1], [2, 3]]),
+        (["a", " ", " b", "  "], [[0], [1, 2, 3]]),
+        (["我爱", "你"], [[0], [1]]),
+        ([" ", " "], [[0, 1]]),
+        ([], []),
+    ],
+)
+def test_snap_keeps_tokens_whole(tokens, expected):
+    text, ends = "".join(tokens), list(accumulate(map(len, tokens)))
+    assert snap(text, word_spans(text), list(zip([0, *ends], ends, strict=False))) == expected
+    assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [[0], [1]]  # a gap ends a group
+
+
+@pytest.mark.parametrize("text", ["." * 20_000 + "x", " " * 20_000 + "x", "a" + "\n" * 20_000 + "x", "a. " * 10_000])
+@pytest.mark.parametrize("segment", SEGMENTATIONS.values())
+def test_long_texts_take_linear_time(segment, text):
+    began = time.process_time()
+    assert "".join(pieces(segment(text), text)) == text
+    assert len(snap(text, [(0, len(text))], [(at, at + 1) for at in range(len(text))])) == 1
+    assert time.process_time() - began < 1.5

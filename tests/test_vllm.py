@@ -9,7 +9,7 @@ import noiser
 import vllm_for_tests
 from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
 from noiser.judges import make_judge
-from noiser.methods import METHODS, make_method
+from noiser.methods import METHODS
 from noiser.server.jobs import Stopped
 from server_processes import free_port, running
 from test_cite import SOURCES
@@ -43,9 +43,13 @@ def engine_of(lm):
     ("name", "question"),
     [*((name, "words") for name in ("noiser", "lime", "joint")), *(("occlusion", question) for question in QUESTIONS)],
 )
-def test_gives_the_local_models_numbers(served, local, name, question):
+def test_gives_the_local_models_numbers_and_says_which_model_it_is(served, local, folder, name, question):
     options = QUESTIONS[question] | {"method": method_of(name)}
-    assert_same(noiser.attribute(served, PROMPT, **options), noiser.attribute(local, PROMPT, **options))
+    found = noiser.attribute(served, PROMPT, **options)
+    assert_same(found, noiser.attribute(local, PROMPT, **options))
+    assert (found.model.name, len(found.model.revision)) == (f"vllm:{folder}", 64)
+    assert found.model[2:] == local.identity[2:]
+    assert (served.context_length, engine_of(served).settings["max_num_seqs"]) == (199, 8)
 
 
 def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
@@ -59,12 +63,14 @@ def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
 
 
 @pytest.mark.parametrize("family", ["gemma3", "granite", "llama"])
-def test_measures_the_factor_of_the_embeddings(family, tmp_path, monkeypatch):
+def test_measures_the_factor_of_the_embeddings_and_notices_another_models_table(family, tmp_path, monkeypatch):
     vllm_for_tests.install(monkeypatch)
     folder = save_tiny(family, tmp_path / family)
     served, local = noiser.load_model(f"vllm:{folder}", device="cpu"), noiser.load_model(folder, device="cpu")
     assert served.abilities.embedding_scale == pytest.approx(local.abilities.embedding_scale, rel=1e-6)
     torch.testing.assert_close(served.embed(torch.arange(9)), local.embed(torch.arange(9)))
+    with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
+        noiser.model.served.measure_embedding_scale(engine_of(served), served.model.embedding.weight.flip(0), None)
 
 
 def test_cites_sources_as_a_local_model_does_that_cannot_hide_tokens(served, local):
@@ -95,17 +101,8 @@ def test_the_bench_and_the_page_take_it_as_any_model(served):
             noiser.attribute(served, PROMPT, method="occlusion")
     finally:
         hook.remove()
-    with pytest.raises(ParameterError, match="expected another model, as judge='local:NAME'"):
+    with pytest.raises(ParameterError, match="expected judge='local:NAME'"):
         make_judge("local", lm=served)
-
-
-def test_says_which_model_it_is(served, folder, local):
-    att = noiser.attribute(served, PROMPT, method="occlusion")
-    assert att.model.name == f"vllm:{folder}"
-    assert att.model[2:] == local.identity[2:]
-    assert len(att.model.revision) == 64
-    assert served.context_length == 199
-    assert engine_of(served).settings["max_num_seqs"] == 8
 
 
 def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wrong(served, local, monkeypatch):
@@ -144,11 +141,6 @@ def test_the_workers_keep_the_rows_of_requests(monkeypatch):
     assert worker.TakeLogits().take_logits() == ([], b"")
 
 
-def test_another_models_table_is_noticed(served):
-    with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
-        noiser.model.served.measure_embedding_scale(engine_of(served), served.model.embedding.weight.flip(0), None)
-
-
 def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(DependencyError, match="Install it: pip install vllm, in an environment"):
@@ -160,8 +152,6 @@ def test_what_cannot_be_loaded_says_so(monkeypatch, tmp_path):
         noiser.load_model(f"vllm:{tmp_path}")
 
 
-REAL = {"noiser": {"samples": 2}, "noiser_relative": {"samples": 2}, "lime": {"samples": 8}}
-REAL |= {"kernel_shap": {"samples": 12}, "shapley_sampling": {"permutations": 2}, "context_cite": {"samples": 12}}
 QUIET = pytest.mark.filterwarnings("ignore")
 
 
@@ -180,7 +170,7 @@ def both(vllm, request):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PREDICTING)
 def test_vllm_gives_the_local_models_numbers(both, name):
-    method = make_method(name, **REAL.get(name, {}))
+    method = method_of(name)
     words = {"unit": "word", "target": " basketball in Los Angeles"}
     for options in ({}, words, words | {"target_unit": "all"}, {"target": " football", "foil": " golf"}):
         if name == "noiser_relative" and "foil" in options:
@@ -191,7 +181,6 @@ def test_vllm_gives_the_local_models_numbers(both, name):
 
 @pytest.fixture(scope="module")
 def server(vllm):
-    """`vllm serve` with SmolLM2, on a port of its own."""
     from noiser.model.loading import find
 
     folder = find("smollm2-135m-instruct").source
