@@ -112,7 +112,7 @@ def killed_runs(plan, folder, kills, seed):
     for _ in range(kills):
         child = os.fork()
         if not child:
-            noiser.bench.run_bench(plan, folder, workers=0)
+            noiser.bench.run.run_bench(plan, folder, workers=0)
             os._exit(9)  # it finished, which it should not have
         ended = time.monotonic() + 120
         while time.monotonic() < ended and _size(folder) <= len(stored):
@@ -122,7 +122,7 @@ def killed_runs(plan, folder, kills, seed):
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), "a run ended by itself"
         before, stored = stored, stored_rows(folder)
         assert before.items() <= stored.items(), "seconds tell that a row was made again"
-    noiser.bench.run_bench(plan, folder, workers=0)
+    noiser.bench.run.run_bench(plan, folder, workers=0)
     assert stored.items() <= stored_rows(folder).items()
 
 

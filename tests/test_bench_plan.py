@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[1]
         ('data = "long"', 'data = "longs"', "'localisation': Unknown label in data 'longs'. Did you mean 'long'?"),
         ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': answerability@1 needs a judge"),
         ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
+        ("masks = 2", "judge_args = { timeout = 9 }", "judge_args are settings of a judge; expected judge as well"),
         ('name = "localisation"', 'name = "answerability"\njudge = "locl"', "Unknown judge 'locl'. Did you mean"),
         ("max_new_tokens = 3", 'without_category = "a"', "without_category: only for data sets"),
         ('label = "long"', 'label = "own"', "two data have the label 'own'"),

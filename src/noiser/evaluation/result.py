@@ -107,11 +107,8 @@ class Evaluation:
         import pandas as pd
 
         columns = ["value", "low", "high", "p", "n", "no_signal", "better", "meaning", "reason"]
-        scales = {name: self.summaries[name].scale for name in self.estimates}
-        lines = [
-            asdict(one) | {"p": one.p_holm, **{name: getattr(scales[number], name) for name in columns[5:8]}}
-            for number, one in self.estimates.items()
-        ]
+        pairs = [(self.summaries[name].scale, one) for name, one in self.estimates.items()]
+        lines = [{**scale._asdict(), **asdict(one), "p": one.p_holm, "better": scale.better} for scale, one in pairs]
         return pd.DataFrame(lines, pd.Index(self.estimates, name="number"), columns).astype({"no_signal": float})
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
