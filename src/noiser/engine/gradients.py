@@ -20,6 +20,7 @@ from noiser.engine.scores import Read
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import divide_gradient, shared_attention
 from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.packing import continued
 from noiser.model.runtime import add_hook, free_memory, is_out_of_memory, running
 
 COPIES = 4
@@ -77,15 +78,14 @@ def _slopes(
         return
     stop, scale = query.target_rows[targets[-1]][-1] + 1, lm.abilities.embedding_scale
     with differentiable(lm):
-        embeddings = torch.cat([change.inputs(query.context, start, stop) for _, change in changes])
-        options = query.context.continued(start, len(changes)) if start else {}
-        leaf = embeddings.requires_grad_()
-        for target, values, gradients in backward(lm, query, embeddings, leaf, targets, read, start, **options):
+        rows = torch.cat([change.inputs(query.context, start, stop) for _, change in changes]).requires_grad_()
+        options = continued(query.context.cache, start, len(changes)) if start else {}
+        for target, values, gradients in backward(lm, query, rows, rows, targets, read, start, **options):
             for (number, _), some, value, gradient in zip(changes, asked, values, gradients, strict=True):
                 if target in some:
                     whole = pad(scale * gradient, (0, 0, start, len(query.token_ids) - stop))
                     yield Slope(number, target, value, whole)
-    query.spent.add(embeddings[..., 0].numel(), 1 + len(targets))
+    query.spent.add(rows[..., 0].numel(), 1 + len(targets))
 
 
 def targets_of(query: Query, change: Change | None) -> Sequence[int]:

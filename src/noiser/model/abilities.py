@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from noiser.errors import ModelError, UnsupportedModelError
-from noiser.model.packing import Branch, Context, set_attention
+from noiser.model.packing import Branch, Context, continued, set_attention
 from noiser.model.runtime import add_hook, is_out_of_memory, put, running
 
 _CAPTURING = "_output_capturing_hooks_installed"  # transformers' mark on a model whose hooks collect weights
@@ -83,16 +83,15 @@ def find_abilities(lm: Any) -> Abilities:
         text = f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised models"
         warnings.warn(f"{text}, so sequences run one at a time.", stacklevel=4)
         return found
-    found.packs = works(lambda: _packs(lm, rows[0], logits[0]))
-    found.continues = found.packs and works(lambda: agree(_continued(lm, rows[:1]), logits[0, 5:]))
+    context = Context(rows[0], 1.0)
+
+    def go_on() -> Tensor:
+        """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
+        return lm.output(rows[:1, 5:], positions=range(3), **continued(context.cache, 5)).logits[0]
+
+    found.packs = works(lambda: _packs(lm, context, logits[0]))
+    found.continues = found.packs and works(lambda: agree(go_on(), logits[0, 5:]))
     return found
-
-
-def _continued(lm: Any, inputs: Float[Tensor, "1 length dim"]) -> Logits:
-    """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
-    context = Context(inputs[0], 1.0)
-    lm.run([Branch(context, 0, inputs[:, :5], [4], record=True)], packed=True)
-    return lm.output(inputs[:, 5:], positions=range(3), **context.continued(5, 1)).logits[0]
 
 
 def raise_failure(model: Any, error: Exception) -> NoReturn:
@@ -104,7 +103,7 @@ def raise_failure(model: Any, error: Exception) -> NoReturn:
     raise ModelError(f"{text} Take another method or model, or another version of transformers.") from error
 
 
-def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Logits) -> bool:
+def _packs(lm: Any, context: Context, expected: Logits) -> bool:
     """Whether a packed pass gives the logits of whole sequences, and layers have the windows of the configuration."""
     from transformers import DynamicCache
 
@@ -112,7 +111,7 @@ def _packs(lm: Any, inputs: Float[Tensor, "length dim"], expected: Logits) -> bo
     kinds = [kind.get("rope_type") for kind in (rotary, *rotary.values()) if isinstance(kind, Mapping)]
     if {"longrope", "dynamic"} & {*kinds}:  # as in Phi-3, all tokens are rotated by the largest position of a pass
         return False
-    layers, context = DynamicCache(config=lm.model.config).layers, Context(inputs, 1.0)
+    layers, inputs = DynamicCache(config=lm.model.config).layers, context.inputs
     (first,) = lm.run([Branch(context, 0, inputs[None], range(8), record=True)], packed=True)
     branches = [Branch(context, start, inputs[start:].expand(n, -1, -1), [7]) for start, n in ((5, 2), (2, 3))]
     rows = torch.cat([first[0], *(part[:, 0] for part in lm.run(branches, packed=True))])

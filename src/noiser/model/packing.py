@@ -57,23 +57,18 @@ class Context:
         first, second = (torch.cat([old.to(x.device), x], -2) for old, x in zip(clean, (key, value), strict=True))
         return first, second
 
-    def continued(self, length: int, copies: int) -> dict[str, Any]:
-        """Arguments with which a pass with gradients of `copies` sequences goes on after the first `length` tokens."""
-        from transformers import DynamicCache
 
-        grown = DynamicCache()  # without a configuration, so that it keeps all
-        for layer, pair in sorted(self.cache.items()):
-            keys, values = (part[..., :length, :].expand(copies, -1, -1, -1) for part in pair)
-            grown.update(keys, values, layer)
-        return cache_argument(grown)
-
-
-def cache_argument(cache: Any) -> dict[str, Any]:
-    """The arguments by which models take a cache; transformers 5.24 renamed the first."""
+def continued(cache: KeysValues, length: int = 0, copies: int = 1) -> dict[str, Any]:
+    """The arguments, a cache being the first, with which a pass of sequences goes on after `length` tokens."""
+    from transformers import DynamicCache
     from transformers.masking_utils import create_causal_mask
 
-    named = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
-    return {named: cache, "use_cache": True}
+    grown = DynamicCache()  # without a configuration, so that it keeps all
+    for layer, pair in sorted(cache.items()):
+        keys, values = (part[..., :length, :].expand(copies, -1, -1, -1) for part in pair)
+        grown.update(keys, values, layer)
+    named = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"  # as before 5.24
+    return {named: grown, "use_cache": True}
 
 
 @dataclass(eq=False)

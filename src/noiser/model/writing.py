@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiser.errors import UnsupportedModelError
 from noiser.model.language_model import LanguageModel
-from noiser.model.packing import cache_argument
+from noiser.model.packing import continued
 from noiser.model.runtime import twin
 from noiser.text.tokens import continuation
 
@@ -32,8 +32,6 @@ def write(
     model's own; temperature 0 is greedy. A copy of the network writes, with the same weights in the same memory and the
     same hooks, so it waits for no pass that explains; its keys and values of the prompt are known to the model then.
     """
-    from transformers import DynamicCache
-
     if not lm.looks_inside:
         raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere. Name its server as --upstream.")
     read, waiting, goes_on = [*prompt_ids], list[int](), True
@@ -49,24 +47,22 @@ def write(
 
     def ended(ids: Tensor, _scores: object) -> Tensor:
         """Called after each token, which has yet to run."""
-        layers: Any = grown.layers
-        if not lm.known and len(layers) == lm.model.config.get_text_config().num_hidden_layers:
-            lm.known[tuple(prompt_ids)] = {i: (each.keys, each.values) for i, each in enumerate(layers)}
+        if not lm.known and len(grown.layers) == lm.model.config.get_text_config().num_hidden_layers:
+            lm.known[tuple(prompt_ids)] = {i: (each.keys, each.values) for i, each in enumerate(grown.layers)}
         waiting.extend({int(ids[0, -1])} - lm.end_tokens)
         tell(most=4)
         return torch.full(ids.shape[:1], not goes_on, device=ids.device)
 
     given = {name: value for name, value in (("temperature", temperature), ("top_p", top_p)) if value is not None}
-    sampling: dict[str, Any] = {"do_sample": temperature != 0} if given else {}
-    sampling |= given if temperature != 0 else {}
+    sampling: dict[str, Any] = {"do_sample": False} if temperature == 0 else {"do_sample": True, **given}
     ids = torch.tensor([[*prompt_ids]], device=lm.device)
     asked: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
-    grown = DynamicCache()  # without a configuration, so that it keeps all
+    grown, _ = (caching := continued({})).values()
     if lm.abilities.continues:
-        asked |= cache_argument(grown)
+        asked |= caching
     with nullcontext() if seed is None else torch.random.fork_rng():
         if seed is not None:
             torch.manual_seed(seed)
-        found = twin(lm.model).generate(ids, stopping_criteria=[ended], **asked, **sampling)
+        found = twin(lm.model).generate(ids, stopping_criteria=[ended], **asked, **(sampling if given else {}))
     tell(most=0)
     return "stop" if int(found[0, -1]) in lm.end_tokens else "length"
