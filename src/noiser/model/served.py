@@ -23,10 +23,8 @@ from noiser.model.packing import Branch
 from noiser.model.runtime import running
 from noiser.types import ModelIdentity
 
-ROW, _numbers = "noiser_row", itertools.count()
-"""In a vLLM request's `extra_args`, the number of the row that its logits become. None is used twice: what an
-interrupted call has left may run beside the next one."""
-
+ROW = "noiser_row"  # in a vLLM request's `extra_args`: the number of the row that its logits become
+_numbers = itertools.count()  # none is used twice: what an interrupted call has left may run beside the next one
 Predict = Callable[[Sequence[Branch]], list[Tensor]]  # to logits [copies, wanted, vocab] of each branch
 
 
