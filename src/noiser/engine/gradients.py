@@ -18,7 +18,7 @@ from noiser.engine.changes import Change
 from noiser.engine.query import Query
 from noiser.engine.scores import Read
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
-from noiser.model.abilities import divide_gradient, shared_attention
+from noiser.model.abilities import divide_gradient, share_attention
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import continued
 from noiser.model.runtime import add_hook, free_memory, is_out_of_memory, running
@@ -211,21 +211,21 @@ def ruled(model: nn.Module, slope: Multiplier, attention: tuple[float, float] | 
     A pass without gradients is the reference run: the next pass compares its activations with it.
     """
     ran: list[nn.Module] = []
-    with running(model, gradients=True) if attention is None else shared_attention(model, *attention):
+    with running(model, gradients=True):
+        if attention is not None:
+            share_attention(model, *attention, ran)
         for name, module in model.named_modules():
             kind = type(module)
             if kind.__module__ in ACTIVATIONS and kind.__name__ not in OTHERS:
-                # experts read other tokens in the reference run
-                seen = None if ".experts" in name else deque[Tensor]()
-                add_hook(model, module, partial(_bend, slope, seen, ran))
+                seen = None if ".experts" in name else deque[Tensor]()  # experts read other tokens in the reference run
+                add_hook(model, module, partial(_bend, slope, seen, ran if attention is None else []))
             if attention is not None:
                 _conserve(partial(add_hook, model), module)
         yield
-    if attention is None and not ran:
-        raise UnsupportedModelError(
-            f"No activation function of {type(model).__name__} is a module, for which there is a rule. Take the "
-            "gradient itself, 'input_x_gradient', or another method, such as 'occlusion'."
-        )
+    if not ran:
+        part = "attention by transformers' AttentionInterface" if attention else "activation function that is a module"
+        text = f"{type(model).__name__} has no {part}, which alone has rules for relevance."
+        raise UnsupportedModelError(f"{text} Take the gradient itself, 'input_x_gradient', or 'occlusion'.")
 
 
 def derivative(f: Activation, x: Tensor) -> Tensor:

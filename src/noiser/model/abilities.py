@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -196,23 +196,12 @@ def divide_gradient(x: Tensor, by: float) -> Tensor:
     return x
 
 
-@contextmanager
-def shared_attention(model: Any, queries_keys: float, values: float) -> Generator[None]:
-    """Within it, gradients that attention returns for queries, keys and values are divided by these numbers."""
-    ran = False
+def share_attention(model: Any, queries_keys: float, values: float, ran: list[Any]) -> None:
+    """Divides gradients that attention returns for queries, keys and values while a model runs; `ran` gets layers."""
 
     def share(own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Any:
-        nonlocal ran
-        ran = True
+        ran.append(module)
         q, k, v = (divide_gradient(x, by) for x, by in ((q, queries_keys), (k, queries_keys), (v, values)))
         return own(module, q, k, v, *args, **options)
 
-    with running(model, gradients=True):
-        set_attention(model, share)
-        yield
-    if not ran:
-        text = (
-            f"{type(model).__name__} has no attention that runs through transformers' AttentionInterface, which alone"
-        )
-        other = "Take another method, such as 'integrated_gradients', 'occlusion' or 'noiser'."
-        raise UnsupportedModelError(f"{text} has rules for relevance. {other}")
+    set_attention(model, share)

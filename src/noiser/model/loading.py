@@ -99,7 +99,6 @@ def load_model(
         raise ParameterError(f"{first!r} is for models named vllm:... or http://..., not {name!r}. Leave it out.")
     else:
         how = {"dtype": weights, "device_map": device_map, "attn_implementation": attn_implementation}
-        how |= {"output_loading_info": True}
         lm = _load(name, origin, how, chosen)
     lm.chat_template_kwargs = dict(chat_template_kwargs or {})
     return lm
@@ -141,7 +140,7 @@ def _load(name: str, origin: Origin, how: Mapping[str, Any], device: torch.devic
     common = {**origin, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
     with _one_at_a_time, own_defaults(), explained(name):
-        model = complete(AutoModelForCausalLM.from_pretrained(place.source, **how, **common))
+        model = complete(AutoModelForCausalLM.from_pretrained(place.source, **how, **common, output_loading_info=True))
         if device is not None:
             model.to(device)
         try:

@@ -131,15 +131,12 @@ def twin(model: Any) -> Any:
 
 def _settle(model: Any) -> None:
     """Evaluation mode, without compiled parts, with the fastest products; outputs are objects with logits alone."""
-    modules, configs = [*model.modules()], dict[int, dict[str, Any]]()
-    waiting: list[Any] = [vars(module).get("config") for module in modules]
-    while waiting:  # sub-configurations included
-        config = waiting.pop()
-        if id(config) not in configs and "_attn_implementation_internal" in getattr(config, "__dict__", ()):
-            configs[id(config)] = state = vars(config)
-            waiting += [state.get(name) for name in getattr(config, "sub_configs", {})]
-    held[model].configs = [*configs.values()]
-    for state in (*map(vars, modules), *configs.values()):
+    modules = [*model.modules()]
+    found: list[Any] = [vars(module).get("config") for module in modules]
+    found += [vars(config).get(name) for config in found for name in getattr(config, "sub_configs", {})]
+    states = {id(config): vars(config) for config in found if hasattr(config, "_attn_implementation_internal")}
+    held[model].configs = configs = [*states.values()]
+    for state in (*map(vars, modules), *configs):
         for name, wanted in _WANTED.items():
             if state.get(name, wanted) != wanted:
                 put(model, state, name, wanted)

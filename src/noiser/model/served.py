@@ -131,7 +131,6 @@ def load_vllm(name: str, dtype: object, origin: Origin, engine_args: Mapping[str
         text = "Install it: pip install vllm, in an environment of its own (docs/models.md)."
         raise DependencyError(f"vLLM is not installed: {error}. {text}") from error
     place, worker = find(name), "noiser.model.vllm_worker"
-    settings = read_settings(place, origin)
     with explained(name):
         table = embedding_table(place.source, origin["revision"])
     arguments: dict[str, Any] = {
@@ -156,7 +155,7 @@ def load_vllm(name: str, dtype: object, origin: Origin, engine_args: Mapping[str
     identity = ModelIdentity(f"vllm:{name}", None, of_weights, known.hf_config.architectures[0])
     inputs = table * torch.tensor(scale, dtype=table.dtype)
     length = known.max_model_len - 1  # one more is generated
-    lm = ServedModel(partial(predict, llm), *settings, identity, length, inputs, scale)
+    lm = ServedModel(partial(predict, llm), *read_settings(place, origin), identity, length, inputs, scale)
     lm.identity = identity._replace(revision=revision_of(place, lm.model, origin))
     return lm
 
