@@ -26,13 +26,11 @@ Logits = Float[Tensor, "*rows vocab"]
 
 @dataclass(kw_only=True)
 class Abilities:
-    """How a model can be run: the factor that its embedding module puts on rows, sqrt(d) for Gemma; whether sequences
-    of different lengths run end to end; and whether the model itself goes on after keys and values of such passes.
-    """
+    """How a model can be run."""
 
-    embedding_scale: float
-    packs: bool
-    continues: bool = False
+    embedding_scale: float  # the factor that its embedding module puts on rows, sqrt(d) for Gemma
+    packs: bool  # whether sequences of different lengths run end to end
+    continues: bool = False  # whether the model itself goes on after keys and values of such passes
 
 
 def find_abilities(lm: Any) -> Abilities:
@@ -156,10 +154,8 @@ def logits_agree(found: Logits, expected: Logits, dtype: torch.dtype, *, closely
 def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
     """Attention weights of each layer that has attention, first to last, mean over heads, float32.
 
-    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
-
-    Raises:
-        UnsupportedModelError: no layer has attention, or the model does not return its weights.
+    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides. Raises
+    UnsupportedModelError where the model returns none.
     """
     length = len(token_ids)
 
@@ -180,11 +176,11 @@ def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Ten
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or not all(map(are_weights, layers)):
-        text = f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]."
-        other = (
-            "Take a method that does not read them, such as 'noiser' or 'occlusion', or load a model with code of its"
+        text = (
+            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method"
         )
-        raise UnsupportedModelError(f"{text} {other} own with attn_implementation='eager'.")
+        other = "that does not read them, such as 'occlusion', or load a model of its own code with"
+        raise UnsupportedModelError(f"{text} {other} attn_implementation='eager'.")
     return [weights[0].float().mean(0) for weights in layers]
 
 

@@ -135,8 +135,6 @@ def complete(loaded: Any) -> Any:
     model, report = loaded
     lacking = sorted(map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())]))
     if lacking:
-        raise ModelError(
-            f"The checkpoint lacks {len(lacking)} weights of the model, such as {lacking[0]}, which would be random. "
-            "Load a complete causal language model; if random weights are wanted, pass a model to noiser.wrap."
-        )
+        text = f"The checkpoint lacks {len(lacking)} weights of the model, such as {lacking[0]}, which would be random."
+        raise ModelError(f"{text} Load a complete one; if random weights are wanted, pass a model to noiser.wrap.")
     return model

@@ -23,12 +23,6 @@ from noiser.types import Baseline, ModelIdentity, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_SETTINGS = (
-    *("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids"),
-    *("sequence_bias", "min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id"),
-)
-"""Settings of `generate()` with which a greedy continuation is not made of the most probable tokens."""
-
 
 class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.
@@ -92,9 +86,8 @@ class LanguageModel:
     def device(self) -> torch.device:
         """The device of the input embeddings, to which token ids and embeddings must be sent."""
         embedding = self.model.get_input_embeddings()
-        if embedding.weight.device.type == "meta":  # offloaded by accelerate: its hook knows where the module runs
-            return torch.device(embedding._hf_hook.execution_device)
-        return embedding.weight.device
+        offloaded = embedding.weight.is_meta  # by accelerate: its hook knows where the module runs
+        return torch.device(embedding._hf_hook.execution_device) if offloaded else embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,8 +113,11 @@ class LanguageModel:
 
     def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
         """The model's own greedy `generate()`; None where no setting makes it other than the most probable tokens."""
+        names = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens")
+        names += ("bad_words_ids", "sequence_bias", "min_new_tokens", "min_length")
+        names += ("forced_bos_token_id", "forced_eos_token_id")
         settings = getattr(self.model, "generation_config", None)
-        if not self.looks_inside or all(getattr(settings, name, None) in (None, 0, 1, []) for name in _SETTINGS):
+        if not self.looks_inside or all(getattr(settings, name, None) in (None, 0, 1, []) for name in names):
             return None
         ids = torch.tensor([token_ids], device=self.device)
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,25 +20,19 @@ from torch import Tensor, nn
 
 from noiser.model.runtime import held, put, running
 
-BLOCK, BLOCK_ON_CPU = 1024, 128
-"""Tokens that attend together. A longer sequence is cut into such blocks."""
-
-KeysValues = dict[int, tuple[Tensor, Tensor]]
-"""For each layer keys and values, [1, heads, tokens, dim]."""
+BLOCK, BLOCK_ON_CPU = 1024, 128  # tokens that attend together; a longer sequence is cut into such blocks
+KeysValues = dict[int, tuple[Tensor, Tensor]]  # of each layer, [1, heads, tokens, dim]
 
 
 @dataclass(eq=False)
 class Context:
-    """A clean sequence, and the keys and values of the `done` tokens that have run.
-
-    The cache has more tokens where a later pass failed, and those outside of `windows`, each layer's or None.
-    """
+    """A clean sequence, and the keys and values of the `done` tokens that have run; more where a later pass failed."""
 
     inputs: Float[Tensor, "length dim"]  # rows of the embedding table times `scale`
     scale: float
-    cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)
+    cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)  # also outside of windows
     done: int = 0
-    windows: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)
+    windows: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)  # of layers
 
     @property
     def rows(self) -> Float[Tensor, "length dim"]:
@@ -133,11 +127,9 @@ class Pass:
                 seen &= ~((number == each) & torch.isin(at, torch.tensor(hidden)) & (distance > 0))
         return oldest, torch.where(seen, 0.0, torch.finfo(like.dtype).min).to(like)[None, None]
 
-    def attend(
-        self, own: Any, module: Any, *states: Tensor | None, sliding_window: int | None = None, **options: Any
-    ) -> tuple[Float[Tensor, "one tokens heads dim_v"], None]:
+    def attend(self, own: Any, module: Any, *states: Any, sliding_window: int | None = None, **options: Any) -> Any:
         """Causal attention of packed sequences [1, heads, tokens, dim], as a function of transformers' registry."""
-        query, key, value = cast("tuple[Tensor, ...]", states[:3])
+        query, key, value, *_ = states
         own = eager if options.get("softcap") else own
         layer, out = int(module.layer_idx), list[Tensor]()
         for branch, (first, end) in zip(self.sequences, self.spans, strict=True):

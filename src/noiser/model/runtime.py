@@ -22,14 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-SMALLEST, COMPETING = 2**16, 32
-"""Numbers in weights that are worth the longer call; tokens of a row whose logits are worth a second product."""
-
-ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
-"""Whether oneDNN multiplies faster; not so on ARM, where PyTorch has chosen better."""
-
-PLAIN = (nn.Parameter, Tensor)
-"""Types of ordinary weights; a library that has a class for its weights multiplies by them itself."""
+SMALLEST = 2**16  # numbers in weights that are worth the longer call
+COMPETING = 32  # tokens of a row whose logits are worth a second product
+ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()  # not on ARM: PyTorch chose better
+PLAIN = (nn.Parameter, Tensor)  # types of ordinary weights; a library with a class of its own multiplies by itself
 
 
 class Held:
@@ -121,8 +117,8 @@ def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before:
 def twin(model: Any) -> Any:
     """A model of the same weights, which are in memory once, and the same hooks; its modules and flags are its own."""
     with held.setdefault(model, Held()).lock:  # as the model is when nothing runs
-        parts = [*model.modules()]
-        hooks = chain(*(kind.values() for part in parts for kind in (part._forward_pre_hooks, part._forward_hooks)))
+        kinds = ((part._forward_pre_hooks, part._forward_hooks) for part in model.modules())
+        hooks = (hook for kind in chain(*kinds) for hook in kind.values())
         shared: dict[int, Any] = {id(each): each for each in (*model.parameters(), *model.buffers(), *hooks)}
         plain = (parameter for parameter in model.parameters() if type(parameter) is nn.Parameter)  # not quantised ones
         shared |= {id(parameter): nn.Parameter(parameter.detach(), False) for parameter in plain}

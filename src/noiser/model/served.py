@@ -187,10 +187,8 @@ def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config:
     inputs = [ids, *(rows * torch.tensor(scale, dtype=rows.dtype) for scale in scales)]
     roots = logits_of(llm, inputs).float().softmax(-1).sqrt()
     distances = ((roots[1:] - roots[0]).square().sum(-1) / 2).sqrt()
-    best = int(distances.argmin())
-    if not distances[best] <= 0.05:  # a wrong factor gives 0.5
-        raise UnsupportedModelError(
-            "The model does not predict from embeddings what it predicts from their tokens. Take a model that reads "
-            "its input embeddings alone, with the table of its own checkpoint."
-        )
-    return scales[best]
+    distance, best = min(zip(distances.tolist(), scales, strict=True))
+    if not distance <= 0.05:  # a wrong factor gives 0.5
+        text = "The model does not predict from embeddings what it predicts from their tokens. Take a model that reads"
+        raise UnsupportedModelError(f"{text} its input embeddings alone, with the table of its own checkpoint.")
+    return best

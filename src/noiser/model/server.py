@@ -1,7 +1,4 @@
-"""A model behind a vLLM server, which returns log-probabilities of the tokens of a given text.
-
-Only token ids are sent, so tokens can be taken out and not changed. Many requests of one sequence each are under way.
-"""
+"""A model behind a vLLM server. Only token ids are sent to it, so tokens can be taken out and not changed."""
 
 from __future__ import annotations
 
@@ -97,8 +94,9 @@ def spread(sent: Mapping[int, float], size: int) -> Float[Tensor, " size"]:
 
 def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
     """The error of a server that fails."""
-    said = problem(error, endpoint)
-    return ModelError(f"The server at {endpoint.address} gave no answer: {said}. See whether it runs.")
+    return ModelError(
+        f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. See whether it runs."
+    )
 
 
 def load_server(

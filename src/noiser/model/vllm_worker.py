@@ -1,7 +1,4 @@
-"""The logits of the next token, kept by vLLM's workers; vLLM itself would send them token by token.
-
-vLLM imports this module by name in every worker.
-"""
+"""Logits of the next token, kept by vLLM's workers, which import this module; vLLM would send them token by token."""
 
 from __future__ import annotations
 
