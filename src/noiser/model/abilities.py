@@ -20,7 +20,6 @@ from noiser.model.runtime import add_hook, is_out_of_memory, put, running
 
 _CAPTURING = "_output_capturing_hooks_installed"  # transformers' mark on a model whose hooks collect weights
 _LIBRARIES = ("builtins", "torch", "transformers", "transformers_modules", "accelerate", "einops", "jaxtyping")
-
 Logits = Float[Tensor, "*rows vocab"]
 
 
@@ -36,9 +35,8 @@ class Abilities:
 def find_abilities(lm: Any) -> Abilities:
     """How a model can be run, found by running it; one whose numbers depend on the batch gets one sequence a pass."""
     size, pads = lm.vocabulary_size, {setting(lm.model.config, "pad_token_id"), lm.tokenizer.pad_token_id}
-    spaced = torch.linspace(1, size - 1, 8, dtype=torch.float64).long().tolist()
-    unpadded = (next((i for i in (*range(first, size), 0) if i not in pads), first) for first in spaced)
-    ids = torch.tensor([*unpadded], device=lm.device)  # some models count positions from padding
+    usable = [token for token in range(1, size) if token not in pads] or [0]  # some models count positions from padding
+    ids = torch.tensor([usable[place * (len(usable) - 1) // 7] for place in range(8)], device=lm.device)
     both = torch.stack([ids, torch.cat([ids[:4], ids[:4]])])  # with another second half
     try:
         logits = lm.model(input_ids=both, use_cache=False).logits[:, -8:]  # learned prompts have rows in front
@@ -154,8 +152,7 @@ def logits_agree(found: Logits, expected: Logits, dtype: torch.dtype, *, closely
 def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Tensor, "length length"]]:
     """Attention weights of each layer that has attention, first to last, mean over heads, float32.
 
-    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides. Raises
-    UnsupportedModelError where the model returns none.
+    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
     """
     length = len(token_ids)
 

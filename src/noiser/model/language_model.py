@@ -207,8 +207,7 @@ class LanguageModel:
 def check_model(lm: object) -> None:
     """Raises ParameterError for anything but a `LanguageModel`, such as a model that was not wrapped."""
     if not isinstance(lm, LanguageModel):
-        kind = type(lm).__name__
-        raise ParameterError(f"The model is a {kind}; expected what noiser.load_model or noiser.wrap gives.")
+        raise ParameterError(f"The model is a {type(lm).__name__}; expected what noiser.load_model or wrap returns.")
 
 
 def check_finite(lm: LanguageModel, probabilities: Float[Tensor, "*rows vocab"]) -> None:
@@ -225,7 +224,7 @@ wrap = LanguageModel
 
 def _dtype_name(model: PreTrainedModel) -> str:
     """The type of a model's embeddings and how it is quantised, by its configuration or else its weights' classes."""
-    settings: Any = getattr(model.config, "quantization_config", None) or {}
+    settings: Any = getattr(getattr(model, "config", None), "quantization_config", None) or {}
     method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
     kinds = {type(p).__name__ for p in model.parameters() if type(p) not in PLAIN} - {"DTensor"}
     names = [str(getattr(method, "value", method))] if method else sorted(kinds)

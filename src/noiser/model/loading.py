@@ -21,10 +21,7 @@ from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import is_out_of_memory, own_defaults
 
 _DTYPES: dict[Any, Any] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-
 _one_at_a_time = threading.Lock()  # while it builds a model, transformers changes settings of the whole process
-
-Origin = dict[str, Any]  # the `revision` and `trust_remote_code` of every `from_pretrained`
 
 
 class Place(NamedTuple):
@@ -128,8 +125,8 @@ def find(name: str) -> Place:
     return Place(name, name, is_folder=False)
 
 
-def _load(name: str, origin: Origin, how: Mapping[str, Any], device: torch.device | None) -> LanguageModel:
-    """A model in this process; its device is None where `device_map` decides."""
+def _load(name: str, origin: dict[str, Any], how: Mapping[str, Any], device: torch.device | None) -> LanguageModel:
+    """A model in this process; `origin` and `how` to load it, on a device, or None where `device_map` decides."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.import_utils import is_peft_available
 
@@ -155,7 +152,7 @@ def _load(name: str, origin: Origin, how: Mapping[str, Any], device: torch.devic
     return lm
 
 
-def revision_of(place: Place, model: Any, origin: Origin) -> str | None:
+def revision_of(place: Place, model: Any, origin: dict[str, Any]) -> str | None:
     """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model in the local cache."""
     from huggingface_hub import try_to_load_from_cache
 

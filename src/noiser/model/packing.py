@@ -1,8 +1,7 @@
 """Sequences of different lengths, and of different prompts, end to end in one forward pass.
 
-Laid end to end they are one long sequence for everything in a transformer but attention, so no token is computed twice.
-Attention goes block by block: a few sequences of one prompt attend, by the model's own attention function and with one
-mask, to their clean beginning and to themselves.
+They are one long sequence for everything but attention, so no token is computed twice. A few sequences of one prompt
+attend, by the model's own attention function and with one mask, to their clean beginning and to themselves.
 """
 
 from __future__ import annotations
@@ -119,9 +118,8 @@ class Pass:
         before = torch.arange(oldest, block.cached)
         at = torch.cat([before, self.position[own]])
         distance = self.position[queries, None] - at
-        seen = torch.cat([before < start, self.number[own] == number], 1) & (distance >= 0)
-        if window:
-            seen &= distance < window
+        near = (distance >= 0) & (distance < (window or torch.inf))
+        seen = torch.cat([before < start, self.number[own] == number], 1) & near
         for each in number.unique().tolist():
             if hidden := self.sequences[each].hidden:
                 seen &= ~((number == each) & torch.isin(at, torch.tensor(hidden)) & (distance > 0))

@@ -1,8 +1,7 @@
 """A model while it runs: its lock, one list of changes to undo, its products, and memory that runs out.
 
-PyTorch hands float32 products to MKL on x86, and only half precision to oneDNN, which is faster on AMD's processors: a
-tenth for a thousand rows, and twice as fast for a few rows (`design/performance.md`). A head in bfloat16 rounds logits
-around 20 to multiples of an eighth: tokens that the model distinguishes would tie.
+PyTorch hands float32 products to MKL on x86; oneDNN is faster on AMD's processors, twice for a few rows
+(`design/performance.md`). A head in bfloat16 rounds logits around 20 to eighths: tokens that differ would tie.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from noiser.errors import DependencyError, ModelError, UnsupportedModelError
 from noiser.files import parse_json
 from noiser.model.abilities import Abilities, setting
 from noiser.model.language_model import LanguageModel
-from noiser.model.loading import Origin, Place, explained, find, revision_of
+from noiser.model.loading import Place, explained, find, revision_of
 from noiser.model.packing import Branch
 from noiser.model.runtime import running
 from noiser.types import ModelIdentity
@@ -30,8 +30,6 @@ Predict = Callable[[Sequence[Branch]], list[Tensor]]  # to logits [copies, wante
 
 class ServedNetwork(nn.Module):
     """A stand-in for the layers that are elsewhere; hooks on it see every call."""
-
-    config = None
 
     def __init__(self, predict: Predict, table: Float[Tensor, "vocab dim"], generation_config: Any) -> None:
         super().__init__()
@@ -82,7 +80,7 @@ class ServedModel(LanguageModel):
             return self.model(branches)
 
 
-def read_settings(place: Place, origin: Origin) -> tuple[Any, Any]:
+def read_settings(place: Place, origin: dict[str, Any]) -> tuple[Any, Any]:
     """A checkpoint's tokenizer, and its settings for generating or None without any."""
     from transformers import AutoTokenizer, GenerationConfig
 
@@ -120,7 +118,7 @@ def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab
         raise ModelError(f"vLLM failed: {type(error).__name__}: {error}. Load the model again.") from error
 
 
-def load_vllm(name: str, dtype: object, origin: Origin, engine_args: Mapping[str, Any]) -> ServedModel:
+def load_vllm(name: str, dtype: object, origin: dict[str, Any], engine_args: Mapping[str, Any]) -> ServedModel:
     """A model in vLLM, in this process, with `engine_args` of `vllm.LLM`."""
     # One process less between here and the workers; and the runner whose logits processors these are.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.checks import check_count
 from noiser.errors import DependencyError, ModelError, ParameterError
-from noiser.model.loading import Origin, find
+from noiser.model.loading import find
 from noiser.model.packing import Branch
 from noiser.model.served import ServedModel, read_settings
 from noiser.types import ModelIdentity
@@ -101,7 +101,7 @@ def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
 
 def load_server(
     address: str,
-    origin: Origin,
+    origin: dict[str, Any],
     *,
     model: str | None = None,
     tokenizer: str | None = None,

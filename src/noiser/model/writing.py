@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -57,10 +56,11 @@ def write(
     sampling: dict[str, Any] = {"do_sample": False} if temperature == 0 else {"do_sample": True, **given}
     ids = torch.tensor([[*prompt_ids]], device=lm.device)
     asked: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
-    grown, _ = (caching := continued({})).values()
+    caching = continued({})
+    grown: Any = next(iter(caching.values()))
     if lm.abilities.continues:
         asked |= caching
-    with nullcontext() if seed is None else torch.random.fork_rng():
+    with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
         found = twin(lm.model).generate(ids, stopping_criteria=[ended], **asked, **(sampling if given else {}))
