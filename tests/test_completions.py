@@ -84,20 +84,15 @@ def test_one_object_has_what_the_stream_has(web):
     *_, last = chunks = list(complete(web, stream=True))
     whole = complete(web)
     choice = whole.choices[0]
-    assert (whole.object, choice.message.content, choice.finish_reason) == (
-        "chat.completion",
-        text_of(chunks),
-        "length",
-    )
-    assert (whole.model, whole.usage) == ("llama", last.usage)
+    assert (choice.message.content, choice.finish_reason) == (text_of(chunks), "length")
+    assert (whole.object, whole.model, whole.usage) == ("chat.completion", "llama", last.usage)
     for one, other in zip(whole.citations, last.citations, strict=True):  # sentences may have been cited by twos
         scores = [source.pop("score") for source in other["sources"]]
         assert [source.pop("score") for source in one["sources"]] == pytest.approx(scores, abs=1e-4)
         assert one == other
     assert complete(web, documents=[]).citations == []
     assert complete(web, max_tokens=None).usage.total_tokens <= chatty("llama").context_length
-    twice = [DOCUMENTS[0], DOCUMENTS[0] | {"id": "the same"}]
-    assert words(web, documents=twice)
+    assert words(web, documents=[DOCUMENTS[0], DOCUMENTS[0] | {"id": "the same"}])
 
 
 def test_sampling_settings_are_the_given_ones_or_the_models(web, monkeypatch):

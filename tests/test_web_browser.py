@@ -37,7 +37,7 @@ def visit(web, browser):
     """Opens the page as a visitor of its own; afterwards checks that nothing was fetched elsewhere or failed."""
     contexts, requests, errors = [], [], []
 
-    def open_page(query="", **options):
+    def open_page(query="", answered=True, **options):
         contexts.append(browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)))
         contexts[-1].set_default_timeout(40_000)
         page = contexts[-1].new_page()
@@ -45,6 +45,8 @@ def visit(web, browser):
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.goto(web.address + query)
+        if answered:
+            done(page)
         return page
 
     yield open_page
@@ -68,8 +70,6 @@ def done(page):
 
 
 def settings(page):
-    """Opens the settings, once the example is there."""
-    done(page)
     page.get_by_text("Settings", exact=True).click()
 
 
@@ -86,6 +86,10 @@ def ask_by_key(page, prompt):
     field(page, "prompt").press("Shift+Enter")
 
 
+def shown(score):
+    return number_format([float(score)])(float(score))
+
+
 def titles(page):
     return page.locator("#answer .u").evaluate_all("all => all.map((one) => one.title)")
 
@@ -98,8 +102,7 @@ def test_ask_hover_and_draw_the_tolerance(visit):
     att = noiser.attribute(chatty("llama"), PROMPT, method="occlusion")
     units = page.locator("#answer .map .u")
     assert units.all_inner_texts() == [unit.text.strip() for unit in att.units]
-    score = number_format([float(att.scores[0, 1])])(float(att.scores[0, 1]))
-    assert score in units.nth(1).get_attribute("title")
+    assert shown(att.scores[0, 1]) in units.nth(1).get_attribute("title")
     units.nth(1).click()
     expect(page.locator("#chart svg .point")).not_to_have_count(0)
     expect(page.locator("#chart h3")).to_contain_text(att.units[1].text.strip())
@@ -129,10 +132,8 @@ def test_compare_measure_and_save(visit, tmp_path):
 
 def test_a_foil(visit):
     page = visit("?prompt=The trains run late.&target= rain&foil= river&methods=occlusion")
-    done(page)
     att = noiser.attribute(chatty("llama"), "The trains run late.", method="occlusion", target=" rain", foil=" river")
-    score = number_format([float(att.scores[0, 0])])(float(att.scores[0, 0]))
-    assert score in page.locator("#answer .u").first.get_attribute("title")
+    assert shown(att.scores[0, 0]) in page.locator("#answer .u").first.get_attribute("title")
     assert page.get_by_label("Foil").input_value() == " river"
 
 
@@ -156,7 +157,6 @@ def test_citations(visit):
 
 def test_stop_and_ask_again(visit):
     page = visit()
-    done(page)
     field(page, "prompt").fill("The trains to the coast run late and the children sing. " * 3)
     with held("llama"):
         press(page, "Ask")
@@ -175,19 +175,18 @@ def test_stop_and_ask_again(visit):
 
 
 def test_ten_tabs_of_one_browser_work(web, browser):
-    context = browser.new_context()
-    first = context.new_page()
-    with held("llama"):
-        first.goto(f"{web.address}?prompt={PROMPT}&methods=noiser")
-        expect(first.locator("#status progress")).to_be_visible()
-        tabs = [context.new_page() for _ in range(9)]
-        for tab in tabs:  # they are there while the first one's question runs
-            tab.goto(f"{web.address}?prompt={PROMPT}&methods=random")
-            expect(tab.locator("#status")).to_contain_text("Waiting for another tab")
-        press(first, "Stop")
-    for tab in tabs:
-        done(tab)
-    context.close()
+    with browser.new_context() as context:
+        first = context.new_page()
+        with held("llama"):
+            first.goto(f"{web.address}?prompt={PROMPT}&methods=noiser")
+            expect(first.locator("#status progress")).to_be_visible()
+            tabs = [context.new_page() for _ in range(9)]
+            for tab in tabs:  # they are there while the first one's question runs
+                tab.goto(f"{web.address}?prompt={PROMPT}&methods=random")
+                expect(tab.locator("#status")).to_contain_text("Waiting for another tab")
+            press(first, "Stop")
+        for tab in tabs:
+            done(tab)
 
 
 def test_a_link_asks_the_same_question_again(visit):
@@ -202,7 +201,6 @@ def test_a_link_asks_the_same_question_again(visit):
         expect(page.locator("#link")).to_have_attribute("href", link)
         done(page)
     other = visit(link)
-    done(other)
     assert titles(other) == titles(page)
     assert field(other, "prompt").input_value() == PROMPT + " & <b>"
     assert field(other, "methods").is_visible()  # the settings are open, as one differs
@@ -210,11 +208,10 @@ def test_a_link_asks_the_same_question_again(visit):
 
 def test_a_link_with_three_methods_and_one_that_is_wrong(visit):
     page = visit(f"?prompt={PROMPT}&methods=occlusion,random,position&other=1")
-    done(page)
     ask_by_key(page, " ")
     expect(page.get_by_role("alert")).to_contain_text("The prompt is empty")
     expect(page.locator("#answer .row")).to_have_count(3)  # the answer before stays
-    wrong = visit(f"?prompt={PROMPT}&max_new_tokens=99")
+    wrong = visit(f"?prompt={PROMPT}&max_new_tokens=99", answered=False)
     expect(wrong.get_by_role("alert")).to_contain_text("max_new_tokens")
     ask_again = wrong.get_by_label("Tokens to explain")
     ask_again.fill("1")
@@ -224,7 +221,6 @@ def test_a_link_with_three_methods_and_one_that_is_wrong(visit):
 
 def test_all_of_it_with_the_keyboard(visit):
     page = visit()
-    done(page)
     field(page, "prompt").focus()
     page.keyboard.press("Control+A")
     page.keyboard.type(PROMPT)
