@@ -116,13 +116,10 @@ def test_any_text_is_shown_and_holds_nothing_that_a_terminal_obeys(text):
     assert Page(att.to_html()).maps == [f"{visible(text)}{visible(text)} → {label(text)}"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [*zip([" sport ", "  ", "\n", "a\nb", "", "\x1b[0m", "\u202eabc", "👩‍🚀", "é"],
-          ["sport", "␣␣", "↵", "a↵b", "∅", "⟨U+001B⟩[0m", "⟨U+202E⟩abc", "👩‍🚀", "é"], strict=True)],
-)  # fmt: skip
-def test_labels(text, expected):
-    assert label(text) == expected
+def test_labels():
+    expected = {" sport ": "sport", "  ": "␣␣", "\n": "↵", "a\nb": "a↵b", "": "∅", "\x1b[0m": "⟨U+001B⟩[0m"}
+    expected |= {"\u202eabc": "⟨U+202E⟩abc", "👩‍🚀": "👩‍🚀", "é": "é"}
+    assert {text: label(text) for text in expected} == expected
 
 
 def test_cells_follow_each_other_and_hold_all_of_the_text():
@@ -155,18 +152,15 @@ def test_ink_can_be_read_on_every_tint():
         assert ((luminance + 0.05) / 0.05 if dark_ink(weight) else 1.05 / (luminance + 0.05)) >= 4.5, weight
 
 
-@pytest.mark.parametrize(
-    ("values", "stderr", "expected"),
-    [
-        ([0.3123, -0.00001], NAN, ["0.312", "0.000"]), ([31.2, NAN], NAN, ["31.2", "nan"]), ([0.0], NAN, ["0.00"]),
-        ([1e-7], NAN, ["1.00e-07"]), ([2e9], NAN, ["2.00e+09"]), ([12345.6], NAN, ["12346"]),
-        ([-0.01863], 0.0123, ["-0.019 ± 0.012"]), ([-0.01863], 0.0723, ["-0.02 ± 0.07"]), ([0.5], NAN, ["0.500"]),
-        ([0.5], 0.0, ["0.500 (exact)"]), ([123.4], 56.0, ["123 ± 56"]), ([0.2], 1e-9, ["0.200 (exact)"]),
-    ],
-)  # fmt: skip
-def test_a_number_has_the_digits_that_its_error_allows(values, stderr, expected):
-    show = number_format(values)
-    assert [show.with_error(value, stderr) for value in values] == expected
+def test_a_number_has_the_digits_that_its_error_allows():
+    expected = {
+        (31.2, NAN): "31.2", (0.0, NAN): "0.00", (1e-7, NAN): "1.00e-07", (2e9, NAN): "2.00e+09", (0.5, NAN): "0.500",
+        (12345.6, NAN): "12346", (-0.01863, 0.0123): "-0.019 ± 0.012", (-0.01863, 0.0723): "-0.02 ± 0.07",
+        (0.5, 0.0): "0.500 (exact)", (123.4, 56.0): "123 ± 56", (0.2, 1e-9): "0.200 (exact)",
+    }  # fmt: skip
+    assert {each: number_format([each[0]]).with_error(*each) for each in expected} == expected
+    show = number_format([0.3123, -0.00001, NAN])
+    assert [show.with_error(value, NAN) for value in (0.3123, -0.00001, NAN)] == ["0.312", "0.000", "nan"]
 
 
 def test_the_colours_are_explained_in_words(coloured):
@@ -238,9 +232,8 @@ def test_plain_text(capsys):
         r"  noiser@1 · gemma-3-270m @ 0123456789ab \(float32\) · unit token · seed 3",
     ):
         assert re.search(rf"^{line}$", out, re.MULTILINE), line
-    assert repr(rich_example()) == (
-        "Attribution('LeBron plays the sport of' → ' basketball', noiser@1, gemma-3-270m, 2 × 7 token)"
-    )
+    short = "Attribution('LeBron plays the sport of' → ' basketball', noiser@1, gemma-3-270m, 2 × 7 token)"
+    assert repr(rich_example()) == short
     assert len(repr(make(("x\n" * 500,), ((1.0,),)))) < 200
 
 
@@ -275,7 +268,7 @@ def test_no_text_reaches_a_terminal_raw(tmp_path, coloured):
             texts.append(without_codes(console.file.getvalue()))
         assert not [text for text in texts if RAW.search(text)]
     for piece in ("[bold]", " [/]", ":smile:", "⟨U+001B⟩[2J", "⟨U+009B⟩31m"):
-        assert all(piece in text for text in texts[2:] if text is not texts[4])
+        assert all(piece in text for text in texts[3:])
 
 
 def test_many_targets_and_many_units_are_cut_with_a_note():
@@ -336,8 +329,7 @@ def test_the_question_is_shown_and_methods_of_one_name_have_headings_with_the_pa
 
 @pytest.mark.parametrize("compare", [to_text, page])
 @pytest.mark.parametrize(
-    "attributions",
-    [[make(), make(("other",), ((1.0,),))], [make(), make(targets=(Target(" London", 5, 0.5, 1),))], []],
+    "attributions", [[make(), make(("other",), ((1.0,),))], [make(), make(targets=(Target(" London", 5, 0.5, 1),))], []]
 )
 def test_only_the_same_question_can_be_compared(compare, attributions):
     with pytest.raises(ParameterError, match=r"different prompts or targets, .* and |nothing to compare"):

@@ -60,8 +60,7 @@ def test_prompt_and_continuation_are_not_joined_nor_text_between_units_read_and_
 
 
 @pytest.mark.parametrize(
-    ("unit", "expected"),
-    [("sentence", [1.0, 2.0, 4.0, 8.0]), ("line", [3.0, 4.0, 8.0]), ("paragraph", [7.0, 8.0])],
+    ("unit", "expected"), [("sentence", [1.0, 2.0, 4.0, 8.0]), ("line", [3.0, 4.0, 8.0]), ("paragraph", [7.0, 8.0])]
 )
 def test_sentences_lines_and_paragraphs(unit, expected):
     att = make(("One.", " Two", "\nThree", "\n\nFour"), ((1.0, 2.0, 4.0, 8.0),))

@@ -30,11 +30,7 @@ def captum(name, **parameters):
     return make_method(f"captum:{name}", **CHEAP.get(name, {}) | parameters)
 
 
-QUESTIONS = {
-    "mamba": {"max_new_tokens": 3},
-    "gemma3": {"unit": "word", "max_new_tokens": 3},
-    "llama": {"foil": " dog"},
-}
+QUESTIONS = {"mamba": {"max_new_tokens": 3}, "gemma3": {"unit": "word", "max_new_tokens": 3}, "llama": {"foil": " dog"}}
 OURS = {
     "ablation": (CaptumMethod("FeatureAblation"), noiser.Occlusion(score="prob")),
     "gradient": (CaptumMethod("InputXGradient"), noiser.InputXGradient(reduce="sum")),

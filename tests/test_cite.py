@@ -115,9 +115,7 @@ def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
     page = citations().to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == page
     rules = re.findall(r"#noiser:has\(\.(\w)(\d)(?::is\(:hover,:focus-within\)|:hover)\) \.(\w)(\d)", page)
-    assert set(rules) == {(a, i, b, j) for i, j in (("0", "0"), ("0", "1"), ("0", "2")) for a, b in ("sq",)} | {
-        ("q", column, "s", "0") for column in "012"
-    }
+    assert {*rules} == {("s", "0", "q", column) for column in "012"} | {("q", column, "s", "0") for column in "012"}
     assert page.count('class="q q') == 4
     assert '<a href="#noiser-2">[2]</a>' in page
     assert "<script" not in page
@@ -272,11 +270,8 @@ def test_the_copy_that_was_placed_is_cited_and_not_one_before_it():
 
 def test_many_questions_are_answered_as_one_by_one():
     lm = tiny("llama")
-    questions, sources, answers = (
-        [QUESTION, "Does it rain?"],
-        [SOURCES, ["The fox sings in the rain. It jumps.", "It rains."]],
-        [ANSWER, None],
-    )
+    questions, answers = [QUESTION, "Does it rain?"], [ANSWER, None]
+    sources = [SOURCES, ["The fox sings in the rain. It jumps.", "It rains."]]
     many = noiser.cite(lm, questions, sources, answer=answers, max_new_tokens=4)
     for found, question, texts, answer in zip(many, questions, sources, answers, strict=True):
         alone = noiser.cite(lm, question, texts, answer=answer, max_new_tokens=4)

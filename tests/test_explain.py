@@ -228,9 +228,8 @@ def test_a_chat_keeps_its_roles_and_messages_without_content():
 
 def test_shown_as_a_word_diff(tmp_path):
     found = noiser.diff(tiny("llama"), BEFORE, AFTER, max_new_tokens=1)
-    assert str(found).startswith(
-        "[-The-]{+A+}(1) quick[- fox-]{+ dog+}(2) sings{+ late+}(3) near the[- river-](4) bank\n"
-    )
+    shown = "[-The-]{+A+}(1) quick[- fox-]{+ dog+}(2) sings{+ late+}(3) near the[- river-](4) bank\n"
+    assert str(found).startswith(shown)
     assert found.to_dataframe()["score"].tolist() == [edit.score for edit in found.edits]
     page = found.to_html(tmp_path / "d.html")
     assert page.count("<del>") == 8

@@ -72,9 +72,8 @@ def test_integrals_equal_autograd_in_every_family(family, score, foil):
         end[at] += 0 if path.shift is None else path.shift
         for g in path.targets or range(len(query.targets)):
             for alpha, weight in zip(path.alphas, path.weights, strict=True):
-                slope = gradient(
-                    model, scale, torch.lerp(start, end, alpha), query.logit_positions[g], partial(value, g=g)
-                )
+                point = torch.lerp(start, end, alpha)
+                slope = gradient(model, scale, point, query.logit_positions[g], partial(value, g=g))
                 expected[p, g] += weight * slope * (end - start)
     torch.testing.assert_close(contributions.double(), expected.sum(0), atol=2e-5, rtol=1e-3)
     torch.testing.assert_close(sums.double(), expected.sum(-1), atol=2e-5, rtol=1e-3)

@@ -183,10 +183,8 @@ def test_ours_where_both_are_right(name, method):
     lm = with_special_tokens("llama", unk_token="a")
     settings = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
     theirs = make_method(f"inseq:{name}", reduce=method.reduce, **settings)
-    a, b = (
-        noiser.attribute(lm, PROMPT, method=each, target=TARGET, target_unit="token", special_tokens="perturbed")
-        for each in (theirs, method)
-    )
+    asked = {"target": TARGET, "target_unit": "token", "special_tokens": "perturbed"}
+    a, b = (noiser.attribute(lm, PROMPT, method=each, **asked) for each in (theirs, method))
     torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-3, equal_nan=True)
 
 

@@ -20,23 +20,17 @@ from noiser.numbers import duration, interval, number
 NAN = math.nan
 
 
-@pytest.mark.parametrize(
-    ("shown", "text"),
-    [
-        *((number(value), text) for value, text in zip(
-            (-0.12345, -0.0001, 12345.0, math.inf, NAN), ("−0.123", "0.000", "1.23e+04", "inf", "–"), strict=True)),
-        *((number(value, "quantity"), text) for value, text in zip(
-            (0.0, 0.0012345, 9.876, 1234567.0), ("0", "0.00123", "9.88", "1\u00a0234\u00a0567"), strict=True)),
-        (interval(-0.05, 0.21), "[−0.050, 0.210]"), (interval(500, 12345, "quantity"), "[500, 12\u00a0345]"),
-        (interval(NAN, 0.5), ""), (interval(0.5, NAN), ""),
-        *((duration(seconds), text) for seconds, text in zip(
-            (0.2, 5, 60, 3599, 3600, 7530, 90000),
-            ("under a second", "5 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "2 h 05 min", "25 h 00 min"),
-            strict=True)),
-    ],
-)  # fmt: skip
-def test_numbers_intervals_and_durations(shown, text):
-    assert shown == text
+def test_numbers_intervals_and_durations():
+    decimals = {-0.12345: "−0.123", -0.0001: "0.000", 12345.0: "1.23e+04", math.inf: "inf", NAN: "–"}
+    assert {value: number(value) for value in decimals} == decimals
+    quantities = {0.0: "0", 0.0012345: "0.00123", 9.876: "9.88", 1234567.0: "1\u00a0234\u00a0567"}
+    assert {value: number(value, "quantity") for value in quantities} == quantities
+    assert interval(-0.05, 0.21) == "[−0.050, 0.210]"
+    assert interval(500, 12345, "quantity") == "[500, 12\u00a0345]"
+    assert interval(NAN, 0.5) == interval(0.5, NAN) == ""
+    durations = {0.2: "under a second", 5: "5 s", 60: "1 min 00 s", 3599: "59 min 59 s", 3600: "1 h 00 min"}
+    durations |= {7530: "2 h 05 min", 90000: "25 h 00 min"}
+    assert {seconds: duration(seconds) for seconds in durations} == durations
 
 
 def test_a_write_replaces_the_whole_file_and_keeps_its_mode(tmp_path):

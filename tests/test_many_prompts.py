@@ -12,12 +12,7 @@ from test_attribution_display import Terminal
 from test_contract import CHAT, with_chat_template
 from tiny import tiny
 
-PROMPTS = [
-    "The quick fox sings in the rain",
-    "A dog",
-    "The teacher plays the violin when it rains",
-    "Trains run late",
-]
+PROMPTS = ["The quick fox sings in the rain", "A dog", "The teacher plays the violin when it rains", "Trains run late"]
 METHODS = {
     "noiser": noiser.Noiser(samples=2, steps=3, search="bisection"),
     "certified": noiser.Noiser(samples=2, steps=3, search="certified"),

@@ -44,8 +44,7 @@ def soft_scores(lm, att, **settings):
 
 
 @pytest.mark.parametrize(
-    ("family", "options"),
-    [("gemma3", {"max_new_tokens": 2}), ("granite", {"unit": "word"}), ("mamba", {})],
+    ("family", "options"), [("gemma3", {"max_new_tokens": 2}), ("granite", {"unit": "word"}), ("mamba", {})]
 )
 def test_soft_scores_equal_the_reference(family, options):
     lm, att = attributed(family, **options)

@@ -372,9 +372,8 @@ def test_minimum_top_k_against_a_slow_reference(scores, needed):
     needed = {f"w{i}" for i in needed}
     one = att(scores, tuple(f" {word}" for word in words))
     success, failure = slow_minimum(scores, needed, words)
-    paper, authors = (
-        judged("minimum_top_k", [one], Knowing(needed), profile=profile)[0] for profile in ("paper", "authors")
-    )
+    share = lambda profile: judged("minimum_top_k", [one], Knowing(needed), profile=profile)[0]
+    paper, authors = share("paper"), share("authors")
     assert paper["share"] == pytest.approx(math.nan if success is None else success, nan_ok=True)
     assert authors["share"] == pytest.approx(1.0 if failure is None else failure)
     assert paper["status"] == ("wrong" if success is None else "correct")

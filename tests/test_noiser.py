@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 import subprocess
 import sys
@@ -160,11 +161,9 @@ def test_own_noise_is_used_and_checked_and_says_how_many_samples_there_are():
 
 def test_one_random_k_a_prompt_whatever_its_units_and_targets():
     lm, method = tiny("llama"), noiser.Noiser(samples=2, bounding="random")
-    runs = [
-        noiser.attribute(lm, "The fox sings. It rains.", method=method, unit=unit, target=target)
-        for unit in ("token", "word", "sentence", "auto")
-        for target in (" a", " a violin")
-    ]
+    asked = itertools.product(("token", "word", "sentence", "auto"), (" a", " a violin"))
+    prompt = "The fox sings. It rains."
+    runs = [noiser.attribute(lm, prompt, method=method, unit=unit, target=target) for unit, target in asked]
     assert len({k for run in runs for row in run.info["k"] for k in row if not math.isnan(k)}) == 1
 
 
@@ -250,11 +249,7 @@ def test_certified_noise_flips_nothing_and_a_little_more_flips_something(flips, 
     assert above >= 1 or any(flips(u, above) for u in range(units))
 
 
-@given(
-    st.lists(st.floats(2**-14, 1.5), min_size=1, max_size=12),
-    st.none() | st.floats(0.3, 3),
-    st.integers(1, 12),
-)
+@given(st.lists(st.floats(2**-14, 1.5), min_size=1, max_size=12), st.none() | st.floats(0.3, 3), st.integers(1, 12))
 def test_certified_equals_bisection_whatever_the_shape_of_the_lead(tolerated, power, steps):
     def flips(u, k):
         return k > tolerated[u]

@@ -177,9 +177,8 @@ def test_a_saved_result_is_the_same_question(question, tmp_path):
 
 def test_a_result_that_the_model_cannot_ask_again():
     lm = tiny("llama")
-    att, own = (
-        noiser.attribute(lm, PROMPT, method="occlusion", target=5, of=of) for of in (None, noiser.objectives.entropy)
-    )
+    asked = {"method": "occlusion", "target": 5}
+    att, own = (noiser.attribute(lm, PROMPT, of=of, **asked) for of in (None, noiser.objectives.entropy))
     changed = lambda **changes: dataclasses.replace(att, targets=(att.targets[0]._replace(**changes),))
     for model, result, message in (
         (lm, own, "explains a number of your own, entropy"),

@@ -54,17 +54,13 @@ def test_sources_are_units_and_nothing_else_is():
 @pytest.mark.parametrize("unit", ["source", "auto", "sentence"])
 def test_sources_may_be_given_in_another_order_than_they_stand_in(unit):
     lm, prompt = tiny("llama"), noiser.place_sources(QUESTION, SOURCES)
-    found, expected = (
-        noiser.attribute(lm, prompt, method="occlusion", unit=unit, sources=sources)
-        for sources in (SOURCES[::-1], SOURCES)
-    )
+    orders, asked = (SOURCES[::-1], SOURCES), {"method": "occlusion", "unit": unit}
+    found, expected = (noiser.attribute(lm, prompt, sources=sources, **asked) for sources in orders)
     assert found.units == expected.units
     assert torch.equal(found.scores, expected.scores)
     assert found.info["sources"] == expected.info["sources"][::-1]
-    cited, in_order = (
-        noiser.cite(lm, prompt, sources, template=None, answer=" It rains. It sings.", memory=-100.0, contrast=False)
-        for sources in (SOURCES[::-1], SOURCES)
-    )
+    asked = {"template": None, "answer": " It rains. It sings.", "memory": -100.0, "contrast": False}
+    cited, in_order = (noiser.cite(lm, prompt, sources, **asked) for sources in orders)
     assert torch.equal(cited.scores, in_order.scores.flip(1))
 
 
@@ -138,9 +134,8 @@ LONG = " ".join(f"Fox {i}." for i in range(30))
 
 def sums_within(att, coarse):
     """For each coarse unit, the sum of the scores of the units inside it."""
-    inside = [
-        [i for i, u in enumerate(att.units) if set(u.token_indices) <= set(c.token_indices)] for c in coarse.units
-    ]
+    within = lambda c: [i for i, u in enumerate(att.units) if set(u.token_indices) <= set(c.token_indices)]
+    inside = [within(each) for each in coarse.units]
     assert sorted(i for group in inside for i in group) == list(range(len(att.units)))
     return torch.stack([att.scores[:, group].sum(-1) for group in inside], -1)
 

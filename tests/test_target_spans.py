@@ -104,10 +104,8 @@ def test_occlusion(family, kind):
 
 def test_a_span_flips_when_any_of_its_tokens_does():
     lm, ks = tiny("llama"), [0.01, 0.03, 0.1, 0.2, 0.5, 1.0]
-    tokens, span = (
-        noiser.attribute(lm, PROMPT, method="random", max_new_tokens=3, target_unit=unit, continuation_units=False)
-        for unit in ("token", "all")
-    )
+    asked = {"method": "random", "max_new_tokens": 3, "continuation_units": False}
+    tokens, span = (noiser.attribute(lm, PROMPT, target_unit=unit, **asked) for unit in ("token", "all"))
     each, whole = (torch.stack([noiser.tolerance(lm, a, u, ks).flips for u in range(5)]) for a in (tokens, span))
     assert torch.equal(whole[:, 0], each.any(1))
     assert (whole[:, 0] != each[:, 0]).any()

@@ -12,8 +12,7 @@ from engine_for_tests import query_of
 from methods_for_tests import play, predict, random_game, stored, subsets
 from noiser.bench import Store
 from noiser.engine import Game, StoredGame, remover, run_one
-from noiser.errors import ParameterError
-from noiser.methods.joint import _Fit, _fit, _ordered
+from noiser.methods.joint import _fit
 from noiser.methods.shapley import draw_coalitions, shapley_regression
 from noiser.methods.surrogates import lasso, ridge
 from tiny import tiny
@@ -241,17 +240,6 @@ def test_with_all_inputs_it_is_its_definition(score, units):
     assert not found.stderr.any()
 
 
-def test_with_a_foil_the_root_gives_way_to_log_odds_of_the_pair():
-    scores = [
-        noiser.attribute(tiny("llama"), PROMPT, method=noiser.Joint(score=score), foil=77).scores
-        for score in ("root", "logit", "logprob")
-    ]
-    assert torch.equal(scores[0], scores[1])
-    torch.testing.assert_close(scores[1], scores[2], atol=1e-6, rtol=1e-5)
-    with pytest.raises(ParameterError, match=r"hellinger.* has no foil"):
-        noiser.attribute(tiny("llama"), PROMPT, method=noiser.Joint(score="hellinger"), foil=77)
-
-
 @pytest.mark.parametrize("removal", ["zero", "delete", "hidden"])  # with noise, other draws are another game
 def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
     lm, prompt = tiny("llama"), PROMPT + " near"
@@ -260,11 +248,6 @@ def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
     assert not whole.stderr.any()
     assert drawn.stderr.all()
     assert float(((drawn.scores - whole.scores) / drawn.stderr).abs().max()) < 4
-
-
-def test_a_single_unit_has_the_whole_gain():
-    att = noiser.attribute(tiny("llama"), "fox", method="joint", unit="sentence")
-    assert float(att.scores) == pytest.approx(att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6)
 
 
 @pytest.mark.parametrize("removal", ["zero", "noise"])
@@ -307,18 +290,15 @@ def test_the_fit_minimises_what_it_says():
     torch.testing.assert_close(_fit(kept, differences, guesses).scores, scores.detach(), atol=1e-7, rtol=0)
 
 
-def test_a_sum_is_found_with_the_fewest_samples():
-    weights = [0.5, -1.0, 2.0, 0.25, 0.0, 3.0, 1.5, -0.5]
-    fit = fitted(lambda kept: sum(weights[u] for u in kept), 8, 1)
-    torch.testing.assert_close(fit.scores, torch.tensor(weights).double())
-
-
-def test_copies_share_what_one_of_them_would_have():
+def test_copies_share_what_one_of_them_would_have_and_a_sum_is_found_with_the_fewest_samples():
     """f = 1 if unit 2 or unit 5 is kept: leaving one out changes nothing, and each is half the time all there is."""
     for pairs in (24, 200):
         fit = fitted(lambda kept: float(bool({2, 5} & kept)), 12, pairs)
         assert fit.scores.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
     torch.testing.assert_close(fit.scores[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0)
+    weights = [0.5, -1.0, 2.0, 0.25, 0.0, 3.0, 1.5, -0.5]
+    fit = fitted(lambda kept: sum(weights[u] for u in kept), 8, 1)
+    torch.testing.assert_close(fit.scores, torch.tensor(weights).double())
 
 
 def test_standard_errors_are_the_spread_over_seeds():
@@ -331,18 +311,9 @@ def test_standard_errors_are_the_spread_over_seeds():
         assert 0.85 < float((claimed / spread).mean()) < 1.15
 
 
-def test_scores_have_the_order_of_the_mean_and_the_sizes_of_the_middle():
-    """The ends exchange units 1 and 2: the sizes of both become 2.5, and what is left of the mean tells them apart."""
-    ends, middle = torch.tensor([0.0, 5.0, 1.0, 4.0]).double(), torch.tensor([0.0, 2.0, 3.0, 5.0]).double()
-    scores = _ordered(ends, _Fit(middle, torch.eye(4).double()), pairs=36)
-    mean = torch.tensor([0.0, 3.5, 2.0, 4.5]).double()
-    torch.testing.assert_close(scores.scores, 0.1 * mean + 0.9 * torch.tensor([0.0, 2.5, 2.5, 5.0]).double())
-    assert scores.scores.argsort().tolist() == mean.argsort().tolist()
-    torch.testing.assert_close(scores.moves[1], torch.tensor([0.0, 0.9 / 2 + 0.1 / 2, 0.9 / 2, 0.0]).double())
-
-
-def test_the_earlier_name_is_read(tmp_path):
-    att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint@1")
+def test_a_single_unit_has_the_whole_gain_and_the_earlier_name_is_read(tmp_path):
+    att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint@1", unit="sentence")
+    assert float(att.scores) == pytest.approx(att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6)
     assert att.method == "joint@1"
     path = tmp_path / "a.json"
     att.save(path)
