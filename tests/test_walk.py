@@ -7,8 +7,8 @@ from walk import walks
 
 # Named functions, files, and frames at once; to be lowered as the code gets shorter.
 LIMITS = {
-    "attribute": {"functions": 85, "files": 19, "depth": 12},
-    "evaluate": {"functions": 108, "files": 24, "depth": 13},
+    "attribute": {"functions": 84, "files": 19, "depth": 12},
+    "evaluate": {"functions": 107, "files": 24, "depth": 13},
 }
 
 

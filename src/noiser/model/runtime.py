@@ -78,7 +78,7 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     they are computed, but not those of parameters. Each change is on the undo list before it is made and leaves it
     after it is put back: an interrupt at any moment leaves at most a list that the next call finishes.
     """
-    state = held.setdefault(model, Held())
+    state = held.get(model) or held.setdefault(model, Held())
     lock, undo, within = state.lock, state.undo, state.lock._is_owned()
     # Inference mode of the caller's would leave no way back for gradients; its end puts the gradient mode back too.
     with lock, own_defaults():
@@ -102,7 +102,7 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
 def put(model: nn.Module, place: Any, name: Any, value: Any) -> None:
     """Sets an entry of a dictionary until what is `running` ends."""
     undo = partial(place.__setitem__, name, place[name]) if name in place else partial(place.pop, name, None)
-    held.setdefault(model, Held()).undo.append(undo)
+    held[model].undo.append(undo)
     place[name] = value
 
 
