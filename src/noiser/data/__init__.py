@@ -6,6 +6,18 @@ from noiser.data.dataset import DATA_SETS, DataSet, Example, Reading, Recipe, So
 from noiser.data.loading import cache_folder, fetch, load
 
 __all__ = [
-    "DATA_SETS", "DataSet", "Example", "Reading", "Recipe", "Source", "UpstreamFile", "cache_folder", "draw_actions",
-    "fetch", "load", "messages_of", "paper", "planted",
-]  # fmt: skip
+    "DATA_SETS",
+    "DataSet",
+    "Example",
+    "Reading",
+    "Recipe",
+    "Source",
+    "UpstreamFile",
+    "cache_folder",
+    "draw_actions",
+    "fetch",
+    "load",
+    "messages_of",
+    "paper",
+    "planted",
+]

@@ -13,8 +13,13 @@ from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source, Spa
 from noiser.text import sentence_spans
 
 HOLES = {
-    "currency": 6, "family": 4, "gram2-opposite": 4, "gram3-comparative": 4, "gram8-plural": 6, "gram9-plural-verbs": 3,
-}  # fmt: skip
+    "currency": 6,
+    "family": 4,
+    "gram2-opposite": 4,
+    "gram3-comparative": 4,
+    "gram8-plural": 6,
+    "gram9-plural-verbs": 3,
+}
 """LongRA's categories with malformed records: how many words of the prompt precede the deleted antecedent."""
 
 SENTENCES = 2

@@ -9,9 +9,17 @@ from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, Reading
 from noiser.model.language_model import LanguageModel
 
 __all__ = [
-    "JUDGES", "PROMPTS", "Judge", "JudgeRequest", "Reading", "Verdict", "kind_of", "make_judge", "matches",
+    "JUDGES",
+    "PROMPTS",
+    "Judge",
+    "JudgeRequest",
+    "Reading",
+    "Verdict",
+    "kind_of",
+    "make_judge",
+    "matches",
     "parse_reply",
-]  # fmt: skip
+]
 
 
 def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **parameters: Any) -> Judge:

@@ -13,9 +13,20 @@ from noiser.metrics.named_spans import GOLD_PAIRS, GOLD_SPANS, LOCALISATION
 from noiser.metrics.soft import FAITHFULNESS, MASS_MATCHED, MASS_MATCHED_RANK, SOFT, keep_rates
 
 __all__ = [
-    "METRICS", "SETTINGS", "Case", "Estimate", "Metric", "Scale", "Settings", "Summary", "estimate", "keep_rates",
-    "measure", "measured", "metrics_of",
-]  # fmt: skip
+    "METRICS",
+    "SETTINGS",
+    "Case",
+    "Estimate",
+    "Metric",
+    "Scale",
+    "Settings",
+    "Summary",
+    "estimate",
+    "keep_rates",
+    "measure",
+    "measured",
+    "metrics_of",
+]
 
 for _name, _metric, _summary in (
     ("faithfulness", FAITHFULNESS, "soft scores, and mass-matched curves by score and by rank"),

@@ -26,11 +26,21 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "H",
 """One per method, in the order of the plan; colours are of Okabe and Ito, and shapes read without them."""
 
 _STYLE: dict[Any, Any] = {
-    "font.size": 9.0, "hatch.linewidth": 0.7, "legend.frameon": False, "svg.fonttype": "none",
-    "axes.titlesize": 9.5, "axes.titlelocation": "left", "axes.titleweight": "bold", "axes.edgecolor": SOFT,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    "axes.grid": True, "grid.color": LINE, "grid.linewidth": 0.6,
-}  # fmt: skip
+    "font.size": 9.0,
+    "hatch.linewidth": 0.7,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.edgecolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+}
 _DASHED: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1}
 _BARS: tuple[dict[str, Any], ...] = (
     {"facecolor": "#e69f00", "edgecolor": INK, "linewidth": 0.7},

@@ -27,9 +27,18 @@ READING = (
 """How to read the tables, for all formats."""
 
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "≈": r"$\approx$", "–": "--",
-    "−": "$-$", "ρ": r"$\rho$", "τ": r"$\tau$", "\u00a0": "~", "<": r"\textless{}", ">": r"\textgreater{}",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "≈": r"$\approx$",
+    "–": "--",
+    "−": "$-$",
+    "ρ": r"$\rho$",
+    "τ": r"$\tau$",
+    "\u00a0": "~",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
 
 
 _STYLE = """
