@@ -234,22 +234,20 @@ def test_a_segmentation_is_a_partition(segment, text):
         assert all(not text[end - 1].isspace() for _, end in spans[:-1])  # whitespace leads
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        (["basket", "ball", " game"], [[0, 1], [2]]),
-        (["a", ", b"], [[0], [1]]),  # the comma has no token of its own
-        (["one two"], [[0]]),
-        (["one", " ", "two thr", "ee"], [[0], [1], [2, 3]]),
-        (["a", " ", " b", "  "], [[0], [1, 2, 3]]),
-        (["我爱", "你"], [[0], [1]]),
-        ([" ", " "], [[0, 1]]),
-        ([], []),
-    ],
-)
-def test_snap_keeps_tokens_whole(tokens, expected):
-    text, ends = "".join(tokens), list(accumulate(map(len, tokens)))
-    assert snap(text, word_spans(text), list(zip([0, *ends], ends, strict=False))) == expected
+def test_snap_keeps_tokens_whole():
+    expected = {
+        ("basket", "ball", " game"): [[0, 1], [2]],
+        ("a", ", b"): [[0], [1]],  # the comma has no token of its own
+        ("one two",): [[0]],
+        ("one", " ", "two thr", "ee"): [[0], [1], [2, 3]],
+        ("a", " ", " b", "  "): [[0], [1, 2, 3]],
+        ("我爱", "你"): [[0], [1]],
+        (" ", " "): [[0, 1]],
+        (): [],
+    }
+    for tokens, groups in expected.items():
+        text, ends = "".join(tokens), list(accumulate(map(len, tokens)))
+        assert snap(text, word_spans(text), list(zip([0, *ends], ends, strict=False))) == groups, text
     assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [[0], [1]]  # a gap ends a group
 
 
