@@ -235,6 +235,12 @@ def test_is_no_gradient_and_says_what_is_missing_in_every_family(family):
     torch.testing.assert_close(missing, scores.sum(-1), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("method", "part"), [("deeplift", "activation function that"), ("attn_lrp", "attention by")])
+def test_a_model_without_a_part_that_has_a_rule_is_refused(method, part):
+    with pytest.raises(noiser.NoiserError, match=f"MambaForCausalLM has no {part}"):
+        noiser.attribute(tiny("mamba"), PROMPT, method=method)
+
+
 def test_secant_and_where_it_turns_into_the_gradient():
     x, b = torch.tensor([[0.5, 0.5, 2.0]]).double(), torch.tensor([[0.5, 0.5 + 1e-9, -1.0]]).double()
     gradient = 1 - math.tanh(0.5) ** 2

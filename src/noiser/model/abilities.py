@@ -173,11 +173,11 @@ def attention_maps(lm: Any, token_ids: Int[Tensor, " length"]) -> list[Float[Ten
         out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or not all(map(are_weights, layers)):
-        text = (
-            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method"
+        raise UnsupportedModelError(
+            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method "
+            "that does not read them, such as 'occlusion', or load a model of its own code with "
+            "attn_implementation='eager'."
         )
-        other = "that does not read them, such as 'occlusion', or load a model of its own code with"
-        raise UnsupportedModelError(f"{text} {other} attn_implementation='eager'.")
     return [weights[0].float().mean(0) for weights in layers]
 
 
