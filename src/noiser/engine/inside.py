@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from noiser.engine.changes import Change
 from noiser.engine.gradients import (
@@ -195,11 +194,9 @@ class Gates(Inside):
         ) -> Any:
             k, v = context.after(0, begin, int(module.layer_idx), k, v)
             if sliding_window not in masks:
-                seen = _mask(at, opened, begin, k.shape[-2], sliding_window)
-                masks[sliding_window] = seen.to(q).clamp_min(torch.finfo(q.dtype).min)
-            # weights are computed again on the way back, so that memory holds one layer's
-            run = partial(checkpoint, eager, use_reentrant=False, preserve_rng_state=False)
-            return run(module, q, k, v, masks[sliding_window], **options)[0], None
+                masks[sliding_window] = _mask(at, opened, begin, k.shape[-2], sliding_window)
+            seen = masks[sliding_window].to(q).clamp_min(torch.finfo(q.dtype).min)
+            return eager(module, q, k, v, seen, **options)[0], None
 
         slopes = torch.zeros(count, len(query.targets), len(query.token_ids), dtype=torch.float64)
         targets, inputs = range(len(query.targets)), context.inputs[None, begin:].expand(count, -1, -1)

@@ -24,29 +24,27 @@ def _check_gates(name: str, got: object) -> tuple[float, ...]:
 class AttentionGradient(InnerMethod):
     """The slope of the prediction as attention to a unit opens, at the gate where the slopes are steepest.
 
-    A gate multiplies what later tokens see of a token, in all layers and heads: with sources the question and the
-    answer, else all later ones, as when units are hidden. At 0 all units are hidden, at 1 none is. A unit's score is
-    ∂F / ∂log m of its gate m, while all units have the same m: of `gates` the one at which the largest score is
-    largest, for each target its own. There the prediction is being made, from units that are hardly seen, so that
-    copies of a fact do not hide each other. One pass of these tokens for each gate, and one back for each target.
+    A gate multiplies what the question and the answer (where no source is named, the answer) see of a token, in all
+    layers and heads. At 0 all units are hidden, at 1 none is. A unit's score is ∂F / ∂log m of its gate m, while all
+    units have the same m: of `gates` the one at which the largest score is largest, for each target its own. There the
+    prediction is being made, from units that are hardly seen, so that copies of a fact do not hide each other. One pass
+    of the question and the answer for each gate, and one back for each target.
 
     Args:
-        gates: of all units, each above 0 and at most 1. None: 0.0003, 0.003 and 0.1 with sources, else 0.1.
-            `info["gate"]` has the one that was taken, per target.
+        gates: of all units, each above 0 and at most 1. `info["gate"]` has the one that was taken, per target.
         score: F, the prediction; see `noiser.engine.SCORES`.
     """
 
-    gates: Annotated[tuple[float, ...], _check_gates] | None = None
+    gates: Annotated[tuple[float, ...], _check_gates] = (0.0003, 0.003, 0.1)
     score: ScoreName = "logit"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         positions = tuple(sorted({position for unit in query.units for position in unit.token_indices}))
-        first = query.sources_stop or min(positions[0] + 1, query.prompt_tokens - 1)
-        gates = self.gates or ((0.0003, 0.003, 0.1) if query.sources else (0.1,))
-        slopes: Tensor = yield Gates(query, positions, first, gates, query.score(self.score))
+        first = query.sources_stop or query.prompt_tokens - 1
+        slopes: Tensor = yield Gates(query, positions, first, self.gates, query.score(self.score))
         scores = sum_over_units(query, slopes)
         steepest = scores.nan_to_num(-torch.inf).amax(-1).argmax(0)
         return Scores(
             scores=scores[steepest, range(len(steepest))],
-            info={"gate": [gates[k] for k in steepest.tolist()]},
+            info={"gate": [self.gates[k] for k in steepest.tolist()]},
         )
