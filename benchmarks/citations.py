@@ -40,7 +40,13 @@ from noiser.engine import Game, prepare, remover, run_one
 from noiser.model import LanguageModel
 from noiser.types import Question
 
-TAILS = ("", " before breakfast", " during the long winter", " next to the window", " under a grey cloth")
+TAILS = (
+    "",
+    " before breakfast",
+    " during the long winter",
+    " next to the window",
+    " under a grey cloth",
+)
 QUESTION = "Where do these people keep their things?"
 CATEGORIES = ("once", "twice", "conflict", "combined")
 
@@ -71,9 +77,14 @@ def case(lm: LanguageModel, tokens: int, sources: int, answers: int, seed: int) 
     texts: list[list[str]] = []
     for _ in range(sources):
         lines: list[str] = []
-        while len(lm.tokenizer(" ".join(lines), add_special_tokens=False)["input_ids"]) < tokens / sources:
+        while (
+            len(lm.tokenizer(" ".join(lines), add_special_tokens=False)["input_ids"])
+            < tokens / sources
+        ):
             person, thing = next(pairs)
-            lines.append(f"{person} keeps the {thing} in the {chance.choice(ROOMS)}{chance.choice(TAILS)}.")
+            lines.append(
+                f"{person} keeps the {thing} in the {chance.choice(ROOMS)}{chance.choice(TAILS)}."
+            )
         texts.append(lines)
     gold = [chance.choice(texts[number % sources]) for number in range(answers)]
     chance.shuffle(gold)
@@ -95,7 +106,10 @@ def cost_rows(
         continuation_units=False,
     )
     query = run_one(lm, prepare(lm, asked))
-    kept = torch.rand(chosen.masks, len(query.units), generator=torch.Generator().manual_seed(seed)) < 0.5
+    kept = (
+        torch.rand(chosen.masks, len(query.units), generator=torch.Generator().manual_seed(seed))
+        < 0.5
+    )
     values = run_one(lm, Game(query, "logprob", remover(query, chosen.removal))(kept))
     for way in ways:
         options = {"answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
@@ -113,9 +127,13 @@ def cost_rows(
         }
 
 
-def lds(att: noiser.Attribution, units: Sequence[noiser.Span], kept: torch.Tensor, values: torch.Tensor) -> float:
+def lds(
+    att: noiser.Attribution, units: Sequence[noiser.Span], kept: torch.Tensor, values: torch.Tensor
+) -> float:
     """Mean over the answer's sentences; of a source that was not split, the kept part of its tokens counts."""
-    marks = torch.zeros(len(kept), 1 + max(unit.token_indices[-1] for unit in units), dtype=torch.float64)
+    marks = torch.zeros(
+        len(kept), 1 + max(unit.token_indices[-1] for unit in units), dtype=torch.float64
+    )
     for unit, column in zip(units, kept.T, strict=True):
         marks[:, list(unit.token_indices)] = column[:, None].double()
     shares = torch.stack([marks[:, list(unit.token_indices)].mean(1) for unit in att.units], 1)
@@ -129,7 +147,12 @@ def lds(att: noiser.Attribution, units: Sequence[noiser.Span], kept: torch.Tenso
 def jensen_shannon(log_p: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
     """-JSD(changed, clean) in nats, summed over tokens: with occlusion by deletion, ARC-JSD (arXiv 2505.16415)."""
     middle = torch.logaddexp(log_p, clean) - torch.log(torch.tensor(2.0))
-    return -((log_p.exp() * (log_p - middle)).sum(-1) + (clean.exp() * (clean - middle)).sum(-1)).sum(-1) / 2
+    return (
+        -((log_p.exp() * (log_p - middle)).sum(-1) + (clean.exp() * (clean - middle)).sum(-1)).sum(
+            -1
+        )
+        / 2
+    )
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -143,7 +166,9 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def without_attribution(lm: LanguageModel, sources: Sequence[str], said: str) -> dict[str, list[float]]:
+def without_attribution(
+    lm: LanguageModel, sources: Sequence[str], said: str
+) -> dict[str, list[float]]:
     """Scores of sources from question and answer: similarity by TF-IDF and by the mean of the model's input embeddings,
     and the probability of each source's number where the model is asked to cite one.
     """
@@ -156,7 +181,9 @@ def without_attribution(lm: LanguageModel, sources: Sequence[str], said: str) ->
     numbered = "\n".join(f"[{i}] {text}" for i, text in enumerate(sources, 1))
     asked = f"{numbered}\n\n{said}\nThe answer is taken from the sentence with the number ["
     numbers = [f"{i}]" for i in range(1, len(sources) + 1)]
-    cited = noiser.attribute(lm, [asked] * len(numbers), target=numbers, target_unit="all", method="position")
+    cited = noiser.attribute(
+        lm, [asked] * len(numbers), target=numbers, target_unit="all", method="position"
+    )
     return {
         "asked to cite": [att.targets[0].probability for att in cited],
         "similarity, TF-IDF": (vectors[:-1] @ vectors[-1].T).toarray()[:, 0].tolist(),
@@ -164,31 +191,52 @@ def without_attribution(lm: LanguageModel, sources: Sequence[str], said: str) ->
     }
 
 
-def truth_rows(lm: LanguageModel, category: str, sentences: int, seed: int, methods: Sequence[str]) -> Iterator[Any]:
+def truth_rows(
+    lm: LanguageModel, category: str, sentences: int, seed: int, methods: Sequence[str]
+) -> Iterator[Any]:
     """Rows of each method, one for each prompt that counts."""
-    examples = [example for example in draw(category, sentences, seed) if example.meta["sentences"] == sentences]
+    examples = [
+        example
+        for example in draw(category, sentences, seed)
+        if example.meta["sentences"] == sentences
+    ]
     said = noiser.attribute(lm, [example.prompt for example in examples], method="position")
     alone = noiser.attribute(lm, [example.without[0] for example in examples], method="position")
     right, known = (
-        [_answers(att, example.target) for att, example in zip(atts, examples, strict=True)] for atts in (said, alone)
+        [_answers(att, example.target) for att, example in zip(atts, examples, strict=True)]
+        for atts in (said, alone)
     )
     used = [example for example, a, b in zip(examples, right, known, strict=True) if a and not b]
     if not used:
         return
-    spans = [sorted(span for places in example.spans.values() for span in places) for example in used]
-    sources = [[example.prompt[a:b] for a, b in places] for example, places in zip(used, spans, strict=True)]
+    spans = [
+        sorted(span for places in example.spans.values() for span in places) for example in used
+    ]
+    sources = [
+        [example.prompt[a:b] for a, b in places]
+        for example, places in zip(used, spans, strict=True)
+    ]
 
     def row(way: str, number: int, scores: Sequence[float], forwards: float) -> dict[str, Any]:
         order = sorted(range(len(scores)), key=lambda i: -scores[i])
         gold = {i for i, span in enumerate(spans[number]) if span in used[number].spans["gold"]}
         hits = {"first": order[0] in gold, "all_first": set(order[: len(gold)]) == gold}
-        return {"way": way, "example": used[number].id, **hits, "token_forwards": forwards, "of": len(examples)}
+        return {
+            "way": way,
+            "example": used[number].id,
+            **hits,
+            "token_forwards": forwards,
+            "of": len(examples),
+        }
 
     shared: dict[str, Any] = {"unit": "source", "target_unit": "all", "continuation_units": False}
     shared |= {"sources": sources, "target": [example.target for example in used]}
     for way in methods:
         atts = noiser.attribute(lm, [example.prompt for example in used], **shared, **METHODS[way])
-        yield [row(way, i, att.scores[0].tolist(), att.info["token_forwards"]) for i, att in enumerate(atts)]
+        yield [
+            row(way, i, att.scores[0].tolist(), att.info["token_forwards"])
+            for i, att in enumerate(atts)
+        ]
     found: dict[str, list[Any]] = {}
     for i, example in enumerate(used):
         asked = f"{example.prompt[spans[i][-1][1] :]} {example.target}"
@@ -205,7 +253,9 @@ def _answers(att: noiser.Attribution, target: Any) -> bool:
 # ---- rows and tables -------------------------------------------------------------------------------------------------
 
 
-def _groups(rows: Sequence[dict[str, Any]], *names: str) -> Mapping[tuple[Any, ...], list[dict[str, Any]]]:
+def _groups(
+    rows: Sequence[dict[str, Any]], *names: str
+) -> Mapping[tuple[Any, ...], list[dict[str, Any]]]:
     found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(tuple(row[name] for name in names), []).append(row)
@@ -216,11 +266,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: costs by size and way, then recall by method, model and category."""
     costs, truths = ([row for row in rows if row["part"] == part] for part in ("cost", "truth"))
     spent: list[dict[str, Any]] = []
-    for (model, tokens, removal, way), some in _groups(costs, "model", "tokens", "removal", "way").items():
+    for (model, tokens, removal, way), some in _groups(
+        costs, "model", "tokens", "removal", "way"
+    ).items():
         means = {
-            name: statistics.mean(row[name] for row in some) for name in ("seconds", "token_forwards", "lds", "found")
+            name: statistics.mean(row[name] for row in some)
+            for name in ("seconds", "token_forwards", "lds", "found")
         }
-        spent.append({"model": model, "tokens": tokens, "texts": len(some), "halves": removal, "way": way} | means)
+        spent.append(
+            {"model": model, "tokens": tokens, "texts": len(some), "halves": removal, "way": way}
+            | means
+        )
     sets = _groups(truths, "model", "category")
     columns = [(*key, "first") for key in sets]
     columns += [(*key, "all_first") for key in sets if key[1] in ("twice", "combined")]
@@ -230,15 +286,22 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         own = _groups(some, "model", "category")
         recalled.append({"method": way})
         for model, category, name in columns:
-            count, hits = counts[model, category], [row[name] for row in own.get((model, category), [])]
-            head = f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {count})"
+            count, hits = (
+                counts[model, category],
+                [row[name] for row in own.get((model, category), [])],
+            )
+            head = (
+                f"{model}: {category}{', both first' if name == 'all_first' else ''} (n = {count})"
+            )
             missing = "" if len(hits) == count else f" (n = {len(hits)})"
             recalled[-1][head] = share(hits) + missing if hits else ""
         recalled[-1]["token-forwards"] = statistics.mean(row["token_forwards"] for row in some)
     return f"{markdown(spent)}\n\n{markdown(recalled)}"
 
 
-def made(lm: LanguageModel, name: str, chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> Iterator[Any]:
+def made(
+    lm: LanguageModel, name: str, chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]
+) -> Iterator[Any]:
     """The key that rows share, and the rows that `rows` lacks, as they come."""
 
     def ways(key: dict[str, Any], wanted: Sequence[str]) -> list[str]:
@@ -260,7 +323,9 @@ def made(lm: LanguageModel, name: str, chosen: argparse.Namespace, rows: Sequenc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path)
     parser.add_argument("part", choices=["cost", "truth", "table"])
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct"])
@@ -269,9 +334,13 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=10, help="sentences of the answer")
     parser.add_argument("--texts", type=int, default=1)
     parser.add_argument("--masks", type=int, default=24, help="random halves for LDS")
-    parser.add_argument("--removal", choices=["zero", "hidden"], default="zero", help="of these halves")
+    parser.add_argument(
+        "--removal", choices=["zero", "hidden"], default="zero", help="of these halves"
+    )
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--sentences", nargs="+", type=int, default=[3, 6, 12], help="of planted prompts")
+    parser.add_argument(
+        "--sentences", nargs="+", type=int, default=[3, 6, 12], help="of planted prompts"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of planted prompts")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     chosen = parser.parse_args()

@@ -68,7 +68,9 @@ METHODS: dict[str, Method] = {
 }
 
 
-def random_model(config: transformers.PretrainedConfig, tokenizer: Any, device: str, dtype: str) -> LanguageModel:
+def random_model(
+    config: transformers.PretrainedConfig, tokenizer: Any, device: str, dtype: str
+) -> LanguageModel:
     """A model of this shape, made where it will run."""
     with torch.device(device):
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
@@ -114,7 +116,14 @@ def longest(lm: LanguageModel, limit: int, first: int = 1024) -> dict[str, Any]:
 
 
 def measured(
-    shape: str, tokenizer: Any, device: str, dtype: str, prompts: Sequence[str], top: float, *, limit: int | None = None
+    shape: str,
+    tokenizer: Any,
+    device: str,
+    dtype: str,
+    prompts: Sequence[str],
+    top: float,
+    *,
+    limit: int | None = None,
 ) -> list[Any]:
     """All rows of one shape; none but the first where the weights do not fit."""
     common: dict[str, Any] = {"model": shape, "precision": dtype}
@@ -125,7 +134,10 @@ def measured(
             raise
         return [say(common | {"method": "does not fit"})]
     size = sum(p.numel() * p.element_size() for p in lm.model.parameters())
-    rows = [say(common | {"weights, GiB": size / 2**30} | speed(lm, name, prompts, top)) for name in METHODS]
+    rows = [
+        say(common | {"weights, GiB": size / 2**30} | speed(lm, name, prompts, top))
+        for name in METHODS
+    ]
     readable = lm.model.config.max_position_embeddings
     rows.append(say(common | longest(lm, readable if limit is None else min(limit, readable))))
     if torch.device(device).type == "cuda":
@@ -135,13 +147,19 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("--longest", type=int, help="tokens of the longest prompt to try (what the model can read)")
-    parser.add_argument("--tokenizer", help="a folder with a tokenizer (that of the built-in model)")
+    parser.add_argument(
+        "--longest", type=int, help="tokens of the longest prompt to try (what the model can read)"
+    )
+    parser.add_argument(
+        "--tokenizer", help="a folder with a tokenizer (that of the built-in model)"
+    )
     parser.add_argument("--output", type=Path, help="also as JSON")
     chosen = parser.parse_args()
     if chosen.tokenizer:
@@ -151,7 +169,9 @@ def main() -> None:
     top, rows = matrix_peak(chosen.dtype, 8192, chosen.device), list[dict[str, Any]]()
     for shape in chosen.shapes:
         prompts = PROMPTS[: chosen.prompts]
-        rows += measured(shape, tokenizer, chosen.device, chosen.dtype, prompts, top, limit=chosen.longest)
+        rows += measured(
+            shape, tokenizer, chosen.device, chosen.dtype, prompts, top, limit=chosen.longest
+        )
         gc.collect()
         free_memory()
     cuda = torch.device(chosen.device).type == "cuda"
@@ -160,7 +180,9 @@ def main() -> None:
     print(f"{note}\n\n{table(rows)}")
     if chosen.output:
         chosen.output.parent.mkdir(parents=True, exist_ok=True)
-        chosen.output.write_text(json.dumps({"note": note, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        chosen.output.write_text(
+            json.dumps({"note": note, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

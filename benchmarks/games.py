@@ -74,9 +74,15 @@ def subsets(units: int) -> Bool[Tensor, "inputs units"]:
 
 def known() -> list[Example]:
     """The prompts of KNOWN that methods may be chosen on."""
-    plan = tomllib.loads((Path(__file__).parent / "plans" / "fair.toml").read_text(encoding="utf-8"))
+    plan = tomllib.loads(
+        (Path(__file__).parent / "plans" / "fair.toml").read_text(encoding="utf-8")
+    )
     ids = set(plan["data"][0]["without_ids"])
-    return [example for example in load("known", data_dir=os.environ.get("NOISER_DATA")) if example.id in ids]
+    return [
+        example
+        for example in load("known", data_dir=os.environ.get("NOISER_DATA"))
+        if example.id in ids
+    ]
 
 
 def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
@@ -89,7 +95,10 @@ def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
     gold = example.spans.get("gold", ())
     spans = sorted(span for places in example.spans.values() for span in places) if gold else []
     unit: Any = spans or "token"
-    games = {name: noiser.Game(lm, example.prompt, unit=unit, score=name) for name in ("prob", "hellinger")}
+    games = {
+        name: noiser.Game(lm, example.prompt, unit=unit, score=name)
+        for name in ("prob", "hellinger")
+    }
     units = len(games["prob"].units)
     if units > MOST_UNITS or not says(games["prob"]):
         return None
@@ -133,21 +142,30 @@ class Played:
         most = self.prob[[full - gone for gone in itertools.accumulate(bits)][:-1]]
         least = self.prob[[full - gone for gone in itertools.accumulate(bits[::-1])][:-1]]
         found = {
-            "rank": float(self._areas(_kept_by_rank(torch.tensor(rankdata(scores))))) - self._random_area,
+            "rank": float(self._areas(_kept_by_rank(torch.tensor(rankdata(scores)))))
+            - self._random_area,
             "LDS": float(spearmanr(sums, self.prob.logit()).statistic),
             "erasure": float((least - most).mean()),
         }
-        return found | ({"gold": float(set(order[: len(self.gold)]) == set(self.gold))} if self.gold else {})
+        return found | (
+            {"gold": float(set(order[: len(self.gold)]) == set(self.gold))} if self.gold else {}
+        )
 
     @cached_property
     def _random_area(self) -> float:
         chance = torch.Generator().manual_seed(0)
-        orders = torch.stack([torch.randperm(self.units, generator=chance) for _ in range(PERMUTATIONS)])
-        return float(self._areas(_kept_by_rank(torch.arange(self.units).double() + 1)[orders]).mean())
+        orders = torch.stack(
+            [torch.randperm(self.units, generator=chance) for _ in range(PERMUTATIONS)]
+        )
+        return float(
+            self._areas(_kept_by_rank(torch.arange(self.units).double() + 1)[orders]).mean()
+        )
 
     def _areas(self, keep: Float64[Tensor, "*batch units rates"]) -> Float64[Tensor, "*batch"]:
         """Mean height of Soft-NS and Soft-NC, both together, over all masks."""
-        kept, removed = (_expected(self.hellinger, rates.mT) / self.hellinger[0] for rates in (keep, 1 - keep))
+        kept, removed = (
+            _expected(self.hellinger, rates.mT) / self.hellinger[0] for rates in (keep, 1 - keep)
+        )
         rates = torch.tensor(SETTINGS["rates"], dtype=torch.float64)
         return torch.trapezoid((1 - kept).clamp(min=0) + removed, rates) / (rates[-1] - rates[0])
 
@@ -156,7 +174,9 @@ def _kept_by_rank(ranks: Float64[Tensor, " units"]) -> Float64[Tensor, "units ra
     return torch.stack([keep_rates(ranks, rate) for rate in SETTINGS["rates"]], 1)
 
 
-def _expected(values: Float64[Tensor, " inputs"], keep: Float64[Tensor, "*batch units"]) -> Float64[Tensor, "*batch"]:
+def _expected(
+    values: Float64[Tensor, " inputs"], keep: Float64[Tensor, "*batch units"]
+) -> Float64[Tensor, "*batch"]:
     """Mean of the values if each unit is kept with its own probability, a unit at a time from the last."""
     means = values.expand(*keep.shape[:-1], -1)
     for chance in keep.flip(-1).unbind(-1):
@@ -169,7 +189,10 @@ def read(path: Path) -> Iterator[tuple[dict[str, Any], Played]]:
     """Each line that counts: its names, and its game."""
     for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         if "units" in row:
-            numbers = {name: torch.tensor(row.pop(name, ()), dtype=torch.float64) for name in ("prob", "hellinger")}
+            numbers = {
+                name: torch.tensor(row.pop(name, ()), dtype=torch.float64)
+                for name in ("prob", "hellinger")
+            }
             yield row, Played(row["units"], tuple(row["gold"]), **numbers)
 
 
@@ -181,7 +204,9 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
         column = f"{row['set']}, {row['model']}"
         counts[column] += 1
         for name, method in methods.items():
-            found[name][column] += [game.measures(game.play(method, seed).scores[0].double()) for seed in range(seeds)]
+            found[name][column] += [
+                game.measures(game.play(method, seed).scores[0].double()) for seed in range(seeds)
+            ]
     lines: list[dict[str, str]] = []
     for name, columns in found.items():
         lines.append({"": name})
@@ -196,7 +221,13 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
 
 KINDS = {"twice": "either", "combined": "together"}
 PAIRS: dict[str, Any] = {"joint, 8 n": noiser.Joint(), "joint, 8 n + 10": noiser.Joint(pairs=10)}
-PEERS = {"KernelSHAPIQ": "k-SII", "SHAPIQ": "SII", "PermutationSamplingSII": "SII", "SPEX": "FBII", "ProxySPEX": "FBII"}
+PEERS = {
+    "KernelSHAPIQ": "k-SII",
+    "SHAPIQ": "SII",
+    "PermutationSamplingSII": "SII",
+    "SPEX": "FBII",
+    "ProxySPEX": "FBII",
+}
 """Estimators of shapiq and the index that each estimates, of p^¼; of log odds, fewer pairs were found."""
 
 
@@ -208,10 +239,15 @@ def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> tuple
         return (gold, kind) in named, len(named) - ((gold, kind) in named)
     from shapiq import approximator
 
-    made = getattr(approximator, way)(n=game.units, max_order=2, index=PEERS[way], random_state=seed)
-    values = made.approximate(budget, lambda kept: (game.prob**0.25).numpy()[np.atleast_2d(kept) @ bits])
+    made = getattr(approximator, way)(
+        n=game.units, max_order=2, index=PEERS[way], random_state=seed
+    )
+    values = made.approximate(
+        budget, lambda kept: (game.prob**0.25).numpy()[np.atleast_2d(kept) @ bits]
+    )
     every = {
-        pair: values[pair] * (1 if kind == "together" else -1) for pair in itertools.combinations(range(game.units), 2)
+        pair: values[pair] * (1 if kind == "together" else -1)
+        for pair in itertools.combinations(range(game.units), 2)
     }
     return max(every, key=every.__getitem__) == gold and every[gold] > 0, 0
 
@@ -222,11 +258,15 @@ def _cell(way: str, budget: int, some: list[tuple[str, Played]], seeds: int) -> 
     if not kind and not ours:
         return ""
     try:
-        hits = [found_by(way, budget, kind, game, seed) for _, game in some for seed in range(seeds)]
+        hits = [
+            found_by(way, budget, kind, game, seed) for _, game in some for seed in range(seeds)
+        ]
     except (ImportError, ValueError) as error:
         return type(error).__name__
     found, others = zip(*hits, strict=True)
-    parts = [share(found, len(some))] * bool(kind) + [f"{sum(others) / len(hits):.2f} others"] * ours
+    parts = [share(found, len(some))] * bool(kind) + [
+        f"{sum(others) / len(hits):.2f} others"
+    ] * ours
     return ", ".join(parts)
 
 
@@ -234,18 +274,24 @@ def pairs_table(path: Path, seeds: int) -> str:
     """Markdown with a row per way. Of facts in two parts those count of which leaving out either halves p."""
     games: dict[str, list[tuple[str, Played]]] = defaultdict(list)
     for row, game in read(path):
-        halved = [2 * game.prob[2**game.units - 1 - (1 << unit)] <= game.prob[-1] for unit in game.gold]
+        halved = [
+            2 * game.prob[2**game.units - 1 - (1 << unit)] <= game.prob[-1] for unit in game.gold
+        ]
         if row["set"] in ("once", "twice") or (row["set"] == "combined" and all(halved)):
             games[f"{row['set']}, {row['model']}"].append((KINDS.get(row["set"], ""), game))
     lines: list[dict[str, str]] = []
     for way, budget in [*((way, 0) for way in PAIRS), *itertools.product(PEERS, (50, 60))]:
-        cells = {f"{name} ({len(some)})": _cell(way, budget, some, seeds) for name, some in games.items()}
+        cells = {
+            f"{name} ({len(some)})": _cell(way, budget, some, seeds) for name, some in games.items()
+        }
         lines.append({"": f"{way}{f', {budget} inputs' * bool(budget)}"} | cells)
     return markdown(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("games", type=Path)
     parser.add_argument("command", choices=("play", "table", "pairs"))
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
@@ -253,7 +299,11 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.command != "play":
         pairs = chosen.command == "pairs"
-        print(pairs_table(chosen.games, chosen.seeds) if pairs else table(chosen.games, METHODS, chosen.seeds))
+        print(
+            pairs_table(chosen.games, chosen.seeds)
+            if pairs
+            else table(chosen.games, METHODS, chosen.seeds)
+        )
         return
     lines = chosen.games.read_text(encoding="utf-8").splitlines() if chosen.games.exists() else []
     done = {(row["model"], row["id"]) for row in map(json.loads, lines)}
@@ -263,7 +313,9 @@ def main() -> None:
     }
     for model in chosen.models:
         lm = noiser.load_model(model, dtype="float32")
-        for name, example in [(name, example) for name, examples in sets.items() for example in examples]:
+        for name, example in [
+            (name, example) for name, examples in sets.items() for example in examples
+        ]:
             if (model, example.id) not in done:
                 line = {"model": model, "set": name, "id": example.id} | (play(lm, example) or {})
                 with chosen.games.open("a", encoding="utf-8") as file:

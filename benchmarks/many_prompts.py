@@ -35,10 +35,14 @@ def check(ones: Sequence[noiser.Attribution], many: Sequence[noiser.Attribution]
     worst = 0.0
     for one, other in zip(ones, many, strict=True):
         assert one.prompt == other.prompt
-        assert [target.token_id for target in one.targets] == [target.token_id for target in other.targets]
+        assert [target.token_id for target in one.targets] == [
+            target.token_id for target in other.targets
+        ]
         torch.testing.assert_close(other.scores, one.scores, atol=1e-5, rtol=0, equal_nan=True)
         if one.thresholds is not None:
-            assert torch.equal(one.thresholds.nan_to_num(-1), other.thresholds.nan_to_num(-1)), one.prompt
+            assert torch.equal(one.thresholds.nan_to_num(-1), other.thresholds.nan_to_num(-1)), (
+                one.prompt
+            )
         worst = max(worst, float((one.scores - other.scores).nan_to_num().abs().max()))
     return worst
 
@@ -72,7 +76,9 @@ def run(setting: Setting) -> Part:
     prompts = PROMPTS[:4] if setting.quick else PROMPTS
     lengths = [len(lm.tokenizer(prompt)["input_ids"]) for prompt in prompts]
     rows = [say(row_of(lm, method, prompts, setting.repeats)) for method in METHODS]
-    note = NOTE.format(count=len(prompts), least=min(lengths), most=max(lengths), repeats=setting.repeats)
+    note = NOTE.format(
+        count=len(prompts), least=min(lengths), most=max(lengths), repeats=setting.repeats
+    )
     return Part("A list of prompts", note, rows)
 
 

@@ -147,13 +147,18 @@ def operations(lm: LanguageModel, tokens: int, rows: int) -> float:
     embeddings = lm.model.get_input_embeddings().weight
     head = lm.model.get_output_embeddings().weight
     body = sum(p.numel() for p in lm.model.parameters()) - embeddings.numel()
-    return 2.0 * (body - (0 if head is embeddings else head.numel())) * tokens + 2.0 * head.numel() * rows
+    return (
+        2.0 * (body - (0 if head is embeddings else head.numel())) * tokens
+        + 2.0 * head.numel() * rows
+    )
 
 
 def scoring_pass(query: Query, samples: int) -> int:
     """Token-forwards of one scoring pass per target: each unit's samples, from its first token to the target."""
     pairs = query.causal_mask.nonzero().tolist()
-    return samples * sum(query.logit_positions[g] + 1 - query.units[u].token_indices[0] for g, u in pairs)
+    return samples * sum(
+        query.logit_positions[g] + 1 - query.units[u].token_indices[0] for g, u in pairs
+    )
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
@@ -169,7 +174,11 @@ def cell(value: Any) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A Markdown table; where a row lacks a column, the cell is empty."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [columns, ["---"] * len(columns), *([cell(row.get(name)) for name in columns] for row in rows)]
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([cell(row.get(name)) for name in columns] for row in rows),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -184,7 +193,11 @@ def share(hits: Sequence[bool], prompts: int | None = None) -> str:
 
 def say(row: dict[str, Any]) -> dict[str, Any]:
     """The row, after it was written to standard error."""
-    print("  " + ", ".join(f"{name} {cell(value)}" for name, value in row.items()), file=sys.stderr, flush=True)
+    print(
+        "  " + ", ".join(f"{name} {cell(value)}" for name, value in row.items()),
+        file=sys.stderr,
+        flush=True,
+    )
     return row
 
 
@@ -201,7 +214,9 @@ def conditions(setting: Setting) -> str:
 
 def main(run: Callable[[Setting], Part], description: str | None) -> None:
     """Runs one part with the options of the command line, and prints it."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="gemma-3-270m", help="name, hub id or folder")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="only to see that everything runs")

@@ -47,13 +47,19 @@ COMPARED = {
     ),
     "deeplift": Compared({}, ("deeplift", {})),
     "integrated_gradients": Compared(
-        {"n_steps": 50}, ("integrated_gradients", {"n_steps": 50}), ("LayerIntegratedGradients", {"n_steps": 50})
+        {"n_steps": 50},
+        ("integrated_gradients", {"n_steps": 50}),
+        ("LayerIntegratedGradients", {"n_steps": 50}),
     ),
-    "sequential_integrated_gradients": Compared({"n_steps": 10}, ("sequential_integrated_gradients", {"n_steps": 10})),
+    "sequential_integrated_gradients": Compared(
+        {"n_steps": 10}, ("sequential_integrated_gradients", {"n_steps": 10})
+    ),
     "occlusion": Compared({}, ("occlusion", {}), ("FeatureAblation", {})),
     "lime": Compared({"samples": 50}, ("lime", {"n_samples": 50}), ("Lime", {"n_samples": 50})),
     "kernel_shap": Compared({"samples": 50}, None, ("KernelShap", {"n_samples": 50})),
-    "shapley_sampling": Compared({"permutations": 2}, None, ("ShapleyValueSampling", {"n_samples": 4})),
+    "shapley_sampling": Compared(
+        {"permutations": 2}, None, ("ShapleyValueSampling", {"n_samples": 4})
+    ),
 }
 
 NOTE = (
@@ -65,7 +71,9 @@ NOTE = (
 Run = Callable[[str, noiser.Target], Any]
 
 
-def best(runs: Sequence[Run], asked: Sequence[tuple[str, noiser.Target]], repeats: int) -> list[float]:
+def best(
+    runs: Sequence[Run], asked: Sequence[tuple[str, noiser.Target]], repeats: int
+) -> list[float]:
     """The shortest time of each run, summed over the prompts; runs take turns, so that a busy machine slows all."""
     if repeats > 1:
         for run in runs:
@@ -86,7 +94,9 @@ def best(runs: Sequence[Run], asked: Sequence[tuple[str, noiser.Target]], repeat
 def ours_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     """Ours, as anybody calls it."""
     method = make_method(name, **parameters)
-    return lambda prompt, target: noiser.attribute(lm, prompt, method=method, target=target.token_id).scores
+    return lambda prompt, target: (
+        noiser.attribute(lm, prompt, method=method, target=target.token_id).scores
+    )
 
 
 def inseq_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
@@ -97,7 +107,9 @@ def inseq_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     if name == "attention":
         model.set_attn_implementation("eager")
     theirs = inseq.load_model(model, name, tokenizer=copy.deepcopy(lm.tokenizer))
-    return lambda prompt, target: theirs.attribute(prompt, prompt + target.text, show_progress=False, **parameters)
+    return lambda prompt, target: theirs.attribute(
+        prompt, prompt + target.text, show_progress=False, **parameters
+    )
 
 
 def captum_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
@@ -115,7 +127,9 @@ def captum_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     special = list(tokenizer.all_special_ids)
 
     def run(prompt: str, target: noiser.Target) -> torch.Tensor:
-        given = attr.TextTokenInput(prompt, tokenizer, baselines=tokenizer.pad_token_id, skip_tokens=special)
+        given = attr.TextTokenInput(
+            prompt, tokenizer, baselines=tokenizer.pad_token_id, skip_tokens=special
+        )
         if name == "LayerGradientShap":
             options["baselines"] = torch.zeros_like(given.to_tensor())
         found = explain.attribute(given, target=torch.tensor([target.token_id]), **options)
@@ -124,12 +138,22 @@ def captum_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     return run
 
 
-def row_of(lm: LanguageModel, name: str, asked: Sequence[tuple[str, noiser.Target]], repeats: int) -> dict[str, Any]:
+def row_of(
+    lm: LanguageModel, name: str, asked: Sequence[tuple[str, noiser.Target]], repeats: int
+) -> dict[str, Any]:
     """One line of the table; what a library cannot do is said in its place."""
     compared = COMPARED[name]
     runs: dict[str, Run] = {"ours": ours_of(lm, name, compared.ours)}
-    row: dict[str, Any] = {"method": f"`{name}`", "ours, s": None, "Inseq, s": None, "Captum, s": None}
-    for library, make, theirs in (("inseq", inseq_of, compared.inseq), ("captum", captum_of, compared.captum)):
+    row: dict[str, Any] = {
+        "method": f"`{name}`",
+        "ours, s": None,
+        "Inseq, s": None,
+        "Captum, s": None,
+    }
+    for library, make, theirs in (
+        ("inseq", inseq_of, compared.inseq),
+        ("captum", captum_of, compared.captum),
+    ):
         if theirs is None:
             continue
         column = f"{library.capitalize()}, s"
@@ -156,7 +180,9 @@ def run(setting: Setting) -> Part:
     """Every method that another library has."""
     lm = setting.load("float32")
     prompts = [prompt_of(lm, 12)] if setting.quick else PROMPTS
-    asked = [(prompt, noiser.attribute(lm, prompt, method="random").targets[0]) for prompt in prompts]
+    asked = [
+        (prompt, noiser.attribute(lm, prompt, method="random").targets[0]) for prompt in prompts
+    ]
     rows = [say(row_of(lm, name, asked, setting.repeats)) for name in COMPARED]
     lengths = ", ".join(str(len(lm.tokenizer(prompt)["input_ids"])) for prompt in prompts)
     note = NOTE.format(prompts=len(prompts), lengths=lengths, repeats=setting.repeats)

@@ -67,7 +67,9 @@ def question(lm: LanguageModel, prompt: str, target: int | None = None) -> Query
 
 def run_reference(lm: LanguageModel, query: Query, method: noiser.Noiser) -> Slow:
     """The straightforward implementation, with the same noise, and PyTorch's own matrix products."""
-    noise = torch.randn(method.samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0))[:, None]
+    noise = torch.randn(
+        method.samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0)
+    )[:, None]
     begin = time.perf_counter()
     found = reference.noiser(
         lm.model,
@@ -103,7 +105,9 @@ def check(slow: Slow, scores: Scores, search: str = "bisection") -> None:
         torch.testing.assert_close(scores.scores[0], torch.tensor(slow.scores), atol=1e-4, rtol=0)
 
 
-def row_of(lm: LanguageModel, dtype: str, method: noiser.Noiser, ours: Timed, slow: Slow) -> dict[str, Any]:
+def row_of(
+    lm: LanguageModel, dtype: str, method: noiser.Noiser, ours: Timed, slow: Slow
+) -> dict[str, Any]:
     """One line of the table."""
     query, k_min = ours.query, ours.scores.k_min
     assert k_min is not None

@@ -66,7 +66,9 @@ class Question(NamedTuple):
         """Their texts."""
         return [self.prompt[start:end] for start, end in self.spans]
 
-    def per_sentence(self, scores: Sequence[float], offsets: Sequence[Sequence[int]]) -> list[float]:
+    def per_sentence(
+        self, scores: Sequence[float], offsets: Sequence[Sequence[int]]
+    ) -> list[float]:
         """Sums over the tokens of each sentence, from scores and characters of the prompt's tokens."""
         pairs = list(zip(scores, offsets, strict=True))
         return [sum(s for s, (a, b) in pairs if a < end and b > start) for start, end in self.spans]
@@ -88,11 +90,15 @@ class Loaded:
 
         torch.set_num_threads(1)
         self.tokenizer = getattr(transformers, tokenizer).from_pretrained(folder)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, **options
+        )
         self.model, forward, self.tokens = model.eval(), model.forward, 0
 
         @functools.wraps(forward)
-        def counted(*args: Any, **given: Any) -> Any:  # in its place, since Captum calls it past all hooks
+        def counted(
+            *args: Any, **given: Any
+        ) -> Any:  # in its place, since Captum calls it past all hooks
             embeds = given.get("inputs_embeds")
             ids = given.get("input_ids", *args[:1]) if embeds is None else embeds
             self.tokens += ids.shape[0] * ids.shape[1]
@@ -128,7 +134,9 @@ def context_cite(loaded: Loaded) -> Scorer:
         def get_context(self, mask: Any = None) -> str:
             return " ".join(self.parts if mask is None else itertools.compress(self.parts, mask))
 
-    loaded.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    loaded.tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
     loaded.tokenizer.padding_side = "left"
 
     def score(question: Question, _way: str) -> Sequence[float]:
@@ -157,17 +165,24 @@ def shapiq(loaded: Loaded) -> Scorer:
     def score(question: Question, way: str) -> Sequence[float]:
         ids, offsets, target = loaded.encode(question)
         rows = loaded.model.get_input_embeddings()(ids)[0].detach()
-        owner = [next((i for i, (a, b) in enumerate(question.spans) if s < b and e > a), -1) for s, e in offsets]
+        owner = [
+            next((i for i, (a, b) in enumerate(question.spans) if s < b and e > a), -1)
+            for s, e in offsets
+        ]
 
         @torch.no_grad()
         def game(masks: Any) -> Any:
             kept = torch.as_tensor(np.atleast_2d(masks).astype(np.float32))
             kept = torch.cat([kept, torch.ones(len(kept), 1)], 1)[:, owner]
-            logits = loaded.model(inputs_embeds=rows * kept[..., None], logits_to_keep=1).logits[:, -1]
+            logits = loaded.model(inputs_embeds=rows * kept[..., None], logits_to_keep=1).logits[
+                :, -1
+            ]
             log_p = logits.log_softmax(-1)[:, target].double()
             return (log_p - torch.log1p(-log_p.exp())).numpy()
 
-        method = getattr(shapiq.approximator, way)(n=len(question.spans), random_state=question.seed)
+        method = getattr(shapiq.approximator, way)(
+            n=len(question.spans), random_state=question.seed
+        )
         return method.approximate(budget=BUDGET, game=game).get_n_order_values(1).tolist()
 
     return score
@@ -191,7 +206,9 @@ def flashtrace(loaded: Loaded) -> Scorer:
     from flashtrace import FlashTrace
 
     def score(question: Question, _way: str) -> Sequence[float]:
-        result = FlashTrace(loaded.model, loaded.tokenizer).trace(prompt=question.prompt, target=question.target)
+        result = FlashTrace(loaded.model, loaded.tokenizer).trace(
+            prompt=question.prompt, target=question.target
+        )
         start, offsets = 0, list[list[int]]()
         for token in result.prompt_tokens:
             start = question.prompt.index(token.strip(), start) if token.strip() else start
@@ -215,7 +232,9 @@ class Ours:
             "joint": library.Joint(samples=BUDGET),
             "context_cite": library.ContextCite(samples=BUDGET, baseline="delete"),
             "kernel_shap": library.KernelShap(samples=BUDGET, score="logit"),
-            "shapley_sampling": library.ShapleySampling(permutations=BUDGET // (2 * SENTENCES), score="logprob"),
+            "shapley_sampling": library.ShapleySampling(
+                permutations=BUDGET // (2 * SENTENCES), score="logprob"
+            ),
             "occlusion": library.Occlusion(score="logprob"),
             "attn_lrp": library.AttnLrp(),
             "attention_gradient": library.AttentionGradient(),
@@ -223,7 +242,9 @@ class Ours:
 
         def score(question: Question, way: str) -> Sequence[float]:
             spans = [tuple(span) for span in question.spans]
-            att = library.attribute(lm, question.prompt, method=methods[way], unit=spans, seed=question.seed)
+            att = library.attribute(
+                lm, question.prompt, method=methods[way], unit=spans, seed=question.seed
+            )
             self.tokens += len(lm.encode(question.prompt).token_ids) + att.info["token_forwards"]
             return att.scores[0].tolist()
 
@@ -243,7 +264,9 @@ def work(peer: str, folder: str) -> None:
 
         monkey_patch(modeling_llama)
         config = AutoConfig.from_pretrained(folder)
-        config.rope_theta = config.rope_parameters["rope_theta"]  # transformers 4 reads what 5 wrote
+        config.rope_theta = config.rope_parameters[
+            "rope_theta"
+        ]  # transformers 4 reads what 5 wrote
         options = {"config": config, "tokenizer": "PreTrainedTokenizerFast"}
     loaded: Any = Ours(folder) if peer == "noiser" else Loaded(folder, **options)
     score: Scorer = loaded.score if peer == "noiser" else globals()[peer.replace("-", "_")](loaded)
@@ -253,11 +276,17 @@ def work(peer: str, folder: str) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # Linux forgets the most memory that was held
         began = time.process_time()
         try:
-            answer: dict[str, Any] = {"scores": [float(one) for one in score(Question(**question), way)]}
+            answer: dict[str, Any] = {
+                "scores": [float(one) for one in score(Question(**question), way)]
+            }
         except Exception as error:  # it is the peer's answer
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         seconds, status = time.process_time() - began, Path("/proc/self/status").read_text()
-        answer |= {"seconds": round(seconds, 3), "token_forwards": loaded.tokens, "version": version(peer)}
+        answer |= {
+            "seconds": round(seconds, 3),
+            "token_forwards": loaded.tokens,
+            "version": version(peer),
+        }
         answer["memory_mb"] = int(status.partition("VmHWM:")[2].split()[0]) // 1024
         print("=", json.dumps(answer), flush=True)
 
@@ -267,7 +296,9 @@ class Worker:
 
     def __init__(self, peer: str, python: str, folder: str) -> None:
         command = [python, __file__, "-", "work", "--peer", peer, "--model", folder]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def ask(self, question: Question, way: str) -> dict[str, Any]:
         """Scores, or an error, with the cost; what libraries print besides is passed over."""
@@ -275,13 +306,17 @@ class Worker:
         for line in self.process.stdout:
             if line.startswith("= "):
                 return json.loads(line[2:])
-        raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}; its error is above.")
+        raise RuntimeError(
+            f"{self.process.args} ended with {self.process.wait()}; its error is above."
+        )
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 
-def questions(lm: Any, count: int, seeds: Sequence[int]) -> Iterator[tuple[str, Question, list[int]]]:
+def questions(
+    lm: Any, count: int, seeds: Sequence[int]
+) -> Iterator[tuple[str, Question, list[int]]]:
     """So many prompts that count of each category, in turn, each with the numbers of its gold sentences."""
     import noiser as library
     from noiser.data.planted import draw
@@ -290,20 +325,30 @@ def questions(lm: Any, count: int, seeds: Sequence[int]) -> Iterator[tuple[str, 
         return library.attribute(lm, prompt, method="position").targets[0].text
 
     def of(category: str) -> Iterator[tuple[str, Question, list[int]]]:
-        for number, example in enumerate(each for seed in seeds for each in draw(category, SENTENCES, seed)):
+        for number, example in enumerate(
+            each for seed in seeds for each in draw(category, SENTENCES, seed)
+        ):
             said, alone = says(example.prompt), says(example.without[0])
-            right, known = (s.strip() and example.target.startswith(s.strip()) for s in (said, alone))
+            right, known = (
+                s.strip() and example.target.startswith(s.strip()) for s in (said, alone)
+            )
             if right and not known:
                 spans = sorted(span for places in example.spans.values() for span in places)
                 gold = [i for i, span in enumerate(spans) if span in example.spans["gold"]]
-                yield example.id, Question(example.prompt, [list(span) for span in spans], said, number), gold
+                yield (
+                    example.id,
+                    Question(example.prompt, [list(span) for span in spans], said, number),
+                    gold,
+                )
 
     turns = [of(category) for category in CATEGORIES]
     for _ in range(count):
         yield from (found for turn in turns if (found := next(turn, None)))
 
 
-def judged(lm: Any, question: Question, scores: Sequence[float], gold: list[int]) -> dict[str, float]:
+def judged(
+    lm: Any, question: Question, scores: Sequence[float], gold: list[int]
+) -> dict[str, float]:
     """LDS under two removals, and whether the gold sentences are first (equal scores share their places)."""
     import torch
 
@@ -316,7 +361,9 @@ def judged(lm: Any, question: Question, scores: Sequence[float], gold: list[int]
     found = library.measure(lm, att, "gold_spans", spans=columns, k=(len(gold),))
     numbers = {"recall": round(found[f"recall@{len(gold)}"], 4)}
     for removal in ("zero", "delete"):
-        numbers[f"lds_{removal}"] = round(library.measure(lm, att, "lds", masks=MASKS, removal=removal)["lds"], 4)
+        numbers[f"lds_{removal}"] = round(
+            library.measure(lm, att, "lds", masks=MASKS, removal=removal)["lds"], 4
+        )
     return numbers
 
 
@@ -326,7 +373,9 @@ def run(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
 
     pythons = dict(one.split("=", 1) for one in chosen.python)
     done = {(row["peer"], row["way"], row["prompt"]) for row in rows}
-    workers = {peer: Worker(peer, pythons.get(peer, sys.executable), chosen.model) for peer in chosen.peers}
+    workers = {
+        peer: Worker(peer, pythons.get(peer, sys.executable), chosen.model) for peer in chosen.peers
+    }
     lm = library.load_model(chosen.model, device="cpu", dtype="float32")
     for prompt, question, gold in questions(lm, chosen.prompts, chosen.seeds):
         for peer, worker in workers.items():
@@ -347,8 +396,19 @@ def run(chosen: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: means over prompts, medians of seconds and memory."""
     prompts = dict.fromkeys(row["prompt"] for row in rows)
-    counts = [f"{name}, n = {sum(f'-{name}-' in prompt for prompt in prompts)}" for name in CATEGORIES]
-    heads = ("library", "way", "token-forwards", "seconds", "MB", "LDS, rows zero", "LDS, text deleted", *counts)
+    counts = [
+        f"{name}, n = {sum(f'-{name}-' in prompt for prompt in prompts)}" for name in CATEGORIES
+    ]
+    heads = (
+        "library",
+        "way",
+        "token-forwards",
+        "seconds",
+        "MB",
+        "LDS, rows zero",
+        "LDS, text deleted",
+        *counts,
+    )
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for peer, way in dict.fromkeys((row["peer"], row["way"]) for row in rows):
         some = [row for row in rows if (row["peer"], row["way"]) == (peer, way)]
@@ -358,24 +418,35 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             lines.append(f"| {name} | {way} | {some[0]['error']} |" + " |" * (len(heads) - 3))
             continue
         forwards = statistics.mean(row["token_forwards"] for row in good)
-        seconds, memory = (statistics.median(row[key] for row in good) for key in ("seconds", "memory_mb"))
+        seconds, memory = (
+            statistics.median(row[key] for row in good) for key in ("seconds", "memory_mb")
+        )
         lds = [statistics.mean(row[key] for row in good) for key in ("lds_zero", "lds_delete")]
-        by_category = [[row["recall"] for row in good if f"-{category}-" in row["prompt"]] for category in CATEGORIES]
+        by_category = [
+            [row["recall"] for row in good if f"-{category}-" in row["prompt"]]
+            for category in CATEGORIES
+        ]
         recalls = [statistics.mean(some) if some else None for some in by_category]
         numbers = " | ".join("–" if value is None else f"{value:.2f}" for value in (*lds, *recalls))
-        lines.append(f"| {name} | `{way}` | {forwards:,.0f} | {seconds:.2f} | {memory:,.0f} | {numbers} |")
+        lines.append(
+            f"| {name} | `{way}` | {forwards:,.0f} | {seconds:.2f} | {memory:,.0f} | {numbers} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("results", type=Path, help="a JSONL file, which is added to")
     parser.add_argument("action", choices=("run", "table", "work"))
     parser.add_argument("--model", help="a folder in Hugging Face's layout")
     parser.add_argument("--peers", nargs="*", default=[*WAYS], choices=[*WAYS])
     parser.add_argument("--python", nargs="*", default=[], metavar="NAME=PATH")
     parser.add_argument("--prompts", type=int, default=6, help="of each category")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="of planted prompts; 0: the data set's")
+    parser.add_argument(
+        "--seeds", type=int, nargs="*", default=[0], help="of planted prompts; 0: the data set's"
+    )
     parser.add_argument("--peer", help="work: which library this process is")
     chosen = parser.parse_args()
     stored = chosen.results.read_text(encoding="utf-8") if chosen.results.exists() else ""

@@ -11,7 +11,13 @@ from torch import Tensor
 
 @torch.no_grad()
 def mean_distribution(
-    model: Any, ids: Tensor, positions: Sequence[int], noise: Tensor, k: float | Tensor, scale: float, row: int
+    model: Any,
+    ids: Tensor,
+    positions: Sequence[int],
+    noise: Tensor,
+    k: float | Tensor,
+    scale: float,
+    row: int,
 ) -> Tensor:
     """P̄: the mean over the noise samples of the next-token distribution at `row`."""
     clean = model.get_input_embeddings()(ids)
@@ -68,5 +74,8 @@ def noiser(
 
     thresholds = [threshold(flips_at(unit), steps, last_probe) for unit in units]
     k = min(thresholds)
-    scores = [float(value(clean) - value(mean_distribution(model, ids, unit, noise, k, scale, row))) for unit in units]
+    scores = [
+        float(value(clean) - value(mean_distribution(model, ids, unit, noise, k, scale, row)))
+        for unit in units
+    ]
     return thresholds, scores

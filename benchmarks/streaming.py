@@ -31,15 +31,24 @@ from noiser.server.serving import application
 def documents(tokens: int, number: int) -> list[dict[str, str]]:
     """Ten documents of about so many tokens in all, different ones for each number."""
     count = max(1, tokens // 130)
-    triples = ((PEOPLE[(i + number) % 24], THINGS[(i * 5 + number) % 21], ROOMS[i % 10]) for i in range(10 * count))
+    triples = (
+        (PEOPLE[(i + number) % 24], THINGS[(i * 5 + number) % 21], ROOMS[i % 10])
+        for i in range(10 * count)
+    )
     facts = [f"{person} keeps the {thing} in the {room}." for person, thing, room in triples]
-    return [{"id": f"d{i}", "text": " ".join(facts[i * count : (i + 1) * count])} for i in range(10)]
+    return [
+        {"id": f"d{i}", "text": " ".join(facts[i * count : (i + 1) * count])} for i in range(10)
+    ]
 
 
 def ask(client: openai.OpenAI, text: Any, **body: object) -> tuple[float, list[float]]:
     """Seconds to the first token, and from the end of each sentence to its citation."""
     began, pieces, lags = time.perf_counter(), list[tuple[int, float]](), list[float]()
-    asked: Any = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 60}
+    asked: Any = {
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 60,
+    }
     stream: Any = client.chat.completions.create(model="", stream=True, **asked, extra_body=body)
     for chunk in stream:
         now, piece = time.perf_counter(), chunk.choices[0].delta.content
@@ -47,12 +56,16 @@ def ask(client: openai.OpenAI, text: Any, **body: object) -> tuple[float, list[f
             pieces.append(((pieces[-1][0] if pieces else 0) + len(piece), now))
         elif chunk.usage is None:
             for each in getattr(chunk, "citations", ()):
-                lags.append(now - next(moment for length, moment in pieces if length >= each["end"]))
+                lags.append(
+                    now - next(moment for length, moment in pieces if length >= each["end"])
+                )
     return pieces[0][1] - began, lags
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1000])
     parser.add_argument("--accuracy", nargs="+", default=["fast", "accurate"])
@@ -63,9 +76,15 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     listening = socket.create_server(("127.0.0.1", 0))
     app = application(Models([chosen.model], noiser.load_model))
-    threading.Thread(target=uvicorn.Server(configured(app)).run, kwargs={"sockets": [listening]}, daemon=True).start()
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1", api_key="none", timeout=3600)
-    print("| tokens | accuracy | first token, s | with citations, s | ratio | citation after, s | p95 | in passes |")
+    threading.Thread(
+        target=uvicorn.Server(configured(app)).run, kwargs={"sockets": [listening]}, daemon=True
+    ).start()
+    client = openai.OpenAI(
+        base_url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1", api_key="none", timeout=3600
+    )
+    print(
+        "| tokens | accuracy | first token, s | with citations, s | ratio | citation after, s | p95 | in passes |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     ask(client, "Hi")
     for tokens in chosen.tokens:
@@ -81,7 +100,9 @@ def main() -> None:
             ratio = statistics.median(b / a for a, b in zip(plain, cited, strict=True))
             one, two, lag = map(statistics.median, (plain, cited, lags))
             p95 = sorted(lags)[math.ceil(0.95 * len(lags)) - 1]
-            numbers = f"{one:.2f} | {two:.2f} | {ratio:.3f} | {lag:.2f} | {p95:.2f} | {lag / one:.1f}"
+            numbers = (
+                f"{one:.2f} | {two:.2f} | {ratio:.3f} | {lag:.2f} | {p95:.2f} | {lag / one:.1f}"
+            )
             print(f"| {tokens} | {accuracy} | {numbers} |", flush=True)
 
 

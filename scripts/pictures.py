@@ -31,10 +31,16 @@ SENTENCES = {"unit": "sentence", "method": LOGPROB}
 GEMMA, SMOL = "gemma-3-270m", "smollm2-135m-instruct"
 LUTE = "Mira keeps the lute in the attic."
 MIRA = [LUTE, "Tobias keeps the drum in the barn.", LUTE, "It rains in the hills."]
-TWICE = " ".join(MIRA) + "\nQuestion: Where does Mira keep the lute?\nAnswer: Mira keeps the lute in the"
+TWICE = (
+    " ".join(MIRA)
+    + "\nQuestion: Where does Mira keep the lute?\nAnswer: Mira keeps the lute in the"
+)
 BANK = [
     {"role": "system", "content": "You are the assistant of a bank. Be brief."},
-    {"role": "user", "content": "The machine at the station swallowed my card. What happened to my card?"},
+    {
+        "role": "user",
+        "content": "The machine at the station swallowed my card. What happened to my card?",
+    },
 ]
 MUSEUM = [
     ("opening hours", "The museum opens at nine and closes at six. Tickets cost eight euros."),
@@ -82,7 +88,9 @@ def insertion(name: str) -> None:
         "position (last word first)": curve(torch.arange(units).flip(0)),
         "random (mean of ten orders)": drawn.mean(0),
     }
-    axes = pd.DataFrame(curves).plot(style=["-o", "--s", ":^"], color=["#e69f00", "#0072b2", "#555555"], ms=3.5)
+    axes = pd.DataFrame(curves).plot(
+        style=["-o", "--s", ":^"], color=["#e69f00", "#0072b2", "#555555"], ms=3.5
+    )
     limits = {"xlim": (0, units), "ylim": (0, 0.85), "xticks": range(0, units, 2)}
     axes.set(xlabel="words put back", ylabel="p(“ basketball”)", **limits)
     axes.spines[["top", "right"]].set_visible(False)
@@ -117,11 +125,15 @@ def _save(name: str, write: Callable[[Path], Any]) -> None:
     Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
 
 
-def _shot(name: str, width: int, ready: Callable[[Any], None], address: str = "about:blank") -> None:
+def _shot(
+    name: str, width: int, ready: Callable[[Any], None], address: str = "about:blank"
+) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page(viewport={"width": width, "height": 100}, device_scale_factor=2)
         page.goto(address)
         ready(page)
@@ -138,13 +150,25 @@ PICTURES: dict[str, Callable[[str], None]] = {
     "edits": partial(_html, found=lambda: _first("howto/edits", "found")),
     "pairs": partial(_html, found=lambda: _first("howto/pairs", "att")),
     "agents": partial(_html, found=lambda: _first("howto/agents", "att")),
-    "chat": partial(_html, found=lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES)),
-    "citations": partial(_html, width=860, found=lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60)),
-    "through": partial(_html, width=860, targets=[-1], found=lambda: _ask(LUTES, **STEPWISE).through()),
+    "chat": partial(
+        _html, found=lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES)
+    ),
+    "citations": partial(
+        _html, width=860, found=lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60)
+    ),
+    "through": partial(
+        _html, width=860, targets=[-1], found=lambda: _ask(LUTES, **STEPWISE).through()
+    ),
     "twice": partial(_plot, prompt=TWICE, methods=[LOGPROB, "joint"], sources=MIRA, unit="source"),
-    "figure": partial(_plot, prompt="LeBron James professionally plays the sport of", methods=["joint", LOGPROB]),
-    "neighbours": partial(_plot, prompt="The Eiffel Tower stands in the city of", methods=["joint", *OTHER_LIBRARIES]),
-    "methods": partial(_plot, prompt=ANNA, methods=["joint", "noiser", LOGPROB, *OTHERS], target=" Portuguese"),
+    "figure": partial(
+        _plot, prompt="LeBron James professionally plays the sport of", methods=["joint", LOGPROB]
+    ),
+    "neighbours": partial(
+        _plot, prompt="The Eiffel Tower stands in the city of", methods=["joint", *OTHER_LIBRARIES]
+    ),
+    "methods": partial(
+        _plot, prompt=ANNA, methods=["joint", "noiser", LOGPROB, *OTHERS], target=" Portuguese"
+    ),
     "insertion": insertion,
     "web": web,
 }

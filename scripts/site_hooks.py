@@ -24,12 +24,23 @@ _NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/\w+)\.ipynb\)")
 def on_files(files: Any, config: Any) -> Any:
     """Adds a page for every notebook and every class of error, the changelog, and llms.txt."""
     notebooks = [file for file in files if file.src_uri.endswith(".ipynb")]
-    made = {file.src_uri.replace(".ipynb", ".md"): notebook(Path(file.abs_src_path)) for file in notebooks}
+    made = {
+        file.src_uri.replace(".ipynb", ".md"): notebook(Path(file.abs_src_path))
+        for file in notebooks
+    }
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    made["changelog.md"] = changelog.replace("](docs/", "](").replace("](SECURITY.md", "](../SECURITY.md")
+    made["changelog.md"] = changelog.replace("](docs/", "](").replace(
+        "](SECURITY.md", "](../SECURITY.md"
+    )
     for name in ERRORS:
-        made[f"reference/errors/{name}.md"] = f"::: noiser.errors.{name}\n    options: {{ heading_level: 1 }}\n"
-    index = (ROOT / "llms.txt").read_text(encoding="utf-8") + "\n## Errors\n\n" + error_list("docs/reference/errors/")
+        made[f"reference/errors/{name}.md"] = (
+            f"::: noiser.errors.{name}\n    options: {{ heading_level: 1 }}\n"
+        )
+    index = (
+        (ROOT / "llms.txt").read_text(encoding="utf-8")
+        + "\n## Errors\n\n"
+        + error_list("docs/reference/errors/")
+    )
     made["llms.txt"] = index.replace("](docs/", "](").replace(".md)", ".html)")
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
@@ -47,7 +58,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown += "\n" + error_list("errors/")
 
     def link(match: re.Match[str]) -> str:
-        place = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page.file.src_uri), match[2]))
+        place = posixpath.normpath(
+            posixpath.join("docs", posixpath.dirname(page.file.src_uri), match[2])
+        )
         path = f"`{place}`" if match[1].strip("`") == place else f"{match[1]} (`{place}`)"
         return match[0] if place.startswith("docs/") else path
 
@@ -62,6 +75,11 @@ def notebook(path: Path) -> str:
         pieces.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         for output in cell.get("outputs", ()):
             data = output.get("data", {"text/plain": output.get("text", "")})
-            html = "".join(data.get("text/html", ())) or f"<pre>{escape(''.join(data['text/plain']))}</pre>"
+            html = (
+                "".join(data.get("text/html", ()))
+                or f"<pre>{escape(''.join(data['text/plain']))}</pre>"
+            )
             pieces.append(f'<div class="notebook-output">\n{html}\n</div>')
-    return "\n\n".join([*pieces, f'[Download this notebook]({path.name}){{ download="{path.name}" }}', ""])
+    return "\n\n".join(
+        [*pieces, f'[Download this notebook]({path.name}){{ download="{path.name}" }}', ""]
+    )

@@ -17,7 +17,9 @@ def spans_of(*pieces: str) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def make(pieces=("Le", "Bron", " plays", " sport"), scores=((0.1, 0.3, -0.2, 0.4),), **changes) -> Attribution:
+def make(
+    pieces=("Le", "Bron", " plays", " sport"), scores=((0.1, 0.3, -0.2, 0.4),), **changes
+) -> Attribution:
     """An attribution whose units are `pieces`, all of them the prompt unless `prompt_length` is given."""
     scores = torch.tensor(scores, dtype=torch.float32).reshape(len(scores), -1)
     text = "".join(pieces)
@@ -47,9 +49,13 @@ def rich_example() -> Attribution:
         prompt_length=len("LeBron plays the sport of"),
         prompt="LeBron plays the sport of",
         targets=(Target(" basket", 7, 0.4321, 1), Target("ball", 8, 0.9, 1)),
-        thresholds=torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, NAN], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]]),
+        thresholds=torch.tensor(
+            [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, NAN], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]]
+        ),
         k_min=torch.tensor([0.1, NAN]),
-        stderr=torch.tensor([[0.01, 0.02, 0.003, 0.1, 0.5, 0.6, NAN], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]]),
+        stderr=torch.tensor(
+            [[0.01, 0.02, 0.003, 0.1, 0.5, 0.6, NAN], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]]
+        ),
         foil=Target(" foot", 9, 0.1, 2),
         info={"delta": 0.25},
     )

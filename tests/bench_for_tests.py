@@ -62,13 +62,20 @@ def save_models(folder):
 
 
 def plan_text(models, *families, prompts=PROMPTS, limit=6):
-    named = [f'{{ name = "{models}/{family}", dtype = "float32" }}' for family in families or ("llama", "gemma3")]
-    return PLAN.format(models=", ".join(named), prompts=json.dumps(prompts), limit=limit, first=PROMPTS[0])
+    named = [
+        f'{{ name = "{models}/{family}", dtype = "float32" }}'
+        for family in families or ("llama", "gemma3")
+    ]
+    return PLAN.format(
+        models=", ".join(named), prompts=json.dumps(prompts), limit=limit, first=PROMPTS[0]
+    )
 
 
 def toml(fields):
     """Fields as TOML."""
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items()).replace('": ', '" = ')
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items()).replace(
+        '": ', '" = '
+    )
 
 
 def stored_rows(folder):
@@ -80,7 +87,10 @@ def stored_rows(folder):
 
 def by_key(folder):
     """All rows by their keys, without what differs from run to run."""
-    return {key: row._replace(seconds=None, threads=None)._asdict() for key, row in stored_rows(folder).items()}
+    return {
+        key: row._replace(seconds=None, threads=None)._asdict()
+        for key, row in stored_rows(folder).items()
+    }
 
 
 def check_same_numbers(one, other):

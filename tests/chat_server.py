@@ -87,7 +87,11 @@ def _handler(owner):
             content = step.body if isinstance(step.body, bytes) else json.dumps(step.body).encode()
             with suppress(OSError):  # the client has hung up
                 self.answer(
-                    content, step.status, step.kind, **{"Content-Length": "500"} if step.cut else {}, **step.headers
+                    content,
+                    step.status,
+                    step.kind,
+                    **{"Content-Length": "500"} if step.cut else {},
+                    **step.headers,
                 )
                 self.close_connection = step.cut
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from beartype import BeartypeConf, beartype
 from jaxtyping import jaxtyped
 
-_types = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as the type system says
+_types = beartype(
+    conf=BeartypeConf(is_pep484_tower=True)
+)  # an int is a float, as the type system says
 
 
 def check_imports_of(package: str) -> None:
@@ -30,8 +32,16 @@ class _Finder:
         self.package = package
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name.partition(".")[0] == self.package else None
-        if spec and type(spec.loader) is SourceFileLoader and b"jaxtyping" in Path(spec.origin).read_bytes():
+        spec = (
+            PathFinder.find_spec(name, path, target)
+            if name.partition(".")[0] == self.package
+            else None
+        )
+        if (
+            spec
+            and type(spec.loader) is SourceFileLoader
+            and b"jaxtyping" in Path(spec.origin).read_bytes()
+        ):
             spec.loader = _Loader(spec.loader.name, spec.loader.path)
         return spec
 
@@ -41,7 +51,9 @@ class _Loader(SourceFileLoader):
         raise OSError("Code with checks is neither read from __pycache__ nor kept there.")
 
     def source_to_code(self, data, path, *, _optimize=-1):
-        return compile(_Decorated().visit(ast.parse(data)), path, "exec", dont_inherit=True, optimize=_optimize)
+        return compile(
+            _Decorated().visit(ast.parse(data)), path, "exec", dont_inherit=True, optimize=_optimize
+        )
 
 
 class _Decorated(ast.NodeTransformer):
@@ -67,12 +79,20 @@ class _Decorated(ast.NodeTransformer):
 
     def visit_ClassDef(self, node):
         fields = (each.annotation for each in node.body if isinstance(each, ast.AnnAssign))
-        if self._has_arrays(*fields) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+        if self._has_arrays(*fields) and any(
+            "dataclass" in ast.unparse(each) for each in node.decorator_list
+        ):
             node.decorator_list.insert(0, _decorator(node))
         return self.generic_visit(node)
 
     def _has_arrays(self, *nodes) -> bool:
-        names = (each for node in nodes if node is not None for each in ast.walk(node) if isinstance(each, ast.Name))
+        names = (
+            each
+            for node in nodes
+            if node is not None
+            for each in ast.walk(node)
+            if isinstance(each, ast.Name)
+        )
         return any(name.id in self.arrays for name in names)
 
 

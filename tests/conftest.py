@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what no hub can answer is said at once, and not after half a minute
+os.environ.setdefault(
+    "HF_HUB_OFFLINE", "1"
+)  # what no hub can answer is said at once, and not after half a minute
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -20,8 +22,12 @@ import noiser
 
 # A busy machine is no failure, and every run tries the same examples, so that it fails for a change and nothing else.
 # `pytest --hypothesis-profile explore` looks for new ones.
-settings.register_profile("noiser", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("explore", settings.get_profile("noiser"), derandomize=False, max_examples=1000)
+settings.register_profile(
+    "noiser", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "explore", settings.get_profile("noiser"), derandomize=False, max_examples=1000
+)
 settings.load_profile("noiser")
 
 

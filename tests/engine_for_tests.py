@@ -18,7 +18,9 @@ def clean(query):
 
 def distributions(lm, query, changes):
     """For each change [samples, its targets, vocab]; each target a token."""
-    found = ask(lm, Ask(query, changes, lambda logits, clean, ids: logits.float().softmax(-1)[..., 0, :]))
+    found = ask(
+        lm, Ask(query, changes, lambda logits, clean, ids: logits.float().softmax(-1)[..., 0, :])
+    )
     return [each.transpose(0, 1).float() for each in found]
 
 

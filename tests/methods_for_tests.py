@@ -19,7 +19,9 @@ def predict(lm, query, row, removed=(), baseline=None):
         rows = table(query.token_ids).clone()
         for position in removed:
             rows[position] = 0 if baseline is None else lm.abilities.embedding_scale * baseline
-        return lm.model(inputs_embeds=rows[None], use_cache=False).logits[0, row].double().softmax(-1)
+        return (
+            lm.model(inputs_embeds=rows[None], use_cache=False).logits[0, row].double().softmax(-1)
+        )
 
 
 def subsets(units):
@@ -30,8 +32,13 @@ def subsets(units):
 def stored(value, units, score="prob"):
     """A game of one target, all of whose inputs are stored, and its values, by `value` of a set of kept units."""
     kept = subsets(units)
-    values = torch.tensor([float(value(set(row.nonzero().flatten().tolist()))) for row in kept]).double()
-    table = {(0, row.numpy().tobytes()): number for row, number in zip(kept, values.tolist(), strict=True)}
+    values = torch.tensor(
+        [float(value(set(row.nonzero().flatten().tolist()))) for row in kept]
+    ).double()
+    table = {
+        (0, row.numpy().tobytes()): number
+        for row, number in zip(kept, values.tolist(), strict=True)
+    }
     return StoredGame(torch.ones(1, units, dtype=torch.bool), values[-1:], score, table), values
 
 

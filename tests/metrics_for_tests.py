@@ -29,12 +29,19 @@ def distribution(lm, ids, row, keep=None):
 
 
 def hellinger(p, q):
-    return math.sqrt(0.5 * sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)))
+    return math.sqrt(
+        0.5
+        * sum(
+            (math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)
+        )
+    )
 
 
 def squared(p, q):
     """As the published script: no root, and divided by the root of two."""
-    return sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)) / math.sqrt(2)
+    return sum(
+        (math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p.tolist(), q.tolist(), strict=True)
+    ) / math.sqrt(2)
 
 
 def soft(lm, query, target, positions, kept, removed, distance=hellinger):
@@ -60,7 +67,9 @@ def attributed(family="llama", prompt=PROMPT, **options):
 
 
 def with_scores(att, scores):
-    return dataclasses.replace(att, scores=torch.as_tensor(scores, dtype=torch.float32).expand_as(att.scores).clone())
+    return dataclasses.replace(
+        att, scores=torch.as_tensor(scores, dtype=torch.float32).expand_as(att.scores).clone()
+    )
 
 
 def case_of(lm, att, **settings):
@@ -76,7 +85,9 @@ def valid_units(att, target):
 
 
 def order_of(att, target):
-    return sorted(valid_units(att, target), key=lambda unit: (-float(att.scores[target, unit]), unit))
+    return sorted(
+        valid_units(att, target), key=lambda unit: (-float(att.scores[target, unit]), unit)
+    )
 
 
 @torch.no_grad()
@@ -89,5 +100,11 @@ def probability(lm, att, target, removed, removal="zero", token=None):
         kept = [i for i in range(row + 1) if i not in positions]
         p = lm.model(input_ids=query.token_ids[kept][None]).logits[0, -1].softmax(-1)
     else:
-        p = predict(lm, query, row, positions, table[: len(lm.tokenizer)].mean(0) if removal == "mean" else None)
+        p = predict(
+            lm,
+            query,
+            row,
+            positions,
+            table[: len(lm.tokenizer)].mean(0) if removal == "mean" else None,
+        )
     return float(p[att.targets[target].token_id if token is None else token])

@@ -27,7 +27,9 @@ class Run:
         return iter(self.kept)
 
 
-def rows(method, metric, values, *, first=0, model="gemma-3-270m", data="known", category="", seconds=()):
+def rows(
+    method, metric, values, *, first=0, model="gemma-3-270m", data="known", category="", seconds=()
+):
     """The rows of some prompts in turn: the numbers of each, or the type of its error."""
     found = []
     for number, each in enumerate(values):
@@ -45,7 +47,12 @@ def soft(ns, nc, random_ns=0.02, random_nc=0.4):
 
 def plan(**changes):
     """One model, KNOWN, two methods, the paper's score; entries are given as names, or as fields."""
-    named = {"models": "gemma-3-270m", "data": "known", "methods": "noiser occlusion", "metrics": "soft_scores"}
+    named = {
+        "models": "gemma-3-270m",
+        "data": "known",
+        "methods": "noiser occlusion",
+        "metrics": "soft_scores",
+    }
     entries = {kind: [{"name": name} for name in names.split()] if isinstance(names, str) else names
                for kind, names in (named | changes).items() if kind in named}  # fmt: skip
     return Plan.model_validate({"name": "test"} | changes | entries)
@@ -60,9 +67,29 @@ FULL: dict[str, Any] = {
         {"label": "own", "prompts": ["LeBron James professionally plays the sport of"]},
     ],
     "methods": [
-        *({"name": name} for name in ("noiser", "noiser_relative", "occlusion", "input_x_gradient", "lime", "random")),
-        {"name": "noiser", "label": "noiser_k_max", "args": {"bounding": "k_max"}, "metrics": ["faithfulness"]},
-        {"name": "noiser", "label": "noiser_authors", "profile": "authors", "metrics": ["faithfulness"]},
+        *(
+            {"name": name}
+            for name in (
+                "noiser",
+                "noiser_relative",
+                "occlusion",
+                "input_x_gradient",
+                "lime",
+                "random",
+            )
+        ),
+        {
+            "name": "noiser",
+            "label": "noiser_k_max",
+            "args": {"bounding": "k_max"},
+            "metrics": ["faithfulness"],
+        },
+        {
+            "name": "noiser",
+            "label": "noiser_authors",
+            "profile": "authors",
+            "metrics": ["faithfulness"],
+        },
     ],
     "metrics": [
         {"name": "faithfulness"},
@@ -93,12 +120,22 @@ def made(wanted, prompts):
     kinds = [(*pair, *kind) for pair in pairs for kind in wanted.kinds(*pair)]
     for number, (model, data, method, metric) in enumerate(kinds):
         for example in range(1 if data == "own" else prompts // 2 if method == "lime" else prompts):
-            values = {name: len(method) % 7 / 10 + drawn.uniform(0.1, 1) for name in columns(wanted, metric)}
+            values = {
+                name: len(method) % 7 / 10 + drawn.uniform(0.1, 1)
+                for name in columns(wanted, metric)
+            }
             labels = {"model": model, "data": data, "seconds": [drawn.uniform(0.1, 3)]}
-            labels["category"] = ("family", "capital-world")[example % 2] if data == "longra" else ""
+            labels["category"] = (
+                ("family", "capital-world")[example % 2] if data == "longra" else ""
+            )
             fails = number == 3 and example < 2
-            found += rows(method, metric, ["NumericalError" if fails else values], first=example, **labels)
-    chosen = [Selection(*pair, 1208, 100, 40, tuple(f"{pair[1]}-{i}" for i in ids), {}, ()) for pair in pairs]
+            found += rows(
+                method, metric, ["NumericalError" if fails else values], first=example, **labels
+            )
+    chosen = [
+        Selection(*pair, 1208, 100, 40, tuple(f"{pair[1]}-{i}" for i in ids), {}, ())
+        for pair in pairs
+    ]
     return Run(wanted, found, chosen)
 
 
@@ -110,7 +147,10 @@ def near(statistic, data, seed, confidence):
 
 def write_folder(folder, run):
     """A benchmark's folder with those rows."""
-    store, fields = Store(folder, create=True), run.plan.model_dump(mode="json", exclude_defaults=True)
+    store, fields = (
+        Store(folder, create=True),
+        run.plan.model_dump(mode="json", exclude_defaults=True),
+    )
     store.set_meta(plan=toml(fields), resolved={}, models={}, **run.meta)
     store.add(run.kept)
     return store

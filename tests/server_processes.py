@@ -31,7 +31,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, content, status=200, kind="application/json", **headers):
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -42,7 +46,9 @@ def served_by(handler):
     """The address of a server in a thread."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads, server.block_on_close = True, False
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
@@ -56,11 +62,16 @@ def served_by(handler):
 def running(command, port, seconds=600, path="health", **environment):
     """The address of what `command` serves on that port, once it answers to `path`."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, start_new_session=True, env=os.environ | environment, **quiet)
+    process = subprocess.Popen(
+        command, start_new_session=True, env=os.environ | environment, **quiet
+    )
     try:
         until = time.monotonic() + seconds
         while time.monotonic() < until and process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5),
+            ):
                 break
             time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/v1"

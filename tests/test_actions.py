@@ -18,8 +18,17 @@ from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 FUNCTION = {"name": "get_time", "arguments": {"city": "Rome", "days": 3}}
 CHAT = [
     {"role": "user", "content": "What is the time in Rome?"},
-    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "abcdefghi", "function": FUNCTION}]},
-    {"role": "tool", "content": '{"time": "noon", "zone": "CET"}', "tool_call_id": "abcdefghi", "name": "get_time"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "id": "abcdefghi", "function": FUNCTION}],
+    },
+    {
+        "role": "tool",
+        "content": '{"time": "noon", "zone": "CET"}',
+        "tool_call_id": "abcdefghi",
+        "name": "get_time",
+    },
     {"role": "assistant", "content": "It is noon."},
 ]
 # Written by us after the form that each family documents: its marks, its roles, and where calls and results stand.
@@ -36,13 +45,17 @@ _QWEN_CALLS = (
 )
 _QWEN_TOOL = "<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
 QWEN25 = (
-    "{% for m in messages %}{% if m.role == 'tool' %}" + _QWEN_TOOL + "{% else %}<|im_start|>{{ m.role }}\n"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    + _QWEN_TOOL
+    + "{% else %}<|im_start|>{{ m.role }}\n"
     "{{ m.content or '' }}" + _QWEN_CALLS + "<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 QWEN3 = (
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
-    "{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}" + _QWEN_TOOL + "{% else %}"
+    "{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}"
+    + _QWEN_TOOL
+    + "{% else %}"
     "<|im_start|>{{ m.role }}\n{% set c = (m.content or '').split('</think>')[-1].lstrip('\n') %}"
     "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or m.reasoning_content) %}"
     "<think>\n{{ (m.reasoning_content or '').strip('\n') }}\n</think>\n\n{% endif %}{{ c }}"
@@ -83,7 +96,10 @@ _JSON = '"arguments": {"city": "Rome", "days": 3}}'
 ACTIONS = {
     "Llama 3": (LLAMA3, '{"name": "get_time", "parameters": {"city": "Rome", "days": 3}}'),
     "Qwen2.5": (QWEN25, f'<tool_call>\n{{"name": "get_time", {_JSON}\n</tool_call>'),
-    "Qwen3": (QWEN3, f'<think>\n\n</think>\n\n<tool_call>\n{{"name": "get_time", {_JSON}\n</tool_call>'),
+    "Qwen3": (
+        QWEN3,
+        f'<think>\n\n</think>\n\n<tool_call>\n{{"name": "get_time", {_JSON}\n</tool_call>',
+    ),
     "Mistral": (MISTRAL, f'[TOOL_CALLS] [{{"name": "get_time", {_JSON[:-1]}, "id": "abcdefghi"}}]'),
     "DeepSeek R1": (
         DEEPSEEK,
@@ -91,7 +107,14 @@ ACTIONS = {
         '{"city": "Rome", "days": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     ),
 }
-ENDS = ["<|eot_id|>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<|start_header_id|>"]
+ENDS = [
+    "<|eot_id|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<|start_header_id|>",
+]
 
 
 def model(template):
@@ -109,7 +132,10 @@ def test_a_call_is_the_text_that_the_template_writes_and_its_result_is_a_unit(fa
     by_field = noiser.attribute(lm, CHAT, target="action", target_unit="field", **asked)
     assert "".join(target.text for target in by_field.targets) == text
     assert [unit.text for unit in by_field.units[:1]] == ["What is the time in Rome?"]
-    ids = [*lm.encode(CHAT[:1]).token_ids, *(i for t in by_field.targets for i in (t.token_id, *t.rest))]
+    ids = [
+        *lm.encode(CHAT[:1]).token_ids,
+        *(i for t in by_field.targets for i in (t.token_id, *t.rest)),
+    ]
     assert ids == list(lm.tokenizer.apply_chat_template(CHAT[:2], return_dict=False))[: len(ids)]
     whole = noiser.attribute(lm, CHAT, target="action:1", target_unit="all", **asked)
     assert float(by_field.scores[:, 0].sum()) == pytest.approx(float(whole.scores[0, 0]), rel=1e-4)
@@ -124,8 +150,13 @@ def test_a_template_without_calls_is_said_to_be_one(template):
     """The call in the content is explained; one that the template drops is refused, and so is a role it refuses."""
     lm = model(template)
     chat = [CHAT[0], {"role": "assistant", "content": '{"name": "get_time"}'}]
-    assert "".join(t.text for t in noiser.attribute(lm, chat, target="action").targets) == '{"name": "get_time"}'
-    with pytest.raises(TargetError, match="does not write message 1 as an answer with its tool calls"):
+    assert (
+        "".join(t.text for t in noiser.attribute(lm, chat, target="action").targets)
+        == '{"name": "get_time"}'
+    )
+    with pytest.raises(
+        TargetError, match="does not write message 1 as an answer with its tool calls"
+    ):
         noiser.attribute(lm, CHAT[:2], target="action")
     if template is GEMMA3:
         with pytest.raises(PromptError, match="must alternate"):
@@ -134,7 +165,11 @@ def test_a_template_without_calls_is_said_to_be_one(template):
 
 def test_what_a_template_drops_is_said_and_actions_that_are_not_there():
     lm, asked = model(QWEN3), {"unit": "turn", "target": 40, "method": "occlusion"}
-    chat = [CHAT[0], {**CHAT[3], "reasoning_content": "Rome is CET."}, {"role": "user", "content": "Thanks."}]
+    chat = [
+        CHAT[0],
+        {**CHAT[3], "reasoning_content": "Rome is CET."},
+        {"role": "user", "content": "Thanks."},
+    ]
     with pytest.warns(UserWarning, match="drops the thoughts of message 1"):
         att = noiser.attribute(lm, chat, **asked)
     assert [unit.text.strip() for unit in att.units] == [message["content"] for message in chat]
@@ -148,12 +183,20 @@ def test_what_a_template_drops_is_said_and_actions_that_are_not_there():
 
 def test_fields():
     expected = {
-        '{"a": {"b": [1, 2]}, "c": "x, \\"d\\": y"}': ['{"a": {"b": [1, 2]},', ' "c": "x, \\"d\\": y"}'],
+        '{"a": {"b": [1, 2]}, "c": "x, \\"d\\": y"}': [
+            '{"a": {"b": [1, 2]},',
+            ' "c": "x, \\"d\\": y"}',
+        ],
         '[get_time(city="Rome", days=3)]': ["[get_time", '(city="Rome",', " days=3)]"],
-        "<function=f>\n<parameter=a>\n1\n</parameter>": ["<function=f>", "\n<parameter=a>\n1\n</parameter>"],
+        "<function=f>\n<parameter=a>\n1\n</parameter>": [
+            "<function=f>",
+            "\n<parameter=a>\n1\n</parameter>",
+        ],
         'She said: "no".': ['She said: "no".'],
     }
-    assert {text: [text[start:end] for start, end in field_spans(text)] for text in expected} == expected
+    assert {
+        text: [text[start:end] for start, end in field_spans(text)] for text in expected
+    } == expected
 
 
 def test_auto_begins_with_messages_and_goes_into_fields():
@@ -177,7 +220,11 @@ def test_planted_actions_have_one_deciding_message():
         value = example.target.partition(deciding)[2].split('"')[1]
         later = example.prompt[example.prompt.rindex("<|im_start|>user") :]
         assert value in gold
-        assert (later.count(value), example.category) in [(1, "fact"), (1, "injected"), (2, "asked")]
+        assert (later.count(value), example.category) in [
+            (1, "fact"),
+            (1, "injected"),
+            (2, "asked"),
+        ]
     places = [example.meta["place"] for example in data]
     assert {place: places.count(place) for place in places} == dict.fromkeys(range(4), 60)
     assert draw_actions("fact", seed=1)[0].prompt != draw_actions("fact")[0].prompt
@@ -205,10 +252,14 @@ def test_added_is_what_a_prefix_gains():
 def test_the_mark(scores, stderr, messages):
     """Of three messages of one unit each; without a user there is none."""
     units = [Span("x", 2 * i, 2 * i + 1, (i,)) for i in range(3)]
-    found = Scores(scores=torch.tensor([scores]), stderr=None if stderr is None else torch.tensor([stderr]))
+    found = Scores(
+        scores=torch.tensor([scores]), stderr=None if stderr is None else torch.tensor([stderr])
+    )
     encoding = SimpleNamespace(contents=[(i, 2 * i, 2 * i + 1) for i in range(3)])
     for first, expected in (("user", messages), ("system", [])):
-        query = SimpleNamespace(prompt=[{"role": role} for role in (first, "tool", "tool")], encoding=encoding)
+        query = SimpleNamespace(
+            prompt=[{"role": role} for role in (first, "tool", "tool")], encoding=encoding
+        )
         assert unasked(query, units, found) == expected
 
 
@@ -216,14 +267,21 @@ def test_the_mark_is_shown_and_saved(tmp_path):
     att = noiser.attribute(model(QWEN25), CHAT[:3], unit="turn", target=40, method="occlusion")
     marked = replace(att, info={**att.info, "unasked": [2]})
     line = "message 2, a tool's result, speaks for it; the user's words do not"
-    assert all(line in text for text in (str(marked), marked.to_markdown(), marked.to_html().replace("&#x27;", "'")))
+    assert all(
+        line in text
+        for text in (str(marked), marked.to_markdown(), marked.to_html().replace("&#x27;", "'"))
+    )
     assert line not in str(replace(att, info={}))
     marked.save(tmp_path / "a.json")
     assert noiser.Attribution.load(tmp_path / "a.json").info["unasked"] == [2]
 
 
 def test_two_models_are_compared_by_paired_differences():
-    one, other, prompt = tiny("llama"), noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer()), "A fox sings"
+    one, other, prompt = (
+        tiny("llama"),
+        noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer()),
+        "A fox sings",
+    )
     shapley = noiser.KernelShap(samples=8, score="logprob")
     found = noiser.diff_models(one, other, prompt, method=shapley, target=" near")
     asked = {"method": shapley, "unit": "word", "target": " near", "target_unit": "all"}

@@ -32,14 +32,24 @@ HOSTILE = (
 
 def one_target():
     att = rich_example()
-    rows = {name: getattr(att, name)[:1] for name in ("scores", "stderr", "thresholds", "k_min", "targets")}
+    rows = {
+        name: getattr(att, name)[:1]
+        for name in ("scores", "stderr", "thresholds", "k_min", "targets")
+    }
     return replace(att, **rows)
 
 
 def hostile():
     scores = tuple((-1) ** i * 0.1 * i for i in range(len(HOSTILE)))
     target = Target('"><b onclick=x>\x1b[0m', 1, 0.5, 1)
-    return make(HOSTILE, (scores,), targets=(target,), method="<i>@1", parameters={"<u>": "\x1b]0;x\x07"}, foil=target)
+    return make(
+        HOSTILE,
+        (scores,),
+        targets=(target,),
+        method="<i>@1",
+        parameters={"<u>": "\x1b]0;x\x07"},
+        foil=target,
+    )
 
 
 class Page(HTMLParser):
@@ -86,7 +96,11 @@ class Terminal(io.StringIO):
 
 def colours_of(att):
     console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    return {s.text: tuple(s.style.bgcolor.triplet) for s in console.render(att) if s.style and s.style.bgcolor}
+    return {
+        s.text: tuple(s.style.bgcolor.triplet)
+        for s in console.render(att)
+        if s.style and s.style.bgcolor
+    }
 
 
 @pytest.fixture
@@ -117,17 +131,35 @@ def test_any_text_is_shown_and_holds_nothing_that_a_terminal_obeys(text):
 
 
 def test_labels():
-    expected = {" sport ": "sport", "  ": "␣␣", "\n": "↵", "a\nb": "a↵b", "": "∅", "\x1b[0m": "⟨U+001B⟩[0m"}
+    expected = {
+        " sport ": "sport",
+        "  ": "␣␣",
+        "\n": "↵",
+        "a\nb": "a↵b",
+        "": "∅",
+        "\x1b[0m": "⟨U+001B⟩[0m",
+    }
     expected |= {"\u202eabc": "⟨U+202E⟩abc", "👩‍🚀": "👩‍🚀", "é": "é"}
     assert {text: label(text) for text in expected} == expected
 
 
 def test_cells_follow_each_other_and_hold_all_of_the_text():
     """In a row, that before its target, also without units of the continuation."""
-    units = (Span("<bos>", 0, 0, (0,)), Span("😀", 6, 7, (1,)), Span("😀", 6, 7, (2,)), Span(" b", 7, 9, (3,)))
+    units = (
+        Span("<bos>", 0, 0, (0,)),
+        Span("😀", 6, 7, (1,)),
+        Span("😀", 6, 7, (2,)),
+        Span(" b", 7, 9, (3,)),
+    )
     att = make(("user: 😀 b\n",), ((0.1, 0.2, 0.3, -1.0),), units=units)
     found = [(cell.text, cell.columns, round(cell.weight, 3)) for cell in cells(att, 0)]
-    assert found == [("<bos>", (0,), 0.1), ("user: ", (), 0), ("😀", (1, 2), 0.5), (" b", (3,), -1.0), ("\n", (), 0)]
+    assert found == [
+        ("<bos>", (0,), 0.1),
+        ("user: ", (), 0),
+        ("😀", (1, 2), 0.5),
+        (" b", (3,), -1.0),
+        ("\n", (), 0),
+    ]
     att = rich_example()
     parts = {name: getattr(att, name)[:, :6] for name in ("scores", "stderr", "thresholds")}
     for each in (att, replace(att, units=att.units[:6], **parts)):
@@ -147,9 +179,13 @@ def test_ink_can_be_read_on_every_tint():
     """The contrast ratio of WCAG 2.2."""
     for weight in (step / 100 for step in range(-100, 101)):
         shares = [value / 255 for value in tint(weight, DARK_PAPER)]
-        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares)
+        red, green, blue = (
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares
+        )
         luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-        assert ((luminance + 0.05) / 0.05 if dark_ink(weight) else 1.05 / (luminance + 0.05)) >= 4.5, weight
+        assert (
+            (luminance + 0.05) / 0.05 if dark_ink(weight) else 1.05 / (luminance + 0.05)
+        ) >= 4.5, weight
 
 
 def test_a_number_has_the_digits_that_its_error_allows():
@@ -160,29 +196,47 @@ def test_a_number_has_the_digits_that_its_error_allows():
     }  # fmt: skip
     assert {each: number_format([each[0]]).with_error(*each) for each in expected} == expected
     show = number_format([0.3123, -0.00001, NAN])
-    assert [show.with_error(value, NAN) for value in (0.3123, -0.00001, NAN)] == ["0.312", "0.000", "nan"]
+    assert [show.with_error(value, NAN) for value in (0.3123, -0.00001, NAN)] == [
+        "0.312",
+        "0.000",
+        "nan",
+    ]
 
 
 def test_the_colours_are_explained_in_words(coloured):
     signed, positive = make((" a", " b"), ((0.4, -0.2),)), make((" a", " b"), ((0.4, 0.2),))
     distance = replace(positive, method="noiser@2", parameters={"score": "hellinger"})
-    meanings = ["without it the prediction gets less likely", "without it the model's prediction changes"]
+    meanings = [
+        "without it the prediction gets less likely",
+        "without it the model's prediction changes",
+    ]
     contrast = replace(signed, foil=Target(" foot", 9, 0.1, 2), stderr=torch.tensor([[0.1, 0.2]]))
     for att, words in (
         (signed, f"orange: {meanings[0]}; blue: more likely"),
         (distance, f"orange: {meanings[1]}"),
-        (contrast, "orange: speaks for “target0”; grey: no signal, within two standard errors of 0"),
+        (
+            contrast,
+            "orange: speaks for “target0”; grey: no signal, within two standard errors of 0",
+        ),
         (replace(contrast, stderr=None), "orange: speaks for “target0”; blue: speaks for “foot”"),
     ):
         assert words in words_of(att.to_html())
         assert words in " ".join(without_codes(coloured(att)).split())
     assert "blue:" not in words_of(positive.to_html())
-    for pair in ([positive, distance], [positive, positive]):  # one legend for both where it is the same
+    for pair in (
+        [positive, distance],
+        [positive, positive],
+    ):  # one legend for both where it is the same
         for text in (words_of(page(pair)), without_codes(coloured(*pair))):
-            assert [text.count(f"orange: {meaning}") for meaning in meanings] == [1, int(pair[1] is distance)]
+            assert [text.count(f"orange: {meaning}") for meaning in meanings] == [
+                1,
+                int(pair[1] is distance),
+            ]
 
 
-def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_error_is_grey(coloured):
+def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_error_is_grey(
+    coloured,
+):
     errors = torch.tensor([[0.1, 0.2, 0.6, 0.0]])
     att = make(("The trophy", " is", " too", " small"), ((-9.0, 6.0, 1.1, 0.5),), stderr=errors)
     line = "for: is 6.0 ± 0.2 · small 0.50 (exact) · against: The trophy -9.00 ± 0.10"
@@ -196,22 +250,33 @@ def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_
 
 
 def test_equal_labels_have_the_place_of_their_unit():
-    long = ("The first-aid kit was ordered in May. ", "It rains. ", "The first-aid kit was ordered in June. ")
+    long = (
+        "The first-aid kit was ordered in May. ",
+        "It rains. ",
+        "The first-aid kit was ordered in June. ",
+    )
     text = str(make(long, ((17.5, 0.1, 0.2),)))
     assert re.search(r"ordered… @0 [^@]*\n  It rains\.  [^@]*ordered… @48 ", text)
 
 
 def test_a_chat_shows_roles_in_place_of_the_templates_marks():
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
-    units = tuple(Span(w, text.index(w), text.index(w) + len(w), (i,)) for i, w in enumerate(("Be brief.", "Who?")))
+    units = tuple(
+        Span(w, text.index(w), text.index(w) + len(w), (i,))
+        for i, w in enumerate(("Be brief.", "Who?"))
+    )
     chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"})
     att = make((text,), ((0.1, 0.2),), units=units, prompt=chat)
-    assert "".join(cell.text for cell in cells(att, 0)) == "system: Be brief.\nuser: Who?\nassistant: "
+    assert (
+        "".join(cell.text for cell in cells(att, 0)) == "system: Be brief.\nuser: Who?\nassistant: "
+    )
     other = replace(att, prompt=({"role": "user", "content": "changed by the template"},))
     assert "<|im_start|>system" in str(other)
     text = text.replace("system\n", "system\nYou are SmolLM. ")
     who = Span("Who?", text.index("Who?"), text.index("Who?") + 4, (1,))
-    shown = "".join(cell.text for cell in cells(make((text,), ((0.2,),), units=(who,), prompt=chat[1:]), 0))
+    shown = "".join(
+        cell.text for cell in cells(make((text,), ((0.2,),), units=(who,), prompt=chat[1:]), 0)
+    )
     assert shown == "system You are SmolLM. Be brief. \nuser: Who?\nassistant: "
 
 
@@ -220,7 +285,9 @@ def test_plain_text(capsys):
     print(one_target())
     out = capsys.readouterr().out
     assert ESCAPE not in out
-    assert out.startswith("LeBron plays the sport of → basketball\n")  # once, then a column for each target
+    assert out.startswith(
+        "LeBron plays the sport of → basketball\n"
+    )  # once, then a column for each target
     for line in (
         r"  probability +0\.432 +0\.9",
         r"  Bron +0\.120 +\(0\.300\)",
@@ -252,18 +319,28 @@ def test_a_terminal_gets_colours_and_no_color_takes_them_away(coloured, monkeypa
 def test_no_text_reaches_a_terminal_raw(tmp_path, coloured):
     data = rich_example().to_dict()
     evil = "\x1b]0;evil\x07\x9b2J\u202e"
-    data |= {"unit": evil, "method": evil, "prompt": evil, "versions": {evil: evil}, "parameters": {evil: evil}}
+    data |= {
+        "unit": evil,
+        "method": evil,
+        "prompt": evil,
+        "versions": {evil: evil},
+        "parameters": {evil: evil},
+    }
     data["model"] |= {"name": evil, "revision": evil, "dtype": evil}
     for item in (*data["units"], *data["targets"], data["foil"]):
         item["text"] = evil
     (tmp_path / "a.json").write_text(json.dumps(data))
     for att in (Attribution.load(tmp_path / "a.json"), hostile()):
-        fewer = replace(att, units=att.units[:1], scores=att.scores[:, :1], stderr=None, thresholds=None)
+        fewer = replace(
+            att, units=att.units[:1], scores=att.scores[:, :1], stderr=None, thresholds=None
+        )
         texts = [repr(att), page([att, fewer])]
         for several in ([att], [att, fewer]):
             texts += [to_text(several, plain=True), without_codes(coloured(*several))]
         for system in ("standard", "256", "truecolor"):
-            console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=system)
+            console = Console(
+                file=io.StringIO(), width=200, force_terminal=True, color_system=system
+            )
             console.print(att)
             texts.append(without_codes(console.file.getvalue()))
         assert not [text for text in texts if RAW.search(text)]
@@ -290,11 +367,17 @@ def test_comparison_in_text_and_html(coloured):
     out, shown = to_text([one, other], plain=True), page([one, other])
     assert re.search(r"token +noiser +occlusion\n  Le +0\.310 ± 0\.010 +1\.310 ± 0\.010\n", out)
     assert out.count("gemma-3-270m") == 1
-    assert re.search(r"\n  LeBron +2\.43 ± 0\.02 ", to_text([one, other.aggregate("word")], plain=True))
+    assert re.search(
+        r"\n  LeBron +2\.43 ± 0\.02 ", to_text([one, other.aggregate("word")], plain=True)
+    )
     assert Page(shown).tags.count("table") == 2
     assert len(Page(page([one, other, one.aggregate("word")])).maps) == 6
     said = "probability 0.432 · rank 1 · rather than “foot” (0.1, rank 2)"
-    for text in (out, " ".join(without_codes(coloured(one, other)).split()), f"{said}</p>" in shown and shown):
+    for text in (
+        out,
+        " ".join(without_codes(coloured(one, other)).split()),
+        f"{said}</p>" in shown and shown,
+    ):
         assert said in text
     assert "k_min" not in shown.partition("<footer>")[0].replace("bounding=k_min", "")
 
@@ -304,7 +387,10 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     one = rich_example()
     names = ("noiser@1", "sequential_integrated_gradients@1", "occlusion@1")
-    compared = [replace(one, method=name, scores=one.scores * 10.0 ** (-3 * i)) for i, name in enumerate(names)]
+    compared = [
+        replace(one, method=name, scores=one.scores * 10.0 ** (-3 * i))
+        for i, name in enumerate(names)
+    ]
     text = to_text(compared, plain=True)
     assert max(map(len, text.splitlines())) <= width
     for att in compared:
@@ -320,24 +406,38 @@ def test_the_question_is_shown_and_methods_of_one_name_have_headings_with_the_pa
         assert "unit word (max over token)" in " ".join(text.split())
     assert "noiser@1 of entropy" in repr(asked)
     one = make(parameters={"samples": 10, "bounding": "k_min", "noise": None})
-    other = replace(one, parameters={"samples": 10, "bounding": "k_max", "noise": torch.zeros(2, 3)})
+    other = replace(
+        one, parameters={"samples": 10, "bounding": "k_max", "noise": torch.zeros(2, 3)}
+    )
     third = replace(one, method="occlusion@1", parameters={"samples": 3})
-    expected = ["noiser bounding=k_min noise=None", "noiser bounding=k_max noise=tensor[2, 3]", "occlusion"]
+    expected = [
+        "noiser bounding=k_min noise=None",
+        "noiser bounding=k_max noise=tensor[2, 3]",
+        "occlusion",
+    ]
     assert headings([one, other, third]) == expected
     assert headings([one, replace(one, method="noiser@2")]) == ["noiser@1", "noiser@2"]
 
 
 @pytest.mark.parametrize("compare", [to_text, page])
 @pytest.mark.parametrize(
-    "attributions", [[make(), make(("other",), ((1.0,),))], [make(), make(targets=(Target(" London", 5, 0.5, 1),))], []]
+    "attributions",
+    [
+        [make(), make(("other",), ((1.0,),))],
+        [make(), make(targets=(Target(" London", 5, 0.5, 1),))],
+        [],
+    ],
 )
 def test_only_the_same_question_can_be_compared(compare, attributions):
-    with pytest.raises(ParameterError, match=r"different prompts or targets, .* and |nothing to compare"):
+    with pytest.raises(
+        ParameterError, match=r"different prompts or targets, .* and |nothing to compare"
+    ):
         compare(attributions)
 
 
 @pytest.mark.parametrize(
-    "make_html", [lambda att: att.to_html(), lambda att: att._repr_html_(), lambda att: page([att, att])]
+    "make_html",
+    [lambda att: att.to_html(), lambda att: att._repr_html_(), lambda att: page([att, att])],
 )
 def test_html_shows_hostile_text_as_text_and_needs_no_network(make_html):
     text = make_html(hostile())
@@ -347,8 +447,12 @@ def test_html_shows_hostile_text_as_text_and_needs_no_network(make_html):
     allowed = "html head meta title style body main h1 h2 h3 div section p span b bdi i footer"
     allowed += " details summary table thead tbody tr th td"
     assert set(found.tags) <= set(allowed.split())
-    assert not [name for name, _ in found.attributes if name.startswith("on") or name in ("src", "href")]
-    assert any(value.startswith('"quoted": score ') for name, value in found.attributes if name == "title")
+    assert not [
+        name for name, _ in found.attributes if name.startswith("on") or name in ("src", "href")
+    ]
+    assert any(
+        value.startswith('"quoted": score ') for name, value in found.attributes if name == "title"
+    )
     assert not RAW.search(text)
     assert not re.search(r"https?:|url\(|@import", text)
     assert 'dir="auto"' in text
@@ -365,7 +469,9 @@ def test_html_has_the_numbers_of_its_colours(tmp_path):
 
 def long_continuation(targets, units):
     pieces = tuple(f" w{i}" for i in range(units))
-    return make(pieces, tuple(tuple((i + t) % units / units for i in range(units)) for t in range(targets)))
+    return make(
+        pieces, tuple(tuple((i + t) % units / units for i in range(units)) for t in range(targets))
+    )
 
 
 @pytest.mark.parametrize("several", [1, 2])
@@ -374,7 +480,9 @@ def test_targets_can_be_chosen_without_scripts(several):
     for targets, first in ((2, 0), (8, 0), (9, 1)):
         text = page([long_continuation(targets, 50)] * several)
         inputs = re.findall(r"<input[^>]*>", text)
-        assert ["checked" in found for found in inputs] == [index == first for index in range(targets + 1)]
+        assert ["checked" in found for found in inputs] == [
+            index == first for index in range(targets + 1)
+        ]
         assert "#noiser-2:checked~.rows>:not(.t2){display:none}" in text
         assert len(Page(text).maps) == targets * several
         assert ("the 40 strongest of 50 units" in text) == (targets > 8)
@@ -397,8 +505,12 @@ def test_a_very_long_continuation_is_cut_with_a_note_and_targets_can_be_asked_fo
 
 
 def test_arcs_join_their_lines():
-    text = arcs([("5%", "<a>"), ("", "b"), ("", "c")], [Arc(0, 2, 0.5), Arc(2, 1, 0.25, "n", dashed=True)])
-    paths = re.findall(r'class=(\w) d="M150 (\d+)A\S+ \S+ 0 0 0 150 (\d+)" stroke-width=(\S+) (.*?)/>', text)
+    text = arcs(
+        [("5%", "<a>"), ("", "b"), ("", "c")], [Arc(0, 2, 0.5), Arc(2, 1, 0.25, "n", dashed=True)]
+    )
+    paths = re.findall(
+        r'class=(\w) d="M150 (\d+)A\S+ \S+ 0 0 0 150 (\d+)" stroke-width=(\S+) (.*?)/>', text
+    )
     assert [path[:4] for path in paths] == [("n", "39", "65", "1.75"), ("p", "13", "65", "3.00")]
     assert ["dasharray" in path[4] for path in paths] == [True, False]
     assert "<bdi>&lt;a&gt;</bdi>" in text
@@ -412,5 +524,10 @@ def test_markdown():
         "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3\n"
     )
     assert rich_example().to_markdown().count("| token | score | threshold |") == 2
-    for prompt, line in (("- a", "\\- a"), ("12. a", "12\\. a"), ("===", "\\==="), ("<b>", "\\<b\\>")):
+    for prompt, line in (
+        ("- a", "\\- a"),
+        ("12. a", "12\\. a"),
+        ("===", "\\==="),
+        ("<b>", "\\<b\\>"),
+    ):
         assert make((prompt,), ((0.1,),)).to_markdown().startswith(f"{line} → ")

@@ -16,7 +16,13 @@ from noiser.attribution.relations import flow, path_arcs
 from noiser.attribution.scores import NORMALIZATIONS, normalize
 from noiser.attribution.store import dumps
 from noiser.engine import restore, run_one
-from noiser.errors import NumericalError, ParameterError, StoredFileError, UnitError, UnknownNameError
+from noiser.errors import (
+    NumericalError,
+    ParameterError,
+    StoredFileError,
+    UnitError,
+    UnknownNameError,
+)
 from noiser.types import Span, Target
 from tiny import chat_tokenizer, tiny, tiny_tokenizer
 
@@ -27,7 +33,9 @@ def texts(att):
 
 @pytest.mark.parametrize(("reduce", "first"), [("sum", 0.25), ("mean", 0.125), ("max", 0.5)])
 def test_words_by_hand(reduce, first):
-    words = make(scores=((-0.25, 0.5, -0.2, 0.4), (0.1, NAN, -0.2, 0.4))).aggregate("word", reduce=reduce)
+    words = make(scores=((-0.25, 0.5, -0.2, 0.4), (0.1, NAN, -0.2, 0.4))).aggregate(
+        "word", reduce=reduce
+    )
     assert (texts(words), words.unit) == (["LeBron", " plays", " sport"], "word")
     torch.testing.assert_close(words.scores[0], torch.tensor([first, -0.2, 0.4]))
     assert words.scores[1].isnan().tolist() == [True, False, False]
@@ -36,7 +44,9 @@ def test_words_by_hand(reduce, first):
 
 
 def test_standard_errors_and_thresholds():
-    words, mean, most = (rich_example().aggregate("word", reduce) for reduce in ("sum", "mean", "max"))
+    words, mean, most = (
+        rich_example().aggregate("word", reduce) for reduce in ("sum", "mean", "max")
+    )
     assert words.stderr[0, 0].item() == pytest.approx((0.01**2 + 0.02**2) ** 0.5)
     assert mean.stderr[0, 0].item() == pytest.approx((0.01**2 + 0.02**2) ** 0.5 / 2)
     assert words.thresholds[0, 0].item() == pytest.approx(0.1)
@@ -60,7 +70,8 @@ def test_prompt_and_continuation_are_not_joined_nor_text_between_units_read_and_
 
 
 @pytest.mark.parametrize(
-    ("unit", "expected"), [("sentence", [1.0, 2.0, 4.0, 8.0]), ("line", [3.0, 4.0, 8.0]), ("paragraph", [7.0, 8.0])]
+    ("unit", "expected"),
+    [("sentence", [1.0, 2.0, 4.0, 8.0]), ("line", [3.0, 4.0, 8.0]), ("paragraph", [7.0, 8.0])],
 )
 def test_sentences_lines_and_paragraphs(unit, expected):
     att = make(("One.", " Two", "\nThree", "\n\nFour"), ((1.0, 2.0, 4.0, 8.0),))
@@ -74,7 +85,9 @@ def test_perturbed_special_and_template_tokens_stay_alone(unit):
     for prompt in ("It rains.</s> The fox", [{"role": "user", "content": "It rains. A fox"}]):
         options = {"method": "occlusion", "special_tokens": "perturbed", "max_new_tokens": 1}
         tokens = noiser.attribute(lm, prompt, **options)
-        assert tokens.aggregate(unit).units == noiser.attribute(lm, prompt, unit=unit, **options).units
+        assert (
+            tokens.aggregate(unit).units == noiser.attribute(lm, prompt, unit=unit, **options).units
+        )
         tokens = Attribution.from_dict(tokens.to_dict())
         words = tokens.aggregate("word")
         assert words.aggregate(unit).units == tokens.aggregate(unit).units
@@ -84,18 +97,24 @@ def test_parts_of_adaptive_units_add_up_to_the_sentences_that_they_were_split_fr
     prompt = "The quick brown fox jumps. A dog plays near the bank."
     options = {"method": "occlusion", "max_new_tokens": 2}
     auto = noiser.attribute(tiny("llama"), prompt, unit="auto", **options)
-    coarse = replace(noiser.attribute(tiny("llama"), prompt, unit="sentence", **options), unit="auto")
+    coarse = replace(
+        noiser.attribute(tiny("llama"), prompt, unit="sentence", **options), unit="auto"
+    )
     assert len(auto.units) > len(coarse.units)
     sentences = auto.aggregate("sentence")
     assert texts(sentences) == texts(coarse)
     torch.testing.assert_close(sentences.scores, coarse.scores, equal_nan=True)
-    assert texts(auto.aggregate("word")) == texts(noiser.attribute(tiny("llama"), prompt, unit="word", **options))
+    assert texts(auto.aggregate("word")) == texts(
+        noiser.attribute(tiny("llama"), prompt, unit="word", **options)
+    )
     assert run_one(tiny("llama"), restore(tiny("llama"), sentences)).units == sentences.units
     with pytest.raises(UnitError, match=r"'auto', which are not parts of words. .*unit='word'"):
         coarse.aggregate("word")
     units = (Span("It rains. The fox", 0, 17, (0, 1, 2, 3)), Span(" sings.", 17, 24, (4,)))
     with pytest.raises(UnitError, match="are not parts of sentences"):
-        make(("It rains. The fox", " sings."), ((1.0, 2.0),), units=units, unit="auto").aggregate("sentence")
+        make(("It rains. The fox", " sings."), ((1.0, 2.0),), units=units, unit="auto").aggregate(
+            "sentence"
+        )
 
 
 def test_own_spans_leave_the_rest_out_and_a_unit_goes_to_the_span_that_has_most_of_it():
@@ -115,7 +134,12 @@ def test_own_spans_leave_the_rest_out_and_a_unit_goes_to_the_span_that_has_most_
         (make(), {"unit": [(0, 99)]}, UnitError, "leaves the text; expected .*<= 18"),
         (make(), {"unit": [(6, 7)]}, UnitError, "holds no token"),
         (make(), {"unit": "word", "reduce": "meen"}, UnknownNameError, "Did you mean 'mean'"),
-        (make(prompt_length=6), {"unit": [(0, 12)]}, UnitError, "joins the prompt and its continuation, .* at 6"),
+        (
+            make(prompt_length=6),
+            {"unit": [(0, 12)]},
+            UnitError,
+            "joins the prompt and its continuation, .* at 6",
+        ),
         (make(unit="sentence"), {"unit": "word"}, UnitError, "unit='word'"),
         (make(unit="word"), {"unit": "token"}, UnitError, "unit='token'"),
         (make(unit="turn"), {"unit": "word"}, UnitError, "unit='word'"),
@@ -146,7 +170,14 @@ def test_dataframe_is_tidy():
     assert list(frame.columns) == columns.split()
     assert len(frame) == 14
     row = frame.iloc[8]
-    assert (row.target_index, row.target, row.unit_index, row.unit, row.start, row.end) == (1, "ball", 1, "Bron", 2, 6)
+    assert (row.target_index, row.target, row.unit_index, row.unit, row.start, row.end) == (
+        1,
+        "ball",
+        1,
+        "Bron",
+        2,
+        6,
+    )
     assert row.score == pytest.approx(0.3)
     assert row.threshold == pytest.approx(0.2)
     assert frame.score.isna().sum() == 1
@@ -159,7 +190,11 @@ def test_dataframe_is_tidy():
     [
         ("sum", [3.0, -1.0], [1.5, -0.5]),  # negative scores push the positive part above 1
         ("sum", [-1.0, -3.0], [0.25, 0.75]),  # a negative sum turns the order round
-        ("sum", [0.1, 0.2, -0.3], [1 / 3, 1 / 3, 1 / 3]),  # float32 sums of these differ from 0 by rounding only
+        (
+            "sum",
+            [0.1, 0.2, -0.3],
+            [1 / 3, 1 / 3, 1 / 3],
+        ),  # float32 sums of these differ from 0 by rounding only
         ("sum", [0.0, 0.0, NAN], [0.5, 0.5, NAN]),
         ("sum", [1e30, -1e30, 1e-20, 0.0], [0.25, 0.25, 0.25, 0.25]),
         ("sum", [1.0, -1023 / 1024], [1024.0, -1023.0]),  # small, but not for rounding
@@ -173,7 +208,9 @@ def test_dataframe_is_tidy():
     ],
 )
 def test_normalised_by_hand(kind, scores, expected):
-    torch.testing.assert_close(normalize(torch.tensor(scores), kind), torch.tensor(expected), equal_nan=True)
+    torch.testing.assert_close(
+        normalize(torch.tensor(scores), kind), torch.tensor(expected), equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("kind", NORMALIZATIONS)
@@ -181,7 +218,9 @@ def test_rows_do_not_touch_each_other_nor_the_input(kind):
     rows = torch.tensor([[1.0, -2.0, NAN], [0.0, 0.0, 0.0], [NAN, NAN, NAN], [5.0, 1.0, 0.5]])
     before = rows.clone()
     result = normalize(rows, kind)
-    torch.testing.assert_close(torch.stack([normalize(row, kind) for row in rows]), result, equal_nan=True)
+    torch.testing.assert_close(
+        torch.stack([normalize(row, kind) for row in rows]), result, equal_nan=True
+    )
     result.zero_()
     torch.testing.assert_close(rows, before, equal_nan=True)
     assert normalize(torch.zeros(2, 0), kind).shape == (2, 0)
@@ -252,7 +291,9 @@ def test_any_text_comes_back(text):
 
 
 def test_unusual_records_come_back():
-    tools = ({"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {"n": 3}}]},)
+    tools = (
+        {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {"n": 3}}]},
+    )
     assert again(make(prompt=tools)).prompt == tools
     assert again(make(("a\ud83d",), ((1.0,),))).text == "a\ud83d"
     assert again(make((), ((),), text="a")).scores.shape == (1, 0)
@@ -286,8 +327,16 @@ def changed(**changes):
         (changed(scores=[[1.0]]), r"scores has shape \[1, 1\]; expected \[2, 7\]"),
         (changed(scores=[["x"]]), "scores.0.0: Input should be a valid number.*, got 'x'"),
         (changed(scores=[[NAN]]), "not readable JSON .the number NaN is not finite"),
-        (changed(pairs=[{"target": 0, "units": [0, 7], "score": 1, "stderr": 0, "kind": "either"}]), "of no target"),
-        (changed(units=[{"text": "a", "start": 0, "end": 1}]), "units.0.token_indices: Field required"),
+        (
+            changed(
+                pairs=[{"target": 0, "units": [0, 7], "score": 1, "stderr": 0, "kind": "either"}]
+            ),
+            "of no target",
+        ),
+        (
+            changed(units=[{"text": "a", "start": 0, "end": 1}]),
+            "units.0.token_indices: Field required",
+        ),
         (changed(prompt=[3]), "prompt.*, got "),
         (changed(info={"a": "@"}).replace('"@"', "[" * 490 + "]" * 490), "damaged: it is nested"),
         ("", "not readable JSON"),
@@ -331,7 +380,10 @@ def by_enumeration(scores):
     for target, unit in itertools.product(range(4), range(2)):
         for count in range(target + 1):
             for between in itertools.combinations(range(target), count):
-                stops, product = [*between, target], weights[between[0] if between else target, unit]
+                stops, product = (
+                    [*between, target],
+                    weights[between[0] if between else target, unit],
+                )
                 for first, second in itertools.pairwise(stops):
                     product = product * weights[second, 2 + first]
                 totals[target, unit] += product
@@ -343,27 +395,48 @@ def test_sum_over_all_paths(seed):
     scores = random_scores(seed)
     found = reasoning(scores.tolist()).through()
     torch.testing.assert_close(found.scores, by_enumeration(scores).float(), atol=1e-6, rtol=1e-5)
-    for target, expected in enumerate(by_enumeration(scores)):  # what flows out of the prompt's two units
+    for target, expected in enumerate(
+        by_enumeration(scores)
+    ):  # what flows out of the prompt's two units
         torch.testing.assert_close(flow(found, target).sum(0)[:2], expected, atol=1e-6, rtol=1e-5)
     assert [unit.text for unit in found.units] == list(PROMPT)
 
 
 def by_hand():
     """The last sentence: a quarter from the fox, a quarter from the dog, half from the first, which is the fox's."""
-    return reasoning(((4.0, 0, NAN, NAN, NAN), (0, 1, 1, NAN, NAN), (-1, -1, 0, -1, NAN), (0.25, 0.25, 0.5, 0, 0)))
+    return reasoning(
+        (
+            (4.0, 0, NAN, NAN, NAN),
+            (0, 1, 1, NAN, NAN),
+            (-1, -1, 0, -1, NAN),
+            (0.25, 0.25, 0.5, 0, 0),
+        )
+    )
 
 
 def test_by_hand():
     found = by_hand().through()
-    torch.testing.assert_close(found.scores, torch.tensor([[1.0, 0], [0.5, 0.5], [0, 0], [0.75, 0.25]]))
+    torch.testing.assert_close(
+        found.scores, torch.tensor([[1.0, 0], [0.5, 0.5], [0, 0], [0.75, 0.25]])
+    )
     assert found.info["through"][3] == [0.5, 0, 0, 0]
     assert found.top(1, target=3)[0].text == "A fox."
-    edges = [[0.5, 0, 0, 0, 0, 0], [0] * 6, [0] * 6, [0.25, 0.25, 0.5, 0, 0, 0]]  # from the prompt's two, then the four
+    edges = [
+        [0.5, 0, 0, 0, 0, 0],
+        [0] * 6,
+        [0] * 6,
+        [0.25, 0.25, 0.5, 0, 0, 0],
+    ]  # from the prompt's two, then the four
     assert flow(found, 3).tolist() == edges
     # units may be parts of a target: two words of one sentence carry what the sentence carries
     pieces = ("A fox.", " A dog.", " It", " sings.")
     targets = (Target(" It sings.", 1, 0.5, 1, rest=(3,)), Target(" End.", 2, 0.5, 1))
-    own = {"prompt_length": 13, "text": "A fox. A dog. It sings. End", "units": spans_of(*pieces), "targets": targets}
+    own = {
+        "prompt_length": 13,
+        "text": "A fox. A dog. It sings. End",
+        "units": spans_of(*pieces),
+        "targets": targets,
+    }
     att = make(pieces, ((3.0, 1.0, NAN, NAN), (0.0, 1.0, 0.5, 0.5)), **own)
     torch.testing.assert_close(att.through().scores, torch.tensor([[0.75, 0.25], [0.375, 0.625]]))
 
@@ -372,7 +445,9 @@ def test_by_hand():
 def test_a_character_of_several_tokens_is_shared_by_their_targets(answer):
     """Every piece of it reads as the whole character, so that targets cannot be found by their texts."""
     prompt = "The quick fox. It jumps."
-    att = noiser.attribute(tiny("llama"), prompt, target=answer, method=noiser.Occlusion(score="logprob"))
+    att = noiser.attribute(
+        tiny("llama"), prompt, target=answer, method=noiser.Occlusion(score="logprob")
+    )
     first = len(tiny_tokenizer()(prompt)["input_ids"])
     weights = att.scores.double().nan_to_num(0.0).clamp_min(0)
     weights /= weights.sum(1, keepdim=True)
@@ -381,12 +456,21 @@ def test_a_character_of_several_tokens_is_shared_by_their_targets(answer):
         for token in unit.token_indices:
             if token >= first:
                 expected[:, token - first] += weights[:, column] / len(unit.token_indices)
-    torch.testing.assert_close(torch.tensor(att.through().info["through"], dtype=torch.float64), expected)
+    torch.testing.assert_close(
+        torch.tensor(att.through().info["through"], dtype=torch.float64), expected
+    )
 
 
 def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
-    asked = {"target": " It rains. The trains run late. The fox sings.", "unit": "sentence", "target_unit": "sentence"}
-    asked |= {"prompt": "The fox sings. A dog plays.", "method": noiser.Occlusion(score="hellinger")}
+    asked = {
+        "target": " It rains. The trains run late. The fox sings.",
+        "unit": "sentence",
+        "target_unit": "sentence",
+    }
+    asked |= {
+        "prompt": "The fox sings. A dog plays.",
+        "method": noiser.Occlusion(score="hellinger"),
+    }
     found = noiser.attribute(tiny("llama"), **asked).through()
     torch.testing.assert_close(found.scores.sum(1), torch.ones(3))
     assert found.scores.shape == (3, 2)
@@ -404,7 +488,11 @@ def test_drawing_has_a_line_for_each_sentence_and_an_arc_for_each_edge(tmp_path)
     found = by_hand().through()
     lines, arcs = path_arcs(found, 3)
     assert lines == list(
-        zip(("75%", "25%", "50%", "0%", "0%", ""), [t.strip() for t in (*PROMPT, *STEPS)], strict=True)
+        zip(
+            ("75%", "25%", "50%", "0%", "0%", ""),
+            [t.strip() for t in (*PROMPT, *STEPS)],
+            strict=True,
+        )
     )
     assert sorted((arc.start, arc.end, arc.weight, arc.style) for arc in arcs) == [
         (0, 2, 0.5, "p"), (0, 5, 0.25, "p"), (1, 5, 0.25, "p"), (2, 5, 0.5, "n")

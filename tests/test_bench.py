@@ -69,38 +69,72 @@ def forget(folder, where):
 
 def test_rows_are_the_stored_ones(whole):
     """Golden numbers, for every row that the plan asks for."""
-    key = itemgetter("model", "data", "method", "metric", "index", "units", "targets", "seed", "example", "category")
+    key = itemgetter(
+        "model",
+        "data",
+        "method",
+        "metric",
+        "index",
+        "units",
+        "targets",
+        "seed",
+        "example",
+        "category",
+    )
     found = sorted(by_key(whole).values(), key=key)
-    expected = sorted(json.loads((Path(__file__).parent / "golden" / "rows.json").read_text("utf-8")), key=key)
+    expected = sorted(
+        json.loads((Path(__file__).parent / "golden" / "rows.json").read_text("utf-8")), key=key
+    )
     for one, other in zip(found, expected, strict=True):
-        work = [{name: row["values"].pop(name, 0) for name in ("token_forwards", "passes")} for row in (one, other)]
+        work = [
+            {name: row["values"].pop(name, 0) for name in ("token_forwards", "passes")}
+            for row in (one, other)
+        ]
         assert work[0]["token_forwards"] <= work[1]["token_forwards"], key(one)
         assert (key(one), one["error"] is None) == (key(other), other["error"] is None)
         assert one["values"] == pytest.approx(other["values"], rel=1e-5, abs=1e-5), key(one)
-        assert one["probability"] == pytest.approx(other["probability"], rel=1e-5, abs=1e-5), key(one)
+        assert one["probability"] == pytest.approx(other["probability"], rel=1e-5, abs=1e-5), key(
+            one
+        )
 
 
 def test_attributions_are_stored_and_their_facts_are_rows(whole, models):
     lm = noiser.load_model(models / "gemma3", dtype="float32", device="cpu")
     found = Store(whole).attributions("gemma3", "own", "noiser")
     assert [*found] == [f"own-{index}" for index in range(6)]
-    again = noiser.attribute(lm, PROMPTS[4], method=noiser.Noiser(samples=2, steps=3, bounding="k_max"), seed=7)
+    again = noiser.attribute(
+        lm, PROMPTS[4], method=noiser.Noiser(samples=2, steps=3, bounding="k_max"), seed=7
+    )
     torch.testing.assert_close(found["own-4"].scores, again.scores, atol=1e-6, rtol=0)
     facts = by_key(whole)["gemma3", "own", "noiser", "attribution", "own-4"]["values"]
-    assert (facts["token_forwards"], facts["rank"]) == (again.info["token_forwards"], again.targets[0].rank)
+    assert (facts["token_forwards"], facts["rank"]) == (
+        again.info["token_forwards"],
+        again.targets[0].rank,
+    )
 
 
 def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole, run_plan, models, tmp_path):
     rows, key = by_key(whole), Key("llama", "long", "occlusion", "localisation", "long-0")
-    assert (rows[key]["error"], rows[key]["values"], rows[key]["targets"]) == ("ParameterError", {}, 3)
+    assert (rows[key]["error"], rows[key]["values"], rows[key]["targets"]) == (
+        "ParameterError",
+        {},
+        3,
+    )
     assert "names no spans" in Store(whole).text(key)["error"]
-    text = plan_text(models, "llama", prompts=[PROMPTS[0], "The secret word is swordfish. " * 60], limit=2)
+    text = plan_text(
+        models, "llama", prompts=[PROMPTS[0], "The secret word is swordfish. " * 60], limit=2
+    )
     outcome = run_plan(text)
     assert outcome.errors == 8 + 2 * 3  # the long prompt's rows, and localisation without spans
     rows = by_key(tmp_path / "out")
     for metric in ("attribution", "soft_scores", "mass_matched"):
         row = rows["llama", "own", "noiser", metric, "own-1"]
-        assert (row["error"], row["units"], row["targets"], row["probability"]) == ("PromptError", 0, 0, None)
+        assert (row["error"], row["units"], row["targets"], row["probability"]) == (
+            "PromptError",
+            0,
+            0,
+            None,
+        )
         assert rows["llama", "own", "noiser", metric, "own-0"]["error"] is None
     again = run_plan(text, retry_errors=True)
     assert (again.rows, again.errors) == (outcome.errors, outcome.errors)
@@ -108,7 +142,13 @@ def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole, run_plan, 
 
 def removal(models, count, *metrics, block=4):
     """A plan of a model, some prompts and these metrics."""
-    named = {"name": "removal", "seed": 3, "block": block, "data": [{"prompts": PROMPTS[:count]}], "metrics": metrics}
+    named = {
+        "name": "removal",
+        "seed": 3,
+        "block": block,
+        "data": [{"prompts": PROMPTS[:count]}],
+        "metrics": metrics,
+    }
     model = {"name": f"{models}/llama", "dtype": "float32"}
     return toml(named | {"models": [model], "methods": [{"name": "occlusion"}]})
 
@@ -116,23 +156,35 @@ def removal(models, count, *metrics, block=4):
 def test_settings_reach_metrics_and_judged_words_stay_out_of_rows(tmp_path, run_plan, models):
     settings = {"lds": {"masks": 6, "removal": "delete"}, "top_k": {"k": [2], "removal": "mean"}}
     metrics = settings | {"answerability": {"judge": "local"}}
-    assert run_plan(removal(models, 2, *({"name": name} | asked for name, asked in metrics.items()))).errors == 0
+    assert (
+        run_plan(
+            removal(models, 2, *({"name": name} | asked for name, asked in metrics.items()))
+        ).errors
+        == 0
+    )
     lm = noiser.load_model(models / "llama", dtype="float32", device="cpu")
     rows = by_key(tmp_path / "out")
     for metric, column in (("lds", "lds"), ("top_k", "drop@2")):
-        for record in noiser.evaluate(lm, PROMPTS[:2], "occlusion", metric, seed=3, **settings[metric]).records:
+        for record in noiser.evaluate(
+            lm, PROMPTS[:2], "occlusion", metric, seed=3, **settings[metric]
+        ).records:
             values = rows["llama", "own", "occlusion", metric, f"own-{record['index']}"]["values"]
             assert column in values
             assert values == pytest.approx({name: record[name] for name in values}, abs=1e-5)
     key = Key("llama", "own", "occlusion", "answerability", "own-0")
     assert rows[key]["values"]["answerability_status"] in ("correct", "wrong", "unscored")
-    assert [name for name, value in rows[key]["values"].items() if isinstance(value, str)] == ["answerability_status"]
+    assert [name for name, value in rows[key]["values"].items() if isinstance(value, str)] == [
+        "answerability_status"
+    ]
     assert "answerability_words" in Store(tmp_path / "out").text(key)
 
 
 def test_nothing_is_done_twice_and_what_is_missing_comes_out_the_same(copied, run_plan, whole):
     assert run_plan().rows == 0
-    gone = forget(copied, "model = 'llama' AND (metric = 'soft_scores' AND method = 'noiser' OR example = 'own-1')")
+    gone = forget(
+        copied,
+        "model = 'llama' AND (metric = 'soft_scores' AND method = 'noiser' OR example = 'own-1')",
+    )
     assert run_plan().rows == gone
     check_same_numbers(copied, whole)
 
@@ -151,7 +203,11 @@ def test_a_plan_may_grow(tmp_path, run_plan, models, whole):
         ("samples = 2", "samples = 3", "methods, 'noiser', parameters: samples was 2 and is 3"),
         ("masks = 2", "masks = 4", "metrics, 'soft_scores', masks was 2 and is 4"),
         ('"   x"', '"   y"', "data, 'long', prompts was"),
-        ('"random", limit = { own = 3 }', '"random", label = "chance"', "methods, 'random' is no longer"),
+        (
+            '"random", limit = { own = 3 }',
+            '"random", label = "chance"',
+            "methods, 'random' is no longer",
+        ),
     ],
 )
 def test_a_plan_may_not_change_what_is_stored(copied, run_plan, models, whole, old, new, said):
@@ -169,7 +225,9 @@ def other_weights(folder):
 
 def other_configuration(folder):
     text = (folder / "config.json").read_text(encoding="utf-8")
-    (folder / "config.json").write_text(text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    (folder / "config.json").write_text(
+        text.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05')
+    )
 
 
 @pytest.mark.parametrize("change", [other_weights, other_configuration])
@@ -178,7 +236,9 @@ def test_another_model_under_the_same_name_is_refused(tmp_path, run_plan, models
     run_plan(text)
     change(tmp_path / "copies" / "llama")
     forget(tmp_path / "out", "model = 'llama' AND example = 'own-0'")
-    with pytest.raises(StoredFileError, match="'llama' is not the one that the stored rows are about"):
+    with pytest.raises(
+        StoredFileError, match="'llama' is not the one that the stored rows are about"
+    ):
         run_plan(text)
 
 
@@ -196,7 +256,9 @@ def judged(monkeypatch, tmp_path, models):
     return plan
 
 
-def test_a_judge_that_cannot_work_ends_the_run_and_what_is_finished_is_kept(tmp_path, run_plan, judged):
+def test_a_judge_that_cannot_work_ends_the_run_and_what_is_finished_is_kept(
+    tmp_path, run_plan, judged
+):
     refusing = ChatServer(lambda *_: Step(401, {}) if refusing.total > 2 else None)
     with refusing as server, pytest.raises(RunError, match=r"cannot work: .*401"):
         run_plan(judged(server, 6))
@@ -218,7 +280,9 @@ def test_a_judge_that_fails_leaves_a_run_that_goes_on(tmp_path, run_plan, judged
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("room", [100_000, *(random.Random(i).randrange(4_000, 500_000) for i in range(times(0, 24)))])
+@pytest.mark.parametrize(
+    "room", [100_000, *(random.Random(i).randrange(4_000, 500_000) for i in range(times(0, 24)))]
+)
 def test_a_full_disk_is_one_clear_error_and_harms_nothing(tmp_path, run_plan, models, whole, room):
     text, limits, said = plan_text(models, "llama"), resource.getrlimit(resource.RLIMIT_FSIZE), ""
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
@@ -228,7 +292,9 @@ def test_a_full_disk_is_one_clear_error_and_harms_nothing(tmp_path, run_plan, mo
         said = str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not said or re.search(r"bench\.sqlite: .*What is stored is whole; .*the same command goes on", said)
+    assert not said or re.search(
+        r"bench\.sqlite: .*What is stored is whole; .*the same command goes on", said
+    )
     if room == 100_000:
         stored, expected = by_key(tmp_path / "out"), by_key(whole)
         assert (bool(said), 0 < len(stored) < 57) == (True, True)
@@ -268,7 +334,9 @@ def test_damaged_files_are_read_or_refused(tmp_path, models, copied):
     chance, pack = random.Random(0), tmp_path / "pack"
     Store(copied).pack(pack)
     (tmp_path / "p.toml").write_text(plan_text(models), encoding="utf-8")
-    next(iter(Store(copied).attributions("llama", "own", "noiser").values())).save(tmp_path / "att.json")
+    next(iter(Store(copied).attributions("llama", "own", "noiser").values())).save(
+        tmp_path / "att.json"
+    )
     readers = {tmp_path / "p.toml": read_plan, tmp_path / "att.json": noiser.Attribution.load}
     for path in (copied / FILE, pack / "run.json", pack / "rows.jsonl.gz"):
         readers[path] = lambda path: status(path.parent)
@@ -297,14 +365,19 @@ def test_two_workers_one_of_which_is_killed(tmp_path, run_plan, whole, monkeypat
 
     outcome = run_plan(workers=2, progress=kills)
     assert (outcome.rows, outcome.lost, len(killed)) == (114, (), 1)
-    check_same_numbers(tmp_path / "out", whole)  # a new worker has nothing cached, so that its passes are others
+    check_same_numbers(
+        tmp_path / "out", whole
+    )  # a new worker has nothing cached, so that its passes are others
     assert not multiprocessing.active_children()
 
 
 def test_a_job_whose_workers_die_is_tried_three_times_and_the_others_go_on(tmp_path):
     deaths = {"a": 0, "b": 2, "c": 9, "d": 0, "e": 1}
     with contextlib.closing(Processes(Fragile, 2)) as executor:
-        found = {job[0]: result for job, result in executor.run((name, str(tmp_path), n) for name, n in deaths.items())}
+        found = {
+            job[0]: result
+            for job, result in executor.run((name, str(tmp_path), n) for name, n in deaths.items())
+        }
         assert isinstance(found.pop("c"), RunError)
         assert found == {"a": "A", "b": "B", "d": "D", "e": "E"}
         with pytest.raises(RunError, match="memory is short"):
@@ -325,8 +398,13 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_workers_end_with_a_killed_parent(tmp_path):
     (tmp_path / "script.py").write_text(PARENT, encoding="utf-8")
-    command, env = [sys.executable, tmp_path / "script.py", tmp_path], {"PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | env) as running:
+    command, env = (
+        [sys.executable, tmp_path / "script.py", tmp_path],
+        {"PYTHONPATH": str(Path(__file__).parent)},
+    )
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | env
+    ) as running:
         assert "'A'" in running.stdout.readline()
         running.send_signal(signal.SIGKILL)
         running.wait()
@@ -370,14 +448,19 @@ def test_a_run_goes_on_from_a_pack(tmp_path, run_plan, models, whole, monkeypatc
     assert run_plan(text + more, "packed").rows == 6
     found = Store(tmp_path / "packed")
     assert len(list(found.rows())) == 120
-    assert len(found.attributions("llama", "own", "occlusion")) == 6  # made again for the new metric
+    assert (
+        len(found.attributions("llama", "own", "occlusion")) == 6
+    )  # made again for the new metric
     assert found.attributions("llama", "own", "noiser") == {}
 
 
 def test_a_damaged_pack(tmp_path, whole):
     Store(whole).pack(tmp_path)
     line = json.dumps(next(iter(Store(whole).rows()))._asdict()).encode() + b"\n"
-    packed = [gzip.compress(content) for content in (line * 20_000, line[:-2] + b" " * 2_000_000, b"[" * 900_000)]
+    packed = [
+        gzip.compress(content)
+        for content in (line * 20_000, line[:-2] + b" " * 2_000_000, b"[" * 900_000)
+    ]
     damages = [("rows.jsonl.gz", damage) for damage in (b"no gzip", *packed)]
     for name, damage in (*damages, ("run.json", b"[1]"), ("run.json", b'{"schema": 9}')):
         good = (tmp_path / name).read_bytes()
@@ -396,7 +479,10 @@ def test_links_do_not_lead_out_of_a_folder(tmp_path, copied, run_plan):
     (report / "report.md").symlink_to(elsewhere / "mine")
     (copied / FILE).rename(elsewhere / FILE)
     (copied / FILE).symlink_to(elsewhere / FILE)
-    writes = [lambda name=name: write_files(report, {name: b"ours"}) for name in ("figures/a.svg", "report.md")]
+    writes = [
+        lambda name=name: write_files(report, {name: b"ours"})
+        for name in ("figures/a.svg", "report.md")
+    ]
     for write in (*writes, run_plan):
         with pytest.raises(RunError, match="Remove the link"):
             write()
@@ -419,7 +505,9 @@ def test_code_and_keys_of_a_plan(tmp_path, run_plan, models):
         with pytest.raises(PlanError, match="Add --trust-remote-code"):
             run_plan(text.replace('dtype = "float32"', trusting, 1))
     judged = '[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args = {{ {} }}\n'
-    plan.write_text(text + judged.format('base_url = "https://x/v1", api_key_env = "MY_KEY"'), encoding="utf-8")
+    plan.write_text(
+        text + judged.format('base_url = "https://x/v1", api_key_env = "MY_KEY"'), encoding="utf-8"
+    )
     assert list(keys_sent(plan)) == ["The key in MY_KEY goes to https://x/v1."]
     plan.write_text(text + judged.format('api_key = "secret"'), encoding="utf-8")
     with pytest.raises(PlanError, match="OPENAI_API_KEY"):

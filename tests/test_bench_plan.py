@@ -28,19 +28,55 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('name = "occlusion"', 'name = "oclusion"', "methods, 'oclusion': Unknown method 'oclusion'. Did you mean"),
-        ('name = "soft_scores"', 'name = "soft_score"', "Unknown metric 'soft_score'. Did you mean 'soft_scores"),
-        ('label = "own", prompts', 'name = "knwon", prompts', "expected either name, of a data set, or prompts"),
-        ("samples = 2", "sampels = 2", "Unknown hyper-parameter of noiser 'sampels'. Did you mean 'samples'"),
+        (
+            'name = "occlusion"',
+            'name = "oclusion"',
+            "methods, 'oclusion': Unknown method 'oclusion'. Did you mean",
+        ),
+        (
+            'name = "soft_scores"',
+            'name = "soft_score"',
+            "Unknown metric 'soft_score'. Did you mean 'soft_scores",
+        ),
+        (
+            'label = "own", prompts',
+            'name = "knwon", prompts',
+            "expected either name, of a data set, or prompts",
+        ),
+        (
+            "samples = 2",
+            "sampels = 2",
+            "Unknown hyper-parameter of noiser 'sampels'. Did you mean 'samples'",
+        ),
         ("block = 2", "block = 0", "block: Input should be greater than or equal to 1"),
-        ('data = "long"', 'data = "longs"', "'localisation': Unknown label in data 'longs'. Did you mean 'long'?"),
-        ('name = "localisation"', 'name = "answerability"', "metrics, 'answerability': answerability@1 needs a judge"),
+        (
+            'data = "long"',
+            'data = "longs"',
+            "'localisation': Unknown label in data 'longs'. Did you mean 'long'?",
+        ),
+        (
+            'name = "localisation"',
+            'name = "answerability"',
+            "metrics, 'answerability': answerability@1 needs a judge",
+        ),
         ("masks = 2", 'judge = "local"', "metrics, 'soft_scores': judge would change nothing"),
-        ("masks = 2", "judge_args = { timeout = 9 }", "judge_args are settings of a judge; expected judge as well"),
-        ('name = "localisation"', 'name = "answerability"\njudge = "locl"', "Unknown judge 'locl'. Did you mean"),
+        (
+            "masks = 2",
+            "judge_args = { timeout = 9 }",
+            "judge_args are settings of a judge; expected judge as well",
+        ),
+        (
+            'name = "localisation"',
+            'name = "answerability"\njudge = "locl"',
+            "Unknown judge 'locl'. Did you mean",
+        ),
         ("max_new_tokens = 3", 'without_category = "a"', "without_category: only for data sets"),
         ('label = "long"', 'label = "own"', "two data have the label 'own'"),
-        ('name = "localisation"', 'name = "lds"\nlabel = "attribution"', "two metrics have the label 'attribution'"),
+        (
+            'name = "localisation"',
+            'name = "lds"\nlabel = "attribution"',
+            "two metrics have the label 'attribution'",
+        ),
         ('label = "long"', 'label = "../long"', "data.1.label: String should match pattern"),
         ("seed = 3", "seed = ", "is not valid TOML"),
     ],
@@ -60,14 +96,19 @@ def test_our_own_plans_and_packs():
     assert len(paths) >= 13
     for path in paths:
         methods = resolve(read_plan(path)[0], str(path))["methods"]
-        assert len({str(sorted(method.items())) for method in methods.values()}) == len(methods), path  # no row twice
+        assert len({str(sorted(method.items())) for method in methods.values()}) == len(methods), (
+            path
+        )  # no row twice
     store = Store(place := ROOT / "docs/evidence/fair/rows")
     assert store.meta["resolved"]["seed"] == store.plan.seed
     assert not any(row.error for row in store.rows())
     assert f"{store.plan.name}: " in status(place)
     page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
     plan = parse_plan(page.split("```toml\n")[1].split("```")[0], "docs/bench.md")
-    assert resolve(plan, "docs/bench.md")["methods"]["noiser_k_max"]["parameters"]["bounding"] == "k_max"
+    assert (
+        resolve(plan, "docs/bench.md")["methods"]["noiser_k_max"]["parameters"]["bounding"]
+        == "k_max"
+    )
 
 
 def meaning(text):
@@ -79,7 +120,12 @@ def test_what_a_change_of_settings_means(tmp_path):
     text = plan_text(tmp_path)
     judged = f'{text}[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args.base_url = "http://x/v1"\n'
     used = {kind: {*labels} for kind, labels in meaning(judged).items() if isinstance(labels, dict)}
-    check_change(meaning(judged), meaning(f"{judged}judge_args.budget_tokens = 5\njudge_args.timeout = 9"), "f", used)
+    check_change(
+        meaning(judged),
+        meaning(f"{judged}judge_args.budget_tokens = 5\njudge_args.timeout = 9"),
+        "f",
+        used,
+    )
     older = text.replace('name = "noiser"', 'name = "noiser@1", label = "noiser"')
     for old, new, said in (
         (judged, judged.replace("//x", "//y"), "metrics, 'answerability', judge_args was"),
@@ -87,7 +133,10 @@ def test_what_a_change_of_settings_means(tmp_path):
     ):
         with pytest.raises(PlanError, match=said):
             check_change(meaning(old), meaning(new), "f", used)
-    served = [ModelEntry.model_validate({"name": "vllm:m", "engine_args": {"tensor_parallel_size": n}}) for n in (1, 8)]
+    served = [
+        ModelEntry.model_validate({"name": "vllm:m", "engine_args": {"tensor_parallel_size": n}})
+        for n in (1, 8)
+    ]
     assert served[1].load_options["tensor_parallel_size"] == 8
     assert served[0].meaning == served[1].meaning
 
@@ -109,7 +158,13 @@ def answers():
 def quiz():
     """A data set whose answers are those of the tiny Llama for every other prompt, and one prompt it cannot read."""
     examples = [
-        Example(id=f"quiz-{i}", prompt=prompt, target="Zq" if i % 2 else said, dataset="quiz", category="abc"[i % 3])
+        Example(
+            id=f"quiz-{i}",
+            prompt=prompt,
+            target="Zq" if i % 2 else said,
+            dataset="quiz",
+            category="abc"[i % 3],
+        )
         for i, (prompt, said) in enumerate([*answers().items(), ("y" * 2000, "x")])
     ]
     source = Source(files=(), licence="ours", citation="")
@@ -126,7 +181,11 @@ def run_quiz(tmp_path, run_plan, models, quiz):
     def run(folder="run", progress=None, more=(), **data):
         named = {"name": "quiz", "seed": 1, "models": [{"name": f"{models}/llama"}, *more]}
         data = {"name": "quiz", "only_correct": True} | data
-        run_plan(toml(named | {"data": [data], "methods": [{"name": "random"}]}), folder, progress=progress)
+        run_plan(
+            toml(named | {"data": [data], "methods": [{"name": "random"}]}),
+            folder,
+            progress=progress,
+        )
         return Store(tmp_path / folder)
 
     return run
@@ -147,7 +206,11 @@ def test_only_examples_that_the_model_gets_right(run_quiz):
 
 @pytest.mark.parametrize(
     ("says", "right"),
-    [({"with": "attic", "out": "barn"}, True), ({"with": "attic", "out": "attic"}, False), ({"with": "barn"}, False)],
+    [
+        ({"with": "attic", "out": "barn"}, True),
+        ({"with": "attic", "out": "attic"}, False),
+        ({"with": "barn"}, False),
+    ],
 )
 def test_an_answer_must_change_without_what_decides_it(monkeypatch, says, right):
     monkeypatch.setattr(work, "says", lambda lm, prompt, answer: says[prompt] == answer)
@@ -162,7 +225,9 @@ def test_a_choice_that_is_interrupted_goes_on(run_quiz, monkeypatch):
     def interrupts(done, total, job):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work, "says", lambda lm, prompt, answer: asked.append(prompt) or says(lm, prompt, answer))
+    monkeypatch.setattr(
+        work, "says", lambda lm, prompt, answer: asked.append(prompt) or says(lm, prompt, answer)
+    )
     monkeypatch.setattr("noiser.bench.run.ASKED", 3)
     with pytest.raises(KeyboardInterrupt):
         run_quiz(progress=interrupts)
@@ -188,10 +253,19 @@ def test_categories(run_quiz):
 
 
 def test_stratified_examples_come_from_all_categories_in_turn(quiz):
-    entries = [DataEntry.model_validate({"name": "quiz", "stratified": stratified}) for stratified in (False, True)]
-    plain, turns = ([(i.id, i.category) for i in draw(entry, 1, None).examples.values()] for entry in entries)
+    entries = [
+        DataEntry.model_validate({"name": "quiz", "stratified": stratified})
+        for stratified in (False, True)
+    ]
+    plain, turns = (
+        [(i.id, i.category) for i in draw(entry, 1, None).examples.values()] for entry in entries
+    )
     assert [category for _, category in turns] != [category for _, category in plain]
-    assert {category for _, category in turns[:3]} == {category for _, category in turns[3:6]} == {"a", "b", "c"}
+    assert (
+        {category for _, category in turns[:3]}
+        == {category for _, category in turns[3:6]}
+        == {"a", "b", "c"}
+    )
     for category in "abc":  # within one, the order of the draw
         assert [i for i in turns if i[1] == category] == [i for i in plain if i[1] == category]
 

@@ -17,7 +17,9 @@ from noiser.errors import RunError
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed; pip install "noiser[ray]"'),
+    pytest.mark.skipif(
+        find_spec("ray") is None, reason='Ray is not installed; pip install "noiser[ray]"'
+    ),
     pytest.mark.filterwarnings("ignore"),  # Ray's own warnings are not about us
 ]
 
@@ -30,7 +32,10 @@ def cluster():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_worker_niceness", "0")  # on a busy machine they would starve
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        )
         made = LocalCluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         patch.setenv("RAY_ADDRESS", made.address)
         for _ in range(2):
@@ -82,12 +87,16 @@ def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
         cluster.remove_node(victim, allow_graceful=False)
         (begun,) = tmp_path.glob(f"*-{victim.node_id}")
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(begun.read_text()), signal.SIGKILL)  # a worker may outlive its node for a moment
+            os.kill(
+                int(begun.read_text()), signal.SIGKILL
+            )  # a worker may outlive its node for a moment
         (tmp_path / "go").touch()
 
     thread = threading.Thread(target=kill)
     thread.start()
-    found = {job[0]: result for job, result in executor.run([(name, str(tmp_path)) for name in "abcd"])}
+    found = {
+        job[0]: result for job, result in executor.run([(name, str(tmp_path)) for name in "abcd"])
+    }
     thread.join()
     executor.close()
     assert found == {name: name.upper() for name in "abcd"}

@@ -30,13 +30,24 @@ def captum(name, **parameters):
     return make_method(f"captum:{name}", **CHEAP.get(name, {}) | parameters)
 
 
-QUESTIONS = {"mamba": {"max_new_tokens": 3}, "gemma3": {"unit": "word", "max_new_tokens": 3}, "llama": {"foil": " dog"}}
+QUESTIONS = {
+    "mamba": {"max_new_tokens": 3},
+    "gemma3": {"unit": "word", "max_new_tokens": 3},
+    "llama": {"foil": " dog"},
+}
 OURS = {
     "ablation": (CaptumMethod("FeatureAblation"), noiser.Occlusion(score="prob")),
     "gradient": (CaptumMethod("InputXGradient"), noiser.InputXGradient(reduce="sum")),
-    "log p": (CaptumMethod("InputXGradient", reduce="l2", score="logprob"), noiser.InputXGradient(score="logprob")),
+    "log p": (
+        CaptumMethod("InputXGradient", reduce="l2", score="logprob"),
+        noiser.InputXGradient(score="logprob"),
+    ),
     "path": (
-        CaptumMethod("IntegratedGradients", settings={"n_steps": 6, "method": "gausslegendre"}, baseline="mean"),
+        CaptumMethod(
+            "IntegratedGradients",
+            settings={"n_steps": 6, "method": "gausslegendre"},
+            baseline="mean",
+        ),
         noiser.IntegratedGradients(n_steps=6, baseline="mean"),
     ),
 }
@@ -52,11 +63,15 @@ def test_equals_ours(name, family):
 
 
 def test_shapley_values_are_exact_and_a_window_may_be_of_two_tokens():
-    found, expected = (attribute(method, unit="word") for method in ("captum:ShapleyValues", "kernel_shap"))
+    found, expected = (
+        attribute(method, unit="word") for method in ("captum:ShapleyValues", "kernel_shap")
+    )
     assert expected.info["exact"] == [True]
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
     one, two = (attribute(captum("Occlusion", sliding_window_shapes=[size, 32])) for size in (1, 2))
-    torch.testing.assert_close(one.scores, attribute("captum:FeatureAblation").scores, equal_nan=True)
+    torch.testing.assert_close(
+        one.scores, attribute("captum:FeatureAblation").scores, equal_nan=True
+    )
     assert not torch.allclose(one.scores, two.scores)
 
 
@@ -103,7 +118,9 @@ def test_settings(tmp_path):
     again = attribute(make_method(stored.method, **stored.parameters), seed=stored.seed)
     assert torch.equal(att.scores, again.scores)
     of_class = captum("IntegratedGradients", multiply_by_inputs=False)
-    assert not torch.equal(attribute(of_class).scores, attribute(captum("IntegratedGradients")).scores)
+    assert not torch.equal(
+        attribute(of_class).scores, attribute(captum("IntegratedGradients")).scores
+    )
     one, other = (attribute(captum("ShapleyValueSampling"), seed=seed).scores for seed in (0, 1))
     assert not torch.equal(one, other)
 
@@ -119,13 +136,19 @@ def test_settings(tmp_path):
     ],
 )
 def test_what_captum_refuses_says_what_to_do(name, parameters, says):
-    with pytest.raises(ParameterError, match=rf"Captum's {name} with .*{says}.*use another method") as caught:
-        noiser.attribute(tiny("gemma3"), "fox", unit="word", method=make_method(f"captum:{name}", **parameters))
+    with pytest.raises(
+        ParameterError, match=rf"Captum's {name} with .*{says}.*use another method"
+    ) as caught:
+        noiser.attribute(
+            tiny("gemma3"), "fox", unit="word", method=make_method(f"captum:{name}", **parameters)
+        )
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_that_runs_out_of_memory_says_so(monkeypatch):
-    monkeypatch.setattr("noiser.integrations.captum.TargetFunction.__call__", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(
+        "noiser.integrations.captum.TargetFunction.__call__", Mock(side_effect=MemoryError)
+    )
     with pytest.raises(noiser.NoiserError, match="Not enough memory on cpu"):
         attribute("captum:FeatureAblation")
 
@@ -133,14 +156,21 @@ def test_a_model_that_runs_out_of_memory_says_so(monkeypatch):
 def test_random_states_come_back_after_an_exception():
     torch.manual_seed(4)
     before, python = torch.get_rng_state(), random.getstate()
-    with pytest.raises(ValueError, match="math"), seeded(torch.Generator().manual_seed(0), torch.device("cpu")):
+    with (
+        pytest.raises(ValueError, match="math"),
+        seeded(torch.Generator().manual_seed(0), torch.device("cpu")),
+    ):
         math.sqrt(-torch.rand(3).sum() - random.random() - np.random.rand())
     assert torch.equal(torch.get_rng_state(), before)
     assert random.getstate() == python
 
 
 def test_prompts_side_by_side_draw_what_each_draws_alone():
-    lm, prompts, method = tiny("llama"), [PROMPT, "A teacher plays the violin", "The dog"], captum("Lime")
+    lm, prompts, method = (
+        tiny("llama"),
+        [PROMPT, "A teacher plays the violin", "The dog"],
+        captum("Lime"),
+    )
     for prompt, found in zip(prompts, noiser.attribute(lm, prompts, method=method), strict=True):
         expected = noiser.attribute(lm, prompt, method=method).scores
         torch.testing.assert_close(found.scores, expected, atol=1e-5, rtol=0)

@@ -10,7 +10,14 @@ import torch
 import noiser
 from attribution_for_tests import make, spans_of
 from engine_for_tests import query_of
-from noiser.errors import NoiserError, ParameterError, PromptError, StoredFileError, TargetError, UnitError
+from noiser.errors import (
+    NoiserError,
+    ParameterError,
+    PromptError,
+    StoredFileError,
+    TargetError,
+    UnitError,
+)
 from noiser.types import Pair, Source, Target
 from test_engine import masked
 from test_pages import chat_model
@@ -29,7 +36,10 @@ def citations(**changes):
         pieces,
         ((3.0, 1.0, 0.5, -2.0), (0.1, 0.2, 0.3, 0.4)),
         units=tuple(units[i] for i in (0, 1, 3, 5)),
-        targets=(Target(" It sings.", 1, math.exp(-0.5), 1, rest=(2, 3)), Target(" Now.", 4, 0.25, 1)),
+        targets=(
+            Target(" It sings.", 1, math.exp(-0.5), 1, rest=(2, 3)),
+            Target(" Now.", 4, 0.25, 1),
+        ),
         stderr=torch.tensor([[0.3, 0.4, 0.1, 0.1]] * 2),
         target_unit="sentence",
     )
@@ -55,11 +65,17 @@ def test_sources_are_cited_in_order_of_their_shares_by_rules_that_are_parameters
     assert [(c.number, c.score) for c in first.citations] == [(1, 4.0), (2, 0.5)]
     assert [c.share for c in first.citations] == pytest.approx([4 / 4.5, 0.5 / 4.5])
     assert first.citations[0].stderr == pytest.approx(0.5)  # of two parts: the root of 0.3² + 0.4²
-    assert [(q.text, q.score) for q in first.citations[0].quotes] == [("A fox.", 3.0), ("A dog.", 1.0)]
+    assert [(q.text, q.score) for q in first.citations[0].quotes] == [
+        ("A fox.", 3.0),
+        ("A dog.", 1.0),
+    ]
     assert first.log_probability == pytest.approx(-1.5)  # three tokens
     assert (first.mark, second.mark) == ("[1][2]", "(from memory)")
     assert (second.from_memory, second.citations) == (True, ())
-    assert [s.mark for s in citations(least_share=0.2, memory=2.0).sentences] == ["[1]", "[3][1][2]"]
+    assert [s.mark for s in citations(least_share=0.2, memory=2.0).sentences] == [
+        "[1]",
+        "[3][1][2]",
+    ]
     assert citations(least_share=1.0, memory=2.0).sentences[1].mark == "(no source)"
     with pytest.raises(ParameterError, match="There are 1 losses; expected 2"):
         citations(losses=(1.0,))
@@ -70,26 +86,53 @@ def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
     text = str(citations(attribution=nats))
     assert text.startswith("It sings. [1][2]\n  [1] 4.0 ± 0.5 nats (89%)\n      “A fox.” 3.00\n")
     assert text.count("It sings.") == 1
-    assert "  [2] Rain: 0.50 ± 0.10 nats (11%)\n      “It rains.” 0.50\n" in text  # its title is no quote of it
+    assert (
+        "  [2] Rain: 0.50 ± 0.10 nats (11%)\n      “It rains.” 0.50\n" in text
+    )  # its title is no quote of it
     assert "  log-probability -1.50, without any source -6.50\nNow. (from memory)\n" in text
-    assert "Answer without the sources: I sing.\n\n[1]: written under the influence of this source; not checked" in text
+    assert (
+        "Answer without the sources: I sing.\n\n[1]: written under the influence of this source; not checked"
+        in text
+    )
     assert "loses without the source, in nats of log-probability. Cited: at least 10%" in text
     assert "less than 3 nats" in text
     shown = citations().to_markdown()
-    assert shown.startswith("- It sings. \\[1\\]\\[2\\]\n  - \\[1\\] 4.0 ± 0.5 (89%)\n    - “A fox.” 3.00\n")
+    assert shown.startswith(
+        "- It sings. \\[1\\]\\[2\\]\n  - \\[1\\] 4.0 ± 0.5 (89%)\n    - “A fox.” 3.00\n"
+    )
     assert "\n- Answer without the sources: I sing.\n\n\\[1\\]: written under" in shown
 
 
 def test_a_table_has_every_sentence_and_source():
     table = citations().to_dataframe()
-    assert table[["sentence_index", "number"]].to_numpy().tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2], [1, 3]]
+    assert table[["sentence_index", "number"]].to_numpy().tolist() == [
+        [0, 1],
+        [0, 2],
+        [0, 3],
+        [1, 1],
+        [1, 2],
+        [1, 3],
+    ]
     first = table.iloc[0].to_dict()
-    assert [first[name] for name in ("title", "start", "end", "loss", "from_memory")] == ["", 0, 13, 5.0, False]
+    assert [first[name] for name in ("title", "start", "end", "loss", "from_memory")] == [
+        "",
+        0,
+        13,
+        5.0,
+        False,
+    ]
     assert table["log_probability"].tolist() == pytest.approx([-1.5] * 3 + [math.log(0.25)] * 3)
     assert table["score"].tolist() == pytest.approx([4.0, 0.5, -2.0, 0.3, 0.3, 0.4])
     assert table["stderr"].tolist() == pytest.approx([0.5, 0.1, 0.1] * 2)
     assert table["share"].tolist() == pytest.approx([4 / 4.5, 0.5 / 4.5, 0, 0.3, 0.3, 0.4])
-    assert table["cited"].tolist() == [True, True, False, False, False, False]  # the second is from memory
+    assert table["cited"].tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]  # the second is from memory
 
 
 def test_texts_are_shown_safely_and_none_is_markdown():
@@ -114,8 +157,12 @@ def test_texts_are_shown_safely_and_none_is_markdown():
 def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
     page = citations().to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == page
-    rules = re.findall(r"#noiser:has\(\.(\w)(\d)(?::is\(:hover,:focus-within\)|:hover)\) \.(\w)(\d)", page)
-    assert {*rules} == {("s", "0", "q", column) for column in "012"} | {("q", column, "s", "0") for column in "012"}
+    rules = re.findall(
+        r"#noiser:has\(\.(\w)(\d)(?::is\(:hover,:focus-within\)|:hover)\) \.(\w)(\d)", page
+    )
+    assert {*rules} == {("s", "0", "q", column) for column in "012"} | {
+        ("q", column, "s", "0") for column in "012"
+    }
     assert page.count('class="q q') == 4
     assert '<a href="#noiser-2">[2]</a>' in page
     assert "<script" not in page
@@ -123,17 +170,28 @@ def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
 
 def test_sources_without_a_citation_are_folded_where_they_are_many_and_a_long_one_scrolls_with_the_keyboard():
     pieces = tuple(f"S{i}." for i in range(9))
-    att = make(pieces, ((9.0, 8.0, *(-1.0,) * 7),), targets=(Target(" It.", 1, 0.5, 1),), target_unit="sentence")
+    att = make(
+        pieces,
+        ((9.0, 8.0, *(-1.0,) * 7),),
+        targets=(Target(" It.", 1, 0.5, 1),),
+        target_unit="sentence",
+    )
     sources = tuple(Source("", unit.text, unit.start, unit.end) for unit in att.units)
     fields = {"attribution": att, "sources": sources, "answer": " It.", "losses": (20.0,)}
     shown, folded = citations(**fields).to_html().split("<summary>7 sources not cited</summary>")
     assert re.findall(r"class=\"source used\" id=\"noiser-(\d)", shown) == ["1", "2"]
     assert re.findall(r"class=\"source\" id=\"noiser-(\d)", folded) == list("3456789")
-    assert re.findall(r"#noiser \.q(\d)\{background", shown) == ["0", "1"]  # coloured before anybody points
+    assert re.findall(r"#noiser \.q(\d)\{background", shown) == [
+        "0",
+        "1",
+    ]  # coloured before anybody points
     assert "not cited" not in citations(**(fields | {"sources": sources[:8]})).to_html()
     first, *others = citations().sources
     long = citations(sources=(first._replace(text="line\n" * 30), *others)).to_html()
-    assert (long.count("dir=auto tabindex=0"), citations().to_html().count("dir=auto tabindex=0")) == (1, 0)
+    assert (
+        long.count("dir=auto tabindex=0"),
+        citations().to_html().count("dir=auto tabindex=0"),
+    ) == (1, 0)
     one, other = citations()._repr_html_(), citations()._repr_html_()
     assert re.search(r'id="(noiser-\w+)"', one)[1] != re.search(r'id="(noiser-\w+)"', other)[1]
 
@@ -145,7 +203,9 @@ def test_saved_and_loaded(tmp_path):
     again = noiser.Citations.load(file)
     assert again.to_dict() == record.to_dict()
     assert (again.question, again.memory, again.sentences) == (chat, math.inf, record.sentences)
-    data = citations(attribution=dataclasses.replace(citations().attribution, pairs=(EITHER,))).to_dict()
+    data = citations(
+        attribution=dataclasses.replace(citations().attribution, pairs=(EITHER,))
+    ).to_dict()
     file.write_text(json.dumps(data), encoding="utf-8")
     assert noiser.Citations.load(file).to_dict() == data
     (first, *_), (pair, *_) = data["sentences"][0]["citations"], data["sentences"][0]["pairs"]
@@ -169,7 +229,9 @@ def by_sentence(values, texts):
 
 def test_scores_are_falls_of_each_sentences_log_probability():
     lm = tiny("llama")
-    found = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="sentence", memory=-math.inf, max_new_tokens=3)
+    found = noiser.cite(
+        lm, QUESTION, SOURCES, answer=ANSWER, unit="sentence", memory=-math.inf, max_new_tokens=3
+    )
     prompt = noiser.place_sources(QUESTION, SOURCES)
     assert found.attribution.prompt == prompt
     query = query_of(lm, prompt, target=ANSWER, sources=SOURCES, unit="source")
@@ -177,7 +239,9 @@ def test_scores_are_falls_of_each_sentences_log_probability():
     assert [s.log_probability for s in found.sentences] == pytest.approx(clean, abs=1e-3)
     everything = [i for unit in query.units[: len(SOURCES)] for i in unit.token_indices]
     none = by_sentence(*log_probabilities(lm, query, everything))
-    assert list(found.losses) == pytest.approx([a - b for a, b in zip(clean, none, strict=True)], abs=1e-3)
+    assert list(found.losses) == pytest.approx(
+        [a - b for a, b in zip(clean, none, strict=True)], abs=1e-3
+    )
     for column, unit in enumerate(found.attribution.units):
         without = by_sentence(*log_probabilities(lm, query, unit.token_indices))
         expected = [a - b for a, b in zip(clean, without, strict=True)]
@@ -187,20 +251,33 @@ def test_scores_are_falls_of_each_sentences_log_probability():
 def test_sources_that_carry_a_score_are_taken_apart_and_no_others(monkeypatch):
     monkeypatch.setattr(importlib.import_module("noiser.explain.cite"), "MIN_SHARE", 0.45)
     lm = tiny("llama")
-    coarse = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, unit="source", memory=-math.inf, contrast=False)
-    found = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, memory=-math.inf, contrast=False, least_share=0.5)
+    coarse = noiser.cite(
+        lm, QUESTION, SOURCES, answer=ANSWER, unit="source", memory=-math.inf, contrast=False
+    )
+    found = noiser.cite(
+        lm, QUESTION, SOURCES, answer=ANSWER, memory=-math.inf, contrast=False, least_share=0.5
+    )
     torch.testing.assert_close(found.scores, coarse.scores, atol=1e-4, rtol=1e-4)
     shares = coarse.scores.abs() / coarse.scores.abs().sum(1, keepdim=True)
-    split = [bool((shares[:, i] >= 0.45).any()) for i in range(2)]  # the third source is one sentence
-    parts = [sum(s.start < u.end and u.start < s.end for u in found.attribution.units) for s in found.sources]
+    split = [
+        bool((shares[:, i] >= 0.45).any()) for i in range(2)
+    ]  # the third source is one sentence
+    parts = [
+        sum(s.start < u.end and u.start < s.end for u in found.attribution.units)
+        for s in found.sources
+    ]
     assert [count > 1 for count in parts[:2]] == split
     assert any(split)
     assert found.answer_without is None
     remembered = noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, memory=math.inf, contrast=False)
-    assert len(remembered.attribution.units) == 3  # nothing is looked for in sources that do not matter
+    assert (
+        len(remembered.attribution.units) == 3
+    )  # nothing is looked for in sources that do not matter
 
 
-@pytest.mark.parametrize(("family", "baseline", "memory"), [("llama", "hidden", 3.0), ("mamba", "zero", 4.0)])
+@pytest.mark.parametrize(
+    ("family", "baseline", "memory"), [("llama", "hidden", 3.0), ("mamba", "zero", 4.0)]
+)
 def test_sources_are_hidden_where_the_model_can_hide_them(family, baseline, memory):
     options = {"answer": ANSWER, "unit": "source", "contrast": False}
     found = noiser.cite(tiny(family), QUESTION, SOURCES, **options)
@@ -225,10 +302,15 @@ def test_model_writes_the_answer_in_its_chat_template():
 
 def test_sources_may_stand_in_the_prompt_already():
     lm, prompt = tiny("llama"), "It rains. The fox sings. Who sings?"
-    found = noiser.cite(lm, prompt, ["The fox sings."], template=None, answer=" The fox.", max_new_tokens=2)
+    found = noiser.cite(
+        lm, prompt, ["The fox sings."], template=None, answer=" The fox.", max_new_tokens=2
+    )
     assert found.attribution.prompt == prompt
     assert found.answer_without == written(lm, "It rains.  Who sings?", 2)
-    assert noiser.cite(lm, "The fox.", ["The fox."], template=None, answer=" It.").answer_without is None
+    assert (
+        noiser.cite(lm, "The fox.", ["The fox."], template=None, answer=" It.").answer_without
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,14 +337,20 @@ def test_the_copy_that_was_placed_is_cited_and_not_one_before_it():
     """As in a chat in which the same source was quoted before, and where the question quotes it."""
     lm, source = chat_model(), "A fox </s> sings."  # with a special token
     user, assistant = ({"role": role, "content": ""} for role in ("user", "assistant"))
-    chat = [user | {"content": f"{source} Where is it?"}, assistant | {"content": "Here."}, user | {"content": "Now?"}]
+    chat = [
+        user | {"content": f"{source} Where is it?"},
+        assistant | {"content": "Here."},
+        user | {"content": "Now?"},
+    ]
     template = "Is this true: {question}\n\n{sources}"
     for question, options, find in (
         (chat, {}, str.rfind),
         (source, {"template": template}, str.rfind),
         (f"Is it true: {source}", {}, str.find),
     ):
-        found = noiser.cite(lm, question, [source, "It rains."], answer=ANSWER, contrast=False, **options)
+        found = noiser.cite(
+            lm, question, [source, "It rains."], answer=ANSWER, contrast=False, **options
+        )
         assert found.sources[0].start == find(found.attribution.text, source)
         assert found.sources[0].text == source
         assert found.scores.isfinite().all()
@@ -276,13 +364,17 @@ def test_many_questions_are_answered_as_one_by_one():
     for found, question, texts, answer in zip(many, questions, sources, answers, strict=True):
         alone = noiser.cite(lm, question, texts, answer=answer, max_new_tokens=4)
         assert (found.answer, found.answer_without) == (alone.answer, alone.answer_without)
-        torch.testing.assert_close(found.attribution.scores, alone.attribution.scores, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            found.attribution.scores, alone.attribution.scores, atol=1e-4, rtol=1e-4
+        )
         assert found.losses == pytest.approx(alone.losses, abs=1e-4)
     with pytest.raises(UnitError, match=r"Prompt 1: Source 1 is empty"):
         noiser.cite(lm, questions, [SOURCES, [" "]], answer=ANSWER)
     with pytest.raises(ParameterError, match="sources is a list of 3 for 2 prompts"):
         noiser.cite(lm, questions, SOURCES)
-    with pytest.raises(ParameterError, match=r"pair for 2 prompts; expected a list of sources for each"):
+    with pytest.raises(
+        ParameterError, match=r"pair for 2 prompts; expected a list of sources for each"
+    ):
         noiser.cite(lm, questions, [("fox", "It sings."), ("dog", "It barks.")])
 
 
@@ -296,7 +388,10 @@ EITHER = Pair(0, (0, 2), -1.2, 0.1, "either")
         ((Pair(0, (1, 3), 0.5, 0.0, "together"),), "[1] with [3], [2]"),
         ((EITHER, Pair(0, (2, 3), -1.0, 0.1, "either")), "[1] or [2] or [3]"),
         ((EITHER, Pair(0, (2, 3), 1.0, 0.1, "together")), "[1] or [2], [3]"),
-        ((Pair(0, (0, 1), -1.2, 0.1, "either"), Pair(1, (0, 2), -1.2, 0.1, "either")), "[1][2]"),  # of one source
+        (
+            (Pair(0, (0, 1), -1.2, 0.1, "either"), Pair(1, (0, 2), -1.2, 0.1, "either")),
+            "[1][2]",
+        ),  # of one source
     ],
 )
 def test_pairs_of_sources_are_marked(pairs, mark):

@@ -75,14 +75,27 @@ def test_methods_and_metrics_are_listed_with_defaults_and_settings(noiser_comman
 
 WHERE, ANSWER = "Where is the lute?", "In the attic."
 TEXTS = [("notes.txt", "The lute is in the attic."), ("news.txt", "It rains.")]
-CITE = ["cite", WHERE, "--source", "notes.txt", "--source", "news.txt", "--answer", ANSWER, "--unit", "source"]
+CITE = [
+    "cite",
+    WHERE,
+    "--source",
+    "notes.txt",
+    "--source",
+    "news.txt",
+    "--answer",
+    ANSWER,
+    "--unit",
+    "source",
+]
 TWO = [PROMPT, "The lazy dog sleeps"]
 QUICK = ["--method=occlusion", "--metrics=soft_scores", "--metric-set=masks=2"]
 SOFT = {"masks": 2, "normalization": "positive", "seed": 5}
 COMMANDS = {
     "attribute": (
         ["--method=noiser", "--seed=3", "--set=samples=4", "--unit=word", "--max-new-tokens=2"],
-        lambda lm: noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=4), seed=3, unit="word", max_new_tokens=2),
+        lambda lm: noiser.attribute(
+            lm, PROMPT, method=noiser.Noiser(samples=4), seed=3, unit="word", max_new_tokens=2
+        ),
     ),
     "attribute a contrast": (
         ["--method", "occlusion", "--target", " fox", "--foil", " dog"],
@@ -123,7 +136,9 @@ def test_a_command_shows_what_the_library_returns(noiser_command, sources, capsy
 def test_hidden_sources_and_checks(noiser_command, sources):
     assert "<html" in noiser_command(*CITE, "--set", "baseline=zero", "--format", "html").stdout
     for checked in ([*CITE, "--accuracy", "fast"], ["attribute", PROMPT, "--method", "random"]):
-        assert "8 random removals" in " ".join(noiser_command(*checked, "--check", "8").stdout.split())
+        assert "8 random removals" in " ".join(
+            noiser_command(*checked, "--check", "8").stdout.split()
+        )
 
 
 def test_evaluate_reads_stdin(noiser_command):
@@ -132,7 +147,10 @@ def test_evaluate_reads_stdin(noiser_command):
     quick = ["--metrics", "erasure", "--method", "occlusion", "--format", "json"]
     lines = noiser_command("evaluate", "-", "--limit", "3", *quick, input=typed)
     *rows, last = json.loads(lines.stdout)["rows"]
-    assert ([row["prompt"] for row in rows], last["target"]) == ([f"{PROMPT}\u2028and\x85on", "-"], " fox")
+    assert ([row["prompt"] for row in rows], last["target"]) == (
+        [f"{PROMPT}\u2028and\x85on", "-"],
+        " fox",
+    )
 
 
 def test_evaluate_compares_methods(noiser_command):
@@ -142,22 +160,34 @@ def test_evaluate_compares_methods(noiser_command):
     assert list(data["evaluations"]) == ["occlusion", "random", "position"]
     for gap in data["differences"]:
         sides = ("occlusion", gap["other"])
-        one, other = ([row[gap["number"]] for row in data["evaluations"][name]["rows"]] for name in sides)
+        one, other = (
+            [row[gap["number"]] for row in data["evaluations"][name]["rows"]] for name in sides
+        )
         assert gap["value"] == pytest.approx(fmean(one) - fmean(other))
-    assert "occlusion minus each other method" in noiser_command("evaluate", *prompts[:2], *quick).stdout
+    assert (
+        "occlusion minus each other method"
+        in noiser_command("evaluate", *prompts[:2], *quick).stdout
+    )
     page = noiser_command("evaluate", *prompts[:2], "--format", "html", *quick).stdout
     assert (page.count("<table"), page.count("</html>")) == (4, 1)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "form"),
-    [("out", [], "text"), ("out.json", [], "json"), ("out.HTML", [], "html"), ("out.md", ["--format=html"], "html")],
+    [
+        ("out", [], "text"),
+        ("out.json", [], "json"),
+        ("out.HTML", [], "html"),
+        ("out.md", ["--format=html"], "html"),
+    ],
 )
 def test_output_goes_to_the_file_alone(noiser_command, tmp_path, name, options, form):
     arguments = ["attribute", PROMPT, "--method", "occlusion"]
     result = noiser_command(*arguments, *options, "-o", str(tmp_path / name))
     assert (result.stdout, result.stderr) == ("", f"{LOADING}Wrote {tmp_path / name}\n")
-    assert (tmp_path / name).read_text(encoding="utf-8") == noiser_command(*arguments, "--format", form).stdout
+    assert (tmp_path / name).read_text(encoding="utf-8") == noiser_command(
+        *arguments, "--format", form
+    ).stdout
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -165,31 +195,67 @@ def test_prompt_from_stdin(noiser_command):
     command = ["--method", "occlusion", "--format", "json"]
     typed = noiser_command("attribute", "-", *command, input=f"{PROMPT}\n")
     assert typed.stdout == noiser_command("attribute", PROMPT, *command).stdout
-    assert "stdin is not UTF-8 at byte 3." in noiser_command("attribute", "-", *command, input=b"caf\xe9").stderr
+    assert (
+        "stdin is not UTF-8 at byte 3."
+        in noiser_command("attribute", "-", *command, input=b"caf\xe9").stderr
+    )
 
 
 def test_versions_from_files_or_stdin_lack_their_last_newline(noiser_command, tmp_path):
     (tmp_path / "after.txt").write_bytes(b"The quick fox plays\r\n")
-    found = noiser_command("diff", "-", str(tmp_path / "after.txt"), "--format", "json", input="The lazy fox plays\n")
+    found = noiser_command(
+        "diff", "-", str(tmp_path / "after.txt"), "--format", "json", input="The lazy fox plays\n"
+    )
     data = json.loads(found.stdout)
     answer = noiser.diff(tiny("llama"), "The lazy fox plays", "The quick fox plays").answer
     assert (data["texts"], data["answer"]) == ([["The", 0, " fox plays"]], answer)
 
 
 def test_options_reach_the_model(noiser_command):
-    options = ["--model", "m", "--dtype", "bfloat16", "--device", "cpu", "--revision", "v2", "--trust-remote-code"]
-    template = ["--chat-template-arg", "enable_thinking=false", "--chat-template-arg", "style=brief"]
+    options = [
+        "--model",
+        "m",
+        "--dtype",
+        "bfloat16",
+        "--device",
+        "cpu",
+        "--revision",
+        "v2",
+        "--trust-remote-code",
+    ]
+    template = [
+        "--chat-template-arg",
+        "enable_thinking=false",
+        "--chat-template-arg",
+        "style=brief",
+    ]
     asked = noiser_command("attribute", PROMPT, "--method", "random", *options, *template).asked
-    loading = {"dtype": "bfloat16", "device": "cpu", "device_map": None, "revision": "v2", "trust_remote_code": True}
-    assert asked == {"name": "m", "chat_template_kwargs": {"enable_thinking": False, "style": "brief"}} | loading
+    loading = {
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "device_map": None,
+        "revision": "v2",
+        "trust_remote_code": True,
+    }
+    assert (
+        asked
+        == {"name": "m", "chat_template_kwargs": {"enable_thinking": False, "style": "brief"}}
+        | loading
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["attribute", ""], "prompt"),
-        (["attribute", PROMPT, "--max-new-tokens", "0"], "max_new_tokens is 0; expected an integer of at least 1"),
-        (["attribute", PROMPT, "--method=noiser", "--set=sample=3"], "noiser 'sample'. Did you mean 'samples'"),
+        (
+            ["attribute", PROMPT, "--max-new-tokens", "0"],
+            "max_new_tokens is 0; expected an integer of at least 1",
+        ),
+        (
+            ["attribute", PROMPT, "--method=noiser", "--set=sample=3"],
+            "noiser 'sample'. Did you mean 'samples'",
+        ),
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--chat"], "chat"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
@@ -199,7 +265,10 @@ def test_options_reach_the_model(noiser_command):
         (["diff", PROMPT, PROMPT], "expected one, or - for stdin"),
         (["evaluate"], "either PROMPTs or --data"),
         (["evaluate", PROMPT, "--metric-set", "maks=2"], "Did you mean 'masks'?"),
-        (["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"], "got no model; expected a name"),
+        (
+            ["evaluate", PROMPT, "--metrics", "answerability", "--judge", "openai"],
+            "got no model; expected a name",
+        ),
         (
             ["evaluate", PROMPT, "--metrics=answerability", "--judge=local", "--judge-set=stile=x"],
             "does not accept stile",
@@ -214,7 +283,11 @@ def test_errors_are_one_line_on_stderr(noiser_command, arguments, says):
     assert (result.exit_code, result.stdout) == (2, "")
     said = result.stderr.removeprefix(LOADING)
     assert re.fullmatch(f"noiser: error: .*{re.escape(says)}.*\n", said, re.IGNORECASE)
-    assert result.asked == {} or says in ("prompt", "chat", "does not accept stile")  # else said before loading
+    assert result.asked == {} or says in (
+        "prompt",
+        "chat",
+        "does not accept stile",
+    )  # else said before loading
 
 
 @pytest.mark.parametrize(
@@ -223,9 +296,18 @@ def test_errors_are_one_line_on_stderr(noiser_command, arguments, says):
         (["attribute", "The", "sky", "is"], "Put quotes around a text of several words"),
         (["compare", PROMPT, "--methods", "noiser", "occlusion"], "commas between names"),
         (["attribute", PROMPT, "--unit", "words"], "Did you mean 'word'?"),
-        (["attribute", PROMPT, "--unit", "source"], "is not one of"),  # there is no option for sources
-        (["attribute", SOURCE, "--method", "random"], f"the name of a file; its text is read by: - < {SOURCE}"),
-        (["evaluate", SOURCE, "--method", "random", "--metrics", "erasure"], "the name of a file; its text is read by"),
+        (
+            ["attribute", PROMPT, "--unit", "source"],
+            "is not one of",
+        ),  # there is no option for sources
+        (
+            ["attribute", SOURCE, "--method", "random"],
+            f"the name of a file; its text is read by: - < {SOURCE}",
+        ),
+        (
+            ["evaluate", SOURCE, "--method", "random", "--metrics", "erasure"],
+            "the name of a file; its text is read by",
+        ),
     ],
 )
 def test_hints(noiser_command, arguments, hint):
@@ -233,7 +315,9 @@ def test_hints(noiser_command, arguments, hint):
 
 
 def test_debug_shows_the_traceback(noiser_command):
-    assert "Traceback" in noiser_command("attribute", PROMPT, "--method", "nosier", "--debug").stderr
+    assert (
+        "Traceback" in noiser_command("attribute", PROMPT, "--method", "nosier", "--debug").stderr
+    )
 
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\u202etxt\r"
@@ -252,13 +336,17 @@ def test_warnings_and_errors_have_no_control_characters(noiser_command, monkeypa
 
 
 @pytest.mark.parametrize(("tty", "expected"), [(True, "⟨U+009B⟩2J"), (False, "\x9b2J")])
-def test_only_a_terminal_gets_results_without_control_characters(monkeypatch, capsys, tty, expected):
+def test_only_a_terminal_gets_results_without_control_characters(
+    monkeypatch, capsys, tty, expected
+):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
     terminal.write("\x9b2J", None, "json")
     assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (BrokenPipeError(32, ""), 1)])
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (BrokenPipeError(32, ""), 1)]
+)
 def test_an_interrupt_and_a_closed_pipe_are_quiet(noiser_command, monkeypatch, error, status):
     monkeypatch.setattr(noiser.model, "load_model", Mock(side_effect=error))
     result = noiser_command("attribute", PROMPT)
@@ -273,7 +361,9 @@ def test_parameter_values():
         assert (parsed, type(parsed)) == (value, type(value))
 
 
-@pytest.mark.parametrize("typed", ["Hi", "[1]", "{}", "[{", json.dumps(MESSAGES), json.dumps({"messages": MESSAGES})])
+@pytest.mark.parametrize(
+    "typed", ["Hi", "[1]", "{}", "[{", json.dumps(MESSAGES), json.dumps({"messages": MESSAGES})]
+)
 def test_chat_prompts(typed):
     prompt = MESSAGES if "role" in typed else [{"role": "user", "content": typed}]
     assert (parse_prompt(typed, chat=True), parse_prompt(typed, chat=False)) == (prompt, typed)

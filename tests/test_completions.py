@@ -57,8 +57,12 @@ def generated(family):
     return lm.tokenizer.decode([token for token in found if token not in lm.end_tokens])
 
 
-@pytest.mark.parametrize(("family", "accuracy"), [("llama", "accurate"), ("gemma3", "accurate"), ("gemma3", "fast")])
-def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_cite(web, family, accuracy, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "accuracy"), [("llama", "accurate"), ("gemma3", "accurate"), ("gemma3", "fast")]
+)
+def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_cite(
+    web, family, accuracy, monkeypatch
+):
     monkeypatch.setattr(citing, "FAST_FROM", 1)
     chunks = list(complete(web, stream=True, model=family, accuracy=accuracy))
     text = generated(family)
@@ -67,7 +71,9 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
     options = {"unit": "source", "accuracy": accuracy, "contrast": False}
     cited = noiser.cite(chatty(family), QUESTION, SOURCES, max_new_tokens=12, **options)
     assert cited.answer == text
-    pieces = [each for chunk in chunks[:-1] for each in (chunk.model_extra or {}).get("citations", ())]
+    pieces = [
+        each for chunk in chunks[:-1] for each in (chunk.model_extra or {}).get("citations", ())
+    ]
     assert pieces == chunks[-1].citations
     assert "".join(text[each["start"] : each["end"]] for each in pieces) == text
     for found, sentence in zip(pieces, cited.sentences, strict=True):
@@ -86,7 +92,9 @@ def test_one_object_has_what_the_stream_has(web):
     choice = whole.choices[0]
     assert (choice.message.content, choice.finish_reason) == (text_of(chunks), "length")
     assert (whole.object, whole.model, whole.usage) == ("chat.completion", "llama", last.usage)
-    for one, other in zip(whole.citations, last.citations, strict=True):  # sentences may have been cited by twos
+    for one, other in zip(
+        whole.citations, last.citations, strict=True
+    ):  # sentences may have been cited by twos
         scores = [source.pop("score") for source in other["sources"]]
         assert [source.pop("score") for source in one["sources"]] == pytest.approx(scores, abs=1e-4)
         assert one == other
@@ -111,9 +119,15 @@ def test_how_an_answer_ends(web, monkeypatch):
     assert said
     assert "\n" not in said
     lm = chatty("gemma3")
-    monkeypatch.setattr(lm.model.generation_config, "forced_eos_token_id", lm.tokenizer.eos_token_id)
+    monkeypatch.setattr(
+        lm.model.generation_config, "forced_eos_token_id", lm.tokenizer.eos_token_id
+    )
     found = complete(web, model="gemma3", max_tokens=1)
-    assert (found.choices[0].message.content, found.choices[0].finish_reason, found.citations) == ("", "stop", [])
+    assert (found.choices[0].message.content, found.choices[0].finish_reason, found.citations) == (
+        "",
+        "stop",
+        [],
+    )
 
 
 def test_sentences_are_finished_when_a_word_follows():
@@ -180,7 +194,9 @@ def test_what_is_refused(web, wrong, message, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_ends_the_work(web, stream):
     body = {"messages": QUESTION, "max_tokens": 100, "stream": stream}
-    hook = chatty("llama").model.register_forward_pre_hook(lambda *_: time.sleep(0.5))  # it would take 50 seconds
+    hook = chatty("llama").model.register_forward_pre_hook(
+        lambda *_: time.sleep(0.5)
+    )  # it would take 50 seconds
     try:
         with (
             suppress(httpx.ReadTimeout),
@@ -194,14 +210,19 @@ def test_a_client_that_goes_away_ends_the_work(web, stream):
 
 def test_many_at_once_are_kept_apart(web):
     def one(number):
-        documents = [{"id": f"{number}-{i}", "text": text} for i, text in enumerate(("Foxes sing.", "Dogs sleep."))]
+        documents = [
+            {"id": f"{number}-{i}", "text": text}
+            for i, text in enumerate(("Foxes sing.", "Dogs sleep."))
+        ]
         asked = [{"role": "user", "content": f"Question {number}?"}]
         return complete(web, messages=asked, documents=documents, max_tokens=4 + number % 3)
 
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(one, range(8)))
     for number, reply in enumerate(replies):
-        assert {s["id"].split("-")[0] for c in reply.citations for s in c["sources"]} <= {str(number)}
+        assert {s["id"].split("-")[0] for c in reply.citations for s in c["sources"]} <= {
+            str(number)
+        }
         assert reply.usage.completion_tokens == 4 + number % 3
 
 
@@ -225,8 +246,12 @@ def test_another_server_writes_and_its_stream_is_passed_on(web):
     with served(upstream=Upstream.at(f"{web.address}v1")) as here:
         chunks, own = (list(complete(server, stream=True)) for server in (here, web))
         assert text_of(chunks) == text_of(own) == words(here)
-    assert len({chunk.id for chunk in chunks}) == 2  # the other server's, and the one of the citations
-    places, expected = ([(each["start"], each["end"]) for each in one[-1].citations] for one in (chunks, own))
+    assert (
+        len({chunk.id for chunk in chunks}) == 2
+    )  # the other server's, and the one of the citations
+    places, expected = (
+        [(each["start"], each["end"]) for each in one[-1].citations] for one in (chunks, own)
+    )
     assert places == expected
     assert chunks[-1].usage.prompt_tokens == own[-1].usage.prompt_tokens
     assert chunks[-1].usage.completion_tokens > 0
@@ -237,7 +262,10 @@ def test_a_server_upstream_that_is_not_there_or_fails(web):
         Upstream.at("http://127.0.0.1:9/v1")
     with served(load=failing, named=("broken",)) as there:
         upstream = Upstream.at(f"{there.address}v1")
-        with served(upstream=upstream) as here, pytest.raises(openai.APIError, match="gave no answer"):
+        with (
+            served(upstream=upstream) as here,
+            pytest.raises(openai.APIError, match="gave no answer"),
+        ):
             list(complete(here, stream=True))
 
 
@@ -252,7 +280,9 @@ def upstream_that_says(choice, end, length=None, **more):
         def post(self, _body):
             chunk = json.dumps({"id": "b", "choices": [{"index": 0} | choice], **more})
             content = f"data: {chunk}\n\n{end}".encode()
-            self.answer(content, kind="text/event-stream", **{"Content-Length": str(length or len(content))})
+            self.answer(
+                content, kind="text/event-stream", **{"Content-Length": str(length or len(content))}
+            )
 
     with served_by(Other) as there, served(upstream=Upstream.at(f"{there}/v1")) as here:
         yield here

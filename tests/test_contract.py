@@ -21,10 +21,15 @@ from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
 METHOD_NAMES = METHODS.names()
 PROMPT = "The quick fox sings"
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The dog sings near the river."}]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "The dog sings near the river."},
+]
 # What reads attention, or hooks activations, has nothing to read in a state-space model; Falcon's attention is its own.
 MAY_REFUSE = {(name, "mamba") for name in ("last_attention", "attention_rollout", "deeplift")}
-MAY_REFUSE |= {(name, family) for name in ("attn_lrp", "attention_gradient") for family in ("mamba", "falcon")}
+MAY_REFUSE |= {
+    (name, family) for name in ("attn_lrp", "attention_gradient") for family in ("mamba", "falcon")
+}
 # What compares whole distributions, or reads no prediction, has no place for a pair of tokens.
 NO_FOIL = {"noiser_relative", "last_attention", "attention_rollout"}
 
@@ -55,7 +60,9 @@ def assert_scored(att):
     """Scores have the shape, and are finite exactly where the unit stands before the target."""
     assert att.scores.shape == (len(att.targets), len(att.units))
     assert att.scores.dtype == torch.float32
-    first = att.targets and max(unit.token_indices[-1] for unit in att.units if unit.end <= att.prompt_length)
+    first = att.targets and max(
+        unit.token_indices[-1] for unit in att.units if unit.end <= att.prompt_length
+    )
     ends = torch.tensor([unit.token_indices[-1] for unit in att.units])
     rows = torch.tensor([first + g for g in range(len(att.targets))])
     visible = ends[None] <= rows[:, None]
@@ -70,7 +77,9 @@ def assert_scored(att):
 def assert_close(found, expected, relative=1e-5):
     """Equal relative to the scores' own scale; or to a few roundings of a probability near 1 where they are tiny."""
     scale = float(expected.nan_to_num(0).abs().max())
-    torch.testing.assert_close(found, expected, atol=relative * scale + 2e-7, rtol=0, equal_nan=True)
+    torch.testing.assert_close(
+        found, expected, atol=relative * scale + 2e-7, rtol=0, equal_nan=True
+    )
 
 
 @each_method
@@ -98,7 +107,12 @@ def test_a_result_names_what_makes_its_method_again(name, tmp_path):
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
     torch.testing.assert_close(loaded.scores, att.scores, atol=0, rtol=0, equal_nan=True)
-    assert (loaded.method, loaded.seed, loaded.units, loaded.targets) == (att.method, 3, att.units, att.targets)
+    assert (loaded.method, loaded.seed, loaded.units, loaded.targets) == (
+        att.method,
+        3,
+        att.units,
+        att.targets,
+    )
     assert make_method(loaded.method, **loaded.parameters) == method
 
 
@@ -159,9 +173,15 @@ def test_is_frozen_and_keyword_only_and_checks_each_parameter(name, unchecked):
 
 
 def test_hyper_parameters_may_stand_in_the_name_and_functions_are_told_what_a_method_is():
-    assert make_method("occlusion:score=logprob:baseline=mean") == noiser.Occlusion(score="logprob", baseline="mean")
-    assert make_method("noiser@1:samples=3", steps=4) == noiser.Noiser(samples=3, steps=4, search="bisection")
-    with pytest.raises(ParameterError, match=r"returned a Tensor; a method is a generator: `yield` a request"):
+    assert make_method("occlusion:score=logprob:baseline=mean") == noiser.Occlusion(
+        score="logprob", baseline="mean"
+    )
+    assert make_method("noiser@1:samples=3", steps=4) == noiser.Noiser(
+        samples=3, steps=4, search="bisection"
+    )
+    with pytest.raises(
+        ParameterError, match=r"returned a Tensor; a method is a generator: `yield` a request"
+    ):
         noiser.attribute(tiny("llama"), PROMPT, method=lambda query, rng: query.causal_mask.float())
 
 
@@ -172,15 +192,31 @@ def test_hyper_parameters_may_stand_in_the_name_and_functions_are_told_what_a_me
         ("noiser", {"steps": 1.5}, "steps is 1.5"),
         ("noiser", {"bounding": -1.0}, "bounding is -1.0; expected a positive number"),
         ("noiser", {"search": "certified", "bounding": "k_max"}, "finds the smallest threshold"),
-        ("occlusion", {"score": "odds"}, "Unknown score 'odds'. .*Known: hellinger, logit, logprob, prob"),
+        (
+            "occlusion",
+            {"score": "odds"},
+            "Unknown score 'odds'. .*Known: hellinger, logit, logprob, prob",
+        ),
         ("joint", {"samples": 1}, "samples is 1; expected an integer of at least 2"),
         ("joint", {"pairs": 1}, "pairs is 1"),
-        ("lime", {"mask_probability": 1.0}, "mask_probability is 1.0; expected a number between 0 and 1"),
+        (
+            "lime",
+            {"mask_probability": 1.0},
+            "mask_probability is 1.0; expected a number between 0 and 1",
+        ),
         ("lime", {"kernel_width": math.inf}, "kernel_width is inf"),
         ("shapley_sampling", {"permutations": True}, "permutations is True"),
         ("gradient_shap", {"stdev": -1.0}, "stdev is -1.0; expected a finite number of at least 0"),
-        ("attention_gradient", {"gates": (0.1, 0)}, "gates is .0.1, 0.; expected a tuple of numbers above 0"),
-        ("noiser:sampels=3", {}, "Unknown hyper-parameter of noiser 'sampels'. Did you mean 'samples'"),
+        (
+            "attention_gradient",
+            {"gates": (0.1, 0)},
+            "gates is .0.1, 0.; expected a tuple of numbers above 0",
+        ),
+        (
+            "noiser:sampels=3",
+            {},
+            "Unknown hyper-parameter of noiser 'sampels'. Did you mean 'samples'",
+        ),
         ("lime:samples=x", {}, "samples is 'x'; expected an integer"),
     ],
 )
@@ -189,7 +225,9 @@ def test_parameters_outside_their_domain(name, parameters, message, unchecked):
         make_method(name, **parameters)
 
 
-@pytest.mark.parametrize("name", ["last_attention", "attention_rollout", "input_x_gradient", "deeplift"])
+@pytest.mark.parametrize(
+    "name", ["last_attention", "attention_rollout", "input_x_gradient", "deeplift"]
+)
 def test_memory_that_runs_out_inside_the_model_is_said_so(name):
     lm, passes = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer()), []
     run(lm, name)
@@ -237,7 +275,13 @@ def state_of(lm):
         for name, module in model.named_modules()
     }
     parameters = {
-        name: (p.requires_grad, p.data_ptr(), p._version, p.dtype, None if p.grad is None else p.grad.sum().item())
+        name: (
+            p.requires_grad,
+            p.data_ptr(),
+            p._version,
+            p.dtype,
+            None if p.grad is None else p.grad.sum().item(),
+        )
         for name, p in model.named_parameters()
     }
     buffers = {name: (b.data_ptr(), b._version) for name, b in model.named_buffers()}
@@ -248,11 +292,21 @@ def state_of(lm):
         len(tokenizer), tokenizer.padding_side, tokenizer.truncation_side, tokenizer.special_tokens_map,
         tokenizer.chat_template, tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str(),
     )  # fmt: skip
-    return {"modules": modules, "parameters": parameters, "buffers": buffers, "config": config, "tokenizer": text}
+    return {
+        "modules": modules,
+        "parameters": parameters,
+        "buffers": buffers,
+        "config": config,
+        "tokenizer": text,
+    }
 
 
 def hooks_of(module):
-    return {key: list(value) for key, value in vars(module).items() if "hook" in key and isinstance(value, dict)}
+    return {
+        key: list(value)
+        for key, value in vars(module).items()
+        if "hook" in key and isinstance(value, dict)
+    }
 
 
 def state_of_process():
@@ -261,11 +315,18 @@ def state_of_process():
         "numpy": tuple(map(str, np.random.get_state(legacy=True))),
         "torch": tuple(torch.get_rng_state().tolist()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "defaults": (torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()),
+        "defaults": (
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+        ),
         "sdpa": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
         "attention": sorted(ALL_ATTENTION_FUNCTIONS.keys()),
         "functions": {
-            id(f) for room in (torch, torch.nn.functional, torch.Tensor) for f in vars(room).values() if callable(f)
+            id(f)
+            for room in (torch, torch.nn.functional, torch.Tensor)
+            for f in vars(room).values()
+            if callable(f)
         },
         "verbosity": transformers.logging.get_verbosity(),
     }
@@ -304,7 +365,9 @@ def test_the_callers_default_dtype_changes_no_number():
     finally:
         torch.set_default_dtype(torch.float32)
     for name, scores in expected.items():
-        torch.testing.assert_close(found[name], scores, atol=1e-6, rtol=1e-5, equal_nan=True, msg=name)
+        torch.testing.assert_close(
+            found[name], scores, atol=1e-6, rtol=1e-5, equal_nan=True, msg=name
+        )
 
 
 def test_the_callers_default_device_changes_no_number(tmp_path):
@@ -313,7 +376,9 @@ def test_the_callers_default_device_changes_no_number(tmp_path):
 
     def everything():
         atts = {name: run(lm, name, max_new_tokens=2) for name in METHOD_NAMES}
-        one = run(lm, "occlusion", "The fox sings. The dog runs.", unit="sentence", target_unit="sentence")
+        one = run(
+            lm, "occlusion", "The fox sings. The dog runs.", unit="sentence", target_unit="sentence"
+        )
         one.save(path)
         found = {name: att.scores for name, att in atts.items()}
         found |= {"saved": noiser.Attribution.load(path).scores, "through": one.through().scores}

@@ -10,21 +10,34 @@ from data_for_tests import KNOWN_RECORDS, LONGRA_RECORDS, NO_REAL, REAL, as_json
 from noiser import data
 from noiser.data import Example, planted
 from noiser.data.loading import choose
-from noiser.data.paper import first_sentences, read_biographies, read_known, read_longra, read_wikitext
+from noiser.data.paper import (
+    first_sentences,
+    read_biographies,
+    read_known,
+    read_longra,
+    read_wikitext,
+)
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.measuring import read_examples
 
 FILES = {
     "known": ("known_1000.json", as_json(KNOWN_RECORDS), read_known),
     "longra": ("LongRA.json", as_json(LONGRA_RECORDS), read_longra),
-    "wikitext": ("wikitext.txt", b"The old mill is \nA heron waits\n\nSnow fell on ", read_wikitext),
+    "wikitext": (
+        "wikitext.txt",
+        b"The old mill is \nA heron waits\n\nSnow fell on ",
+        read_wikitext,
+    ),
 }
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder of the user's with our own files, in data sets that know their checksums."""
-    register(monkeypatch, {name: (upstream(file, content), read) for name, (file, content, read) in FILES.items()})
+    register(
+        monkeypatch,
+        {name: (upstream(file, content), read) for name, (file, content, read) in FILES.items()},
+    )
     for name, (file, content, _) in FILES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_bytes(content)
@@ -32,17 +45,27 @@ def folder(tmp_path, monkeypatch):
 
 
 def parts(example):
-    return {name: [example.prompt[start:end] for start, end in spans] for name, spans in example.spans.items()}
+    return {
+        name: [example.prompt[start:end] for start, end in spans]
+        for name, spans in example.spans.items()
+    }
 
 
 def test_known_has_every_prompt_once_and_says_so(folder):
     found = data.load("known", folder)
-    assert [(e.id, e.category) for e in found] == [("known-0", "P1"), ("known-1", "P2"), ("known-3", "P2")]
+    assert [(e.id, e.category) for e in found] == [
+        ("known-0", "P1"),
+        ("known-1", "P2"),
+        ("known-3", "P2"),
+    ]
     assert found.notes == ("Removed 1 of 4 records: known-2 repeats the prompt of known-0.",)
     kettle = found[1]
     assert (kettle.prompt, kettle.target) == ("Grandfather's kettle sings in the key of", "C")
     assert (kettle.spans, kettle.dataset) == ({"subject": ((0, 20),)}, "known")
-    assert (kettle.meta["template"], kettle.meta["prediction"]) == ("{} sings in the key of", " C, of course")
+    assert (kettle.meta["template"], kettle.meta["prediction"]) == (
+        "{} sings in the key of",
+        " C, of course",
+    )
 
 
 def test_longra_is_repaired_and_has_spans(folder):
@@ -50,23 +73,42 @@ def test_longra_is_repaired_and_has_spans(folder):
     sound = [(record["prompt"], record["target"]) for record in LONGRA_RECORDS[:2]]
     assert [(example.prompt, example.target) for example in found] == [
         *sound,
-        ("On the long road we reached Denmark, and stopped. (My shoe was wet). There we paid with the", "krone"),
+        (
+            "On the long road we reached Denmark, and stopped. (My shoe was wet). There we paid with the",
+            "krone",
+        ),
         ("They said we walk. (The cat slept). Then he also", "walks"),
         ("Today I almost forgot my green apple at home. (A bus came.) So I have no", "apples"),
     ]
     assert [example.meta["repaired"] for example in found] == [False, False, True, True, True]
-    assert [example.meta["relative"] for example in found] == ["Norway", "slowly", "Denmark", "walk", "apple"]
+    assert [example.meta["relative"] for example in found] == [
+        "Norway",
+        "slowly",
+        "Denmark",
+        "walk",
+        "apple",
+    ]
     assert found.notes == ("Repaired 3 of 5 records, malformed in LongRA.json.",)
-    first = {"antecedent": ["Norway"], "distractor": ["(The cat slept)."], "last_content_word": ["capital"]}
+    first = {
+        "antecedent": ["Norway"],
+        "distractor": ["(The cat slept)."],
+        "last_content_word": ["capital"],
+    }
     second = {"antecedent": ["slowly"], "distractor": ["(It rained, then snowed.)"]}
     assert [parts(example) for example in found[:2]] == [first, second]
-    assert [parts(example)["antecedent"] for example in found[2:]] == [["Denmark"], ["walk"], ["apple"]]
+    assert [parts(example)["antecedent"] for example in found[2:]] == [
+        ["Denmark"],
+        ["walk"],
+        ["apple"],
+    ]
 
 
 def test_wikitext_is_stripped(folder):
     found = data.load("wikitext", folder)
     prompts = ["The old mill is", "A heron waits", "Snow fell on"]
-    assert [(e.id, e.prompt, e.target) for e in found] == [(f"wikitext-{i}", p, None) for i, p in enumerate(prompts)]
+    assert [(e.id, e.prompt, e.target) for e in found] == [
+        (f"wikitext-{i}", p, None) for i, p in enumerate(prompts)
+    ]
     assert found.notes == ("Removed the whitespace at the ends of 2 of 3 lines.",)
 
 
@@ -85,29 +127,43 @@ def test_first_sentences(sentences):
 
 def test_biographies_of_selfcheckgpt(tmp_path):
     path = tmp_path / "b.json"
-    path.write_bytes(as_json([{"wiki_bio_test_idx": 70, "wiki_bio_text": "Ann Ode paints. She rows.  She sings."}]))
+    path.write_bytes(
+        as_json(
+            [{"wiki_bio_test_idx": 70, "wiki_bio_text": "Ann Ode paints. She rows.  She sings."}]
+        )
+    )
     reading = read_biographies({"dataset-generated.json": path})
-    assert [(e.id, e.prompt, e.target) for e in reading.examples] == [("wikibio-70", "Ann Ode paints. She rows.", None)]
+    assert [(e.id, e.prompt, e.target) for e in reading.examples] == [
+        ("wikibio-70", "Ann Ode paints. She rows.", None)
+    ]
 
 
 def test_a_limit_or_a_category_takes_some_and_says_so(folder):
     assert data.load("known", folder, 3).notes == data.load("known", folder).notes
     for found, ids, said in (
         (data.load("known", folder, 2), ["known-0", "known-1"], "Took 2 of 3 examples"),
-        (data.load("longra", folder, category="currency"), ["longra-2"], "Took 1 of 5 examples, category currency"),
+        (
+            data.load("longra", folder, category="currency"),
+            ["longra-2"],
+            "Took 1 of 5 examples, category currency",
+        ),
     ):
         assert [example.id for example in found] == ids
         assert found.notes[-1] == f"{said}, in the order of the file."
 
 
 def test_samples_keep_the_order_and_are_nested():
-    everything = [Example(id=f"x-{number}", prompt="p", target=None, dataset="x") for number in range(40)]
+    everything = [
+        Example(id=f"x-{number}", prompt="p", target=None, dataset="x") for number in range(40)
+    ]
     small, large = choose(everything, 8, 3), choose(everything, 20, 3)
     assert [e for e in everything if e in small] == small
     assert set(small) < set(large)
     assert choose(everything, 8, 4) != small
     assert set(choose(everything[::-1], 8, 3)) == set(small)
-    assert choose([e for e in everything if e in large], 8, 3) == small, "what is not drawn does not matter"
+    assert choose([e for e in everything if e in large], 8, 3) == small, (
+        "what is not drawn does not matter"
+    )
 
 
 def test_wrong_limits_and_names(folder):
@@ -155,7 +211,9 @@ def test_real_known():
     assert len({example.category for example in found}) == 33
     for example in found:
         assert parts(example)["subject"] == [example.meta["subject"]]
-        continued = str(example.meta["template"]).format(example.meta["subject"]) + str(example.meta["prediction"])
+        continued = str(example.meta["template"]).format(example.meta["subject"]) + str(
+            example.meta["prediction"]
+        )
         assert continued.startswith(f"{example.prompt} {example.target}")
 
 
@@ -210,12 +268,16 @@ def test_a_fact_in_two_parts_must_need_both():
     other = "Jacob keeps the bottle in the library."
     question = "Question: Where does Philip keep the telescope? Answer: in the"
     assert example.prompt == f"{box} {other} {room} {question}"
-    assert example.without == tuple(" ".join([*some, question]) for some in ([other], [other, room], [box, other]))
+    assert example.without == tuple(
+        " ".join([*some, question]) for some in ([other], [other, room], [box, other])
+    )
 
 
 def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
     first, other = planted.draw("twice", 6), planted.draw("twice", 6, seed=1)
-    assert [e for e in data.load("planted") if e.category == "twice" and e.meta["sentences"] == 6] == first
+    assert [
+        e for e in data.load("planted") if e.category == "twice" and e.meta["sentences"] == 6
+    ] == first
     assert [e.meta for e in other] == [e.meta for e in first]
     assert not {e.prompt for e in other} & {e.prompt for e in first}
     with pytest.raises(UnknownNameError, match="Did you mean 'twice'"):

@@ -74,14 +74,18 @@ def test_fetches_once_and_replaces_a_damaged_copy(file, served, tmp_path):
         ("no folder", "(Not a directory|File exists)"),
     ],
 )
-def test_a_failed_fetch_leaves_what_was_there_and_says_what_to_do(file, served, tmp_path, monkeypatch, trouble, says):
+def test_a_failed_fetch_leaves_what_was_there_and_says_what_to_do(
+    file, served, tmp_path, monkeypatch, trouble, says
+):
     monkeypatch.setattr(loading, "TIMEOUT", 0.3)
     (tmp_path / NAME).write_bytes(b"old")
     served.trouble = trouble
     if trouble == "changed":
         served.content = CONTENT.replace(b"moss", b"mass")
     folder = tmp_path / NAME if trouble == "no folder" else tmp_path
-    with pytest.raises(DataError, match=rf"Cannot fetch {NAME} from {file.url}.*{says}.*put it there") as caught:
+    with pytest.raises(
+        DataError, match=rf"Cannot fetch {NAME} from {file.url}.*{says}.*put it there"
+    ) as caught:
         fetch_file(file, folder)
     assert file.sha256 in str(caught.value)
     assert isinstance(caught.value, OSError)
@@ -92,7 +96,9 @@ def test_finds_the_right_file_below_a_folder(file, tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / NAME).write_bytes(CONTENT.replace(b"\n", b"\r\n"))  # not the right one
     for folder in (tmp_path, tmp_path / "no"):
-        with pytest.raises(DataError, match=rf"no {NAME} with sha256 {file.sha256}.* noiser data fetch known"):
+        with pytest.raises(
+            DataError, match=rf"no {NAME} with sha256 {file.sha256}.* noiser data fetch known"
+        ):
             find_file(file, folder, data_set="known")
     (tmp_path / "a" / "b" / NAME).write_bytes(CONTENT)
     assert find_file(file, tmp_path, data_set="known") == tmp_path / "a" / "b" / NAME
@@ -117,7 +123,11 @@ def test_every_source_is_complete():
         assert found.licence
         assert found.citation
         for one in found.files:
-            assert (one.url[:8], one.size > 1000, len(bytes.fromhex(one.sha256))) == ("https://", True, 32)
+            assert (one.url[:8], one.size > 1000, len(bytes.fromhex(one.sha256))) == (
+                "https://",
+                True,
+                32,
+            )
 
 
 def run(*arguments):
@@ -132,7 +142,11 @@ def test_list_fetch_list_and_show(catalog, tmp_path):
     assert f"known: {path}" in fetched.stdout
     assert f"  fetched: {path}\n" in after.stdout
     shown = run("show", "known", "--category", "P2", "--limit", "1")
-    for said in ("known: 1 examples", "Took 1 of 3 examples, category P2, in the order of the file.", "kettle"):
+    for said in (
+        "known: 1 examples",
+        "Took 1 of 3 examples, category P2, in the order of the file.",
+        "kettle",
+    ):
         assert said in shown.stdout
 
 

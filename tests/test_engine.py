@@ -39,7 +39,10 @@ def some_changes(query, targets=3):
     """Noise, zeros, masks and deletions at single and several positions, for all and for some targets."""
     rng = torch.Generator().manual_seed(1)
     dim, length = query.embedding_dim, len(query.token_ids)
-    vectors, masks = torch.randn(2, 3, dim, generator=rng), torch.rand(2, length - 1, dim, generator=rng) < 0.5
+    vectors, masks = (
+        torch.randn(2, 3, dim, generator=rng),
+        torch.rand(2, length - 1, dim, generator=rng) < 0.5,
+    )
     return [
         *[noise((i,), vectors, 0.5) for i in range(1, length - targets, 2)],
         noise((2, 4, 5), vectors, 0.3, (targets - 1,)),
@@ -71,7 +74,9 @@ def slowly(lm, query, table, change):
     for changed in change.rows(table[list(change.positions)]):
         inputs = table.clone()
         inputs[list(change.positions)] = changed
-        logits = lm.model(inputs_embeds=inputs[None] * lm.abilities.embedding_scale, use_cache=False).logits[0]
+        logits = lm.model(
+            inputs_embeds=inputs[None] * lm.abilities.embedding_scale, use_cache=False
+        ).logits[0]
         samples.append(logits[rows].softmax(-1))
     return torch.stack(samples)
 
@@ -106,7 +111,9 @@ def test_equals_whole_sequences_in_every_family(family):
 
 
 def test_half_precision_stays_close_to_float32():
-    half, gemma = (wrap(tiny_model(family).bfloat16(), tiny_tokenizer()) for family in ("llama", "gemma3"))
+    half, gemma = (
+        wrap(tiny_model(family).bfloat16(), tiny_tokenizer()) for family in ("llama", "gemma3")
+    )
     assert half.abilities.packs
     assert gemma.abilities.packs
     queries = [(lm, query_of(lm, PROMPT, target=7)) for lm in (half, tiny("llama"))]
@@ -121,7 +128,9 @@ def test_only_what_follows_a_change_is_run():
     assert (query.spent.token_forwards, query.spent.passes) == (15, 1)
     query = query_of(lm, PROMPT, max_new_tokens=3)
     late = noise((query.logit_positions[2],), torch.ones(1, 1, DIM), 3.0, (0,))
-    torch.testing.assert_close(distributions(lm, query, [late])[0][0, 0], clean(query)[0], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        distributions(lm, query, [late])[0][0, 0], clean(query)[0], atol=1e-6, rtol=1e-4
+    )
 
 
 HIDING = [family for family in PACKING if family != "opt"]
@@ -133,14 +142,25 @@ def masked(lm, query, hidden, begin):
     distance = torch.arange(length)[:, None] - torch.arange(length)
     columns = torch.zeros(length, dtype=torch.bool)
     columns[list(hidden)] = True
-    unseen = (distance < 0) | (columns[None] & (distance > 0) & (torch.arange(length) >= begin)[:, None])
+    unseen = (distance < 0) | (
+        columns[None] & (distance > 0) & (torch.arange(length) >= begin)[:, None]
+    )
     window = getattr(lm.model.config, "sliding_window", None)
-    masks = {"full_attention": unseen, "sliding_attention": unseen | (distance >= (window or length))}
+    masks = {
+        "full_attention": unseen,
+        "sliding_attention": unseen | (distance >= (window or length)),
+    }
     ready = {name: torch.where(mask, -torch.inf, 0.0)[None, None] for name, mask in masks.items()}
     kinds = getattr(lm.model.config, "layer_types", None)
-    mask = ready if kinds and len(set(kinds)) > 1 else ready["sliding_attention" if window else "full_attention"]
+    mask = (
+        ready
+        if kinds and len(set(kinds)) > 1
+        else ready["sliding_attention" if window else "full_attention"]
+    )
     with lm.running():
-        logits = lm.model(inputs_embeds=lm.embed(query.token_ids)[None], attention_mask=mask, use_cache=False).logits[0]
+        logits = lm.model(
+            inputs_embeds=lm.embed(query.token_ids)[None], attention_mask=mask, use_cache=False
+        ).logits[0]
     return logits[list(query.logit_positions)].softmax(-1)
 
 
@@ -152,8 +172,13 @@ def test_later_tokens_do_not_attend_to_hidden_ones(family):
     for question in ({"max_new_tokens": 3, "sources": sources}, {"target": " fox in the rain"}):
         query = query_of(lm, PROMPT, **question)
         hidden = [(1,), (2, 3, 7), tuple(range(1, 9)), (4, len(query.token_ids) - 3)]
-        found = distributions(lm, query, [*map(hide, hidden), replace((2, 3), torch.zeros(query.embedding_dim))])
-        assert_all_close(found[:-1], [masked(lm, query, positions, query.sources_stop)[None] for positions in hidden])
+        found = distributions(
+            lm, query, [*map(hide, hidden), replace((2, 3), torch.zeros(query.embedding_dim))]
+        )
+        assert_all_close(
+            found[:-1],
+            [masked(lm, query, positions, query.sources_stop)[None] for positions in hidden],
+        )
         assert (found[3][0] - clean(query)).abs().max() > 2e-5
 
 
@@ -162,7 +187,9 @@ def test_what_cannot_be_removed_is_an_error():
     query = query_of(lm, PROMPT)
     with pytest.raises(ParameterError, match="leaves none before a target to predict it from"):
         distributions(lm, query, [delete(range(len(query.token_ids)))])
-    with pytest.raises(UnsupportedModelError, match=r"but not hidden\. Take a method with baseline='delete'"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"but not hidden\. Take a method with baseline='delete'"
+    ):
         attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(baseline="hidden"))
 
 
@@ -178,8 +205,15 @@ def test_a_game_has_the_values_of_inputs_built_by_hand(family, removal):
     found = run_one(lm, Game(query, read, remove)(kept))
     for g, seen in enumerate(query.causal_mask):
         for row, value in zip(kept, found[g], strict=True):
-            gone = [i for unit, k, s in zip(units, row, seen, strict=True) if s and not k for i in unit.token_indices]
-            (p,) = one_by_one(lm, query, [remove(gone, (g,))]) if gone else [clean(query)[None, [g]]]
+            gone = [
+                i
+                for unit, k, s in zip(units, row, seen, strict=True)
+                if s and not k
+                for i in unit.token_indices
+            ]
+            (p,) = (
+                one_by_one(lm, query, [remove(gone, (g,))]) if gone else [clean(query)[None, [g]]]
+            )
             expected = p[:, 0, query.target_ids[g]].log().mean()
             torch.testing.assert_close(value.float(), expected, atol=2e-5, rtol=1e-4)
 
@@ -189,7 +223,9 @@ def test_equal_inputs_run_once_and_targets_share_them():
     query = query_of(lm, PROMPT, max_new_tokens=3)
     seen = int(query.causal_mask[0].sum())
     kept = torch.ones(4, len(query.units), dtype=torch.bool)
-    kept[0, 4] = kept[1, 4] = kept[2, seen] = False  # twice the same, then a unit that the first target does not see
+    kept[0, 4] = kept[1, 4] = kept[2, seen] = (
+        False  # twice the same, then a unit that the first target does not see
+    )
     game = Game(query, query.score("prob"), remover(query, "zero"))
     values = run_one(lm, game(kept))
     once = sum(len(query.token_ids) - query.units[unit].token_indices[0] for unit in (4, seen))
@@ -200,7 +236,12 @@ def test_equal_inputs_run_once_and_targets_share_them():
     assert (values[1:, 2] != game.whole[1:]).any()
     assert torch.equal(torch.stack(run_one(lm, game.values([kept] * 3))), values)
     assert query.spent.token_forwards == once
-    fewer = Game(query, query.score("prob"), remover(query, "zero"), (torch.arange(len(query.units)) < 2).expand(3, -1))
+    fewer = Game(
+        query,
+        query.score("prob"),
+        remover(query, "zero"),
+        (torch.arange(len(query.units)) < 2).expand(3, -1),
+    )
     assert [units.tolist() for units in fewer.units] == [[0, 1]] * 3
     assert torch.equal(run_one(lm, fewer(kept)), game.whole[:, None].expand(-1, 4))
 
@@ -222,18 +263,25 @@ def by_hand(name, p, q, ids):
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_scores_are_their_formulas(name, tokens):
     rng = torch.Generator().manual_seed(2)
-    logits, clean = 3 * torch.randn(4, tokens, 9, generator=rng), 3 * torch.randn(tokens, 9, generator=rng)
+    logits, clean = (
+        3 * torch.randn(4, tokens, 9, generator=rng),
+        3 * torch.randn(tokens, 9, generator=rng),
+    )
     clean, ids = clean.log_softmax(-1), torch.tensor([4, 0, 8])[:tokens]
     p, q = logits.double().softmax(-1), clean.double().exp()
     expected = torch.stack([by_hand(name, one, q, ids) for one in p])
-    torch.testing.assert_close(SCORES[name](logits, clean, ids).double(), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        SCORES[name](logits, clean, ids).double(), expected, atol=1e-6, rtol=1e-5
+    )
     if name in ("hellinger", "squared"):
         with pytest.raises(ParameterError, match="compares whole distributions and has no foil"):
             score_of(name, 3)
     elif tokens == 1:
         own, foil = p[:, 0, 4], p[:, 0, 3]
         contrast = own - foil if name == "prob" else (own / foil).log()
-        torch.testing.assert_close(score_of(name, 3)(logits, clean, ids).double(), contrast, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            score_of(name, 3)(logits, clean, ids).double(), contrast, atol=1e-6, rtol=1e-5
+        )
 
 
 def test_log_odds_lose_no_digits():
@@ -261,7 +309,9 @@ def test_effects_of_a_change_by_hand(foil):
     value, rest = (each[2].log() - (0 if foil is None else each[foil].log()) for each in (p, q))
     influence = samples[:, 2] / p[2] - (0 if foil is None else samples[:, foil] / p[foil])
     own = int(q.argmax()) if foil is None else 2
-    rival, before = (foil or int(each.masked_fill(torch.arange(9) == own, 0).argmax()) for each in (p, q))
+    rival, before = (
+        foil or int(each.masked_fill(torch.arange(9) == own, 0).argmax()) for each in (p, q)
+    )
     flips = p.argmax() != q.argmax() if foil is None else (p[2] > p[foil]) != (q[2] > q[foil])
     expected = {
         "score": rest - value,
@@ -303,7 +353,9 @@ def test_passes_are_halved_when_memory_runs_out(family, monkeypatch):
     assert max(sizes) > 40
     assert sum(size > 40 for size in sizes) < 10  # what fits is remembered
     monkeypatch.setattr(lm.model, "forward", failing_above(lm, 0, sizes))
-    with pytest.raises(ModelError, match=r"Not enough memory on cpu to run one sequence .* Shorten the prompt"):
+    with pytest.raises(
+        ModelError, match=r"Not enough memory on cpu to run one sequence .* Shorten the prompt"
+    ):
         distributions(lm, query, changes)
 
 
@@ -320,7 +372,11 @@ def test_an_error_ends_one_generator_and_the_others_go_on():
         try:
             if number == 3:
                 raise ZeroDivisionError
-            return (yield asks(queries[number], *changes, read=failing if number == 1 else SCORES["prob"]))
+            return (
+                yield asks(
+                    queries[number], *changes, read=failing if number == 1 else SCORES["prob"]
+                )
+            )
         finally:
             closed.append(number)
 
@@ -328,7 +384,11 @@ def test_an_error_ends_one_generator_and_the_others_go_on():
     expected = run_one(tiny("llama"), steps(0))
     for number in (0, 4):
         assert_all_close(outcomes[number], expected)
-    assert [type(outcomes[number]) for number in (1, 2, 3)] == [KeyError, NumericalError, ZeroDivisionError]
+    assert [type(outcomes[number]) for number in (1, 2, 3)] == [
+        KeyError,
+        NumericalError,
+        ZeroDivisionError,
+    ]
     assert sorted(closed) == [0, 0, 1, 2, 3, 4]
     with pytest.raises(ZeroDivisionError) as caught:
         run_many(lm, [steps(0), steps(3)])
@@ -352,7 +412,10 @@ def test_a_pass_that_fails_ends_the_generators_whose_sequences_it_held(monkeypat
     handle = lm.model.register_forward_pre_hook(stop)
     outcomes = dict(Engine(lm).run([steps_of(query, zero(1)) for query in queries]))
     handle.remove()
-    assert all("failed while it ran: RuntimeError: a hook of the caller's." in str(outcomes[i]) for i in (0, 1))
+    assert all(
+        "failed while it ran: RuntimeError: a hook of the caller's." in str(outcomes[i])
+        for i in (0, 1)
+    )
     assert (outcomes[2][0].shape, len(calls)) == ((1, 1), 2)
 
 
@@ -401,7 +464,10 @@ def test_steps_may_yield_other_steps():
         finally:
             ended.append("outer")
 
-    assert run_one(lm, outer((1,), (2, 3))) == (run_one(lm, inner((1,))), run_one(lm, inner((2, 3))))
+    assert run_one(lm, outer((1,), (2, 3))) == (
+        run_one(lm, inner((1,))),
+        run_one(lm, inner((2, 3))),
+    )
     ended.clear()
     with pytest.raises(ParameterError, match="leaves none before a target"):
         run_one(lm, outer(range(len(query.token_ids)), (1,)))
@@ -426,11 +492,14 @@ def test_a_failing_model_fails_loudly(read):
 
 
 @pytest.mark.parametrize(
-    ("method", "unit"), [(Noiser(samples=2, steps=2), "token"), (Occlusion(), "token"), (Occlusion(), "auto")]
+    ("method", "unit"),
+    [(Noiser(samples=2, steps=2), "token"), (Occlusion(), "token"), (Occlusion(), "auto")],
 )
 def test_progress_counts_token_forwards(method, unit):
     lm, told = another(tiny("llama"), batch_tokens=100), []
-    att = attribute(lm, PROMPT, method=method, unit=unit, progress=lambda *counts: told.append(counts))
+    att = attribute(
+        lm, PROMPT, method=method, unit=unit, progress=lambda *counts: told.append(counts)
+    )
     length, done = len(lm.tokenizer(PROMPT)["input_ids"]), [each[0] for each in told]
     assert done == sorted(done)
     assert all(now <= expected for now, expected in told)

@@ -29,8 +29,14 @@ FAST = noiser.Noiser(samples=2, bounding=0.5)
 def evaluated(examples=PROMPTS, metrics="soft_scores", **options):
     named = [metrics] if isinstance(metrics, str) else metrics
     read = {setting for name in named for setting in METRICS.get(name).factory().reads or ()}
-    few = {name: value for name, value in {"masks": 2, "draws": 2, "rates": (0.2, 0.8)}.items() if name in read}
-    return noiser.evaluate(tiny("llama"), examples, metrics=metrics, **({"method": FAST} | few | options))
+    few = {
+        name: value
+        for name, value in {"masks": 2, "draws": 2, "rates": (0.2, 0.8)}.items()
+        if name in read
+    }
+    return noiser.evaluate(
+        tiny("llama"), examples, metrics=metrics, **({"method": FAST} | few | options)
+    )
 
 
 class Parrot:
@@ -49,7 +55,9 @@ class Parrot:
         return [
             Verdict(status="unscored", reason="barked")
             if "dog" in request.words
-            else Verdict(status="answered", answers=self.answers or (request.words[0], "x")[: request.count])
+            else Verdict(
+                status="answered", answers=self.answers or (request.words[0], "x")[: request.count]
+            )
             for request in requests
         ]
 
@@ -62,10 +70,16 @@ def test_numbers_are_those_of_the_metrics_alone():
         alone = noiser.measure(lm, att, "soft_scores", masks=2, draws=2)
         alone |= noiser.measure(lm, att, "mass_matched", masks=2, draws=2, rates=(0.2, 0.8))
         assert {name: rows.loc[index, name] for name in alone} == pytest.approx(alone, abs=1e-5)
-    columns = [rows[name].tolist() for name in ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc")]
+    columns = [
+        rows[name].tolist() for name in ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc")
+    ]
     alone = estimate(summed_log_ratios, *columns, contrast=True)
-    assert repr(dataclasses.replace(found["faithfulness"], p_holm=alone.p_holm)) == repr(alone)  # NaN is not NaN
-    assert found["area_minus_random"].value == pytest.approx((rows["area"] - rows["random_area"]).mean())
+    assert repr(dataclasses.replace(found["faithfulness"], p_holm=alone.p_holm)) == repr(
+        alone
+    )  # NaN is not NaN
+    assert found["area_minus_random"].value == pytest.approx(
+        (rows["area"] - rows["random_area"]).mean()
+    )
     assert found["faithfulness"].n == len(PROMPTS)
 
 
@@ -75,11 +89,16 @@ def test_every_kind_of_example():
     record = SimpleNamespace(prompt=PROMPTS[1], target=" violin", spans={"who": [(2, 9)]})
     found = evaluated([PROMPTS[0], att, record], ["soft_scores", "localisation"])
     assert found.rows["method"].tolist() == ["noiser@2", "occlusion@1", "noiser@2"]
-    assert found.rows["target"].tolist()[1:] == ["".join(target.text for target in att.targets), " violin"]
+    assert found.rows["target"].tolist()[1:] == [
+        "".join(target.text for target in att.targets),
+        " violin",
+    ]
     assert (found["share_who"].n, 0 <= found["share_who"].value <= 1) == (1, True)
     assert found["share_who"].value + found["share_rest"].value == pytest.approx(1)
     assert [skipped.metric for skipped in found.skipped] == ["localisation@1", "localisation@1"]
-    assert all(len(evaluated(single).records) == 1 for single in (PROMPTS[0], att, record, vars(record)))
+    assert all(
+        len(evaluated(single).records) == 1 for single in (PROMPTS[0], att, record, vars(record))
+    )
     table = pd.DataFrame([vars(record), {"prompt": PROMPTS[0]}])  # NaN where there is no target
     assert evaluated(table).records == evaluated([record, PROMPTS[0]]).records
     chat = [{"role": "user", "content": "hi"}]
@@ -87,11 +106,16 @@ def test_every_kind_of_example():
     assert "template" in evaluated([chat, PROMPTS[0]]).skipped[0].error
     assert evaluated({"messages": chat}).skipped[0].error == evaluated(chat).skipped[0].error
     ids = tiny("llama").tokenizer(PROMPTS[0])["input_ids"]
-    assert evaluated([ids]).rows["soft_nc"].tolist() == evaluated(PROMPTS[:1]).rows["soft_nc"].tolist()
+    assert (
+        evaluated([ids]).rows["soft_nc"].tolist() == evaluated(PROMPTS[:1]).rows["soft_nc"].tolist()
+    )
 
 
 def test_an_example_may_name_its_sources_spans_and_a_foil():
-    lm, sources = tiny("llama"), ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."]
+    lm, sources = (
+        tiny("llama"),
+        ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."],
+    )
     prompt = noiser.place_sources("Who sings?", sources)
     examples = [SimpleNamespace(prompt=prompt, sources=each) for each in (sources, ["a cat"])]
     found = evaluated(examples, ["erasure", "stability"], unit="source").records
@@ -107,18 +131,25 @@ def test_an_example_may_name_its_sources_spans_and_a_foil():
     asked = {"target": " rain", "foil": " dog"}
     (found,) = evaluated({"prompt": PROMPTS[0], **asked}, "top_k", method="occlusion").records
     att = noiser.attribute(lm, PROMPTS[0], method="occlusion", **asked)
-    assert found["drop"] == pytest.approx(noiser.measure(lm, att, "top_k", draws=2)["drop"], abs=1e-6)
+    assert found["drop"] == pytest.approx(
+        noiser.measure(lm, att, "top_k", draws=2)["drop"], abs=1e-6
+    )
 
 
 def test_nothing_is_left_out_silently():
     found = evaluated([PROMPTS[0], "", PROMPTS[1], "x" * 2000], ["soft_scores", "stability"])
-    assert [(skipped.example, skipped.metric) for skipped in found.skipped] == [(1, None), (3, None)]
+    assert [(skipped.example, skipped.metric) for skipped in found.skipped] == [
+        (1, None),
+        (3, None),
+    ]
     assert "PromptError" in found.skipped[0].error
     assert found.rows["error"].astype(bool).tolist() == [False, True, False, True]
     assert math.isnan(found.rows.loc[1, "soft_ns"])
     assert found["soft_nc"].n == 2
     assert "2 of 4 prompts have no value" in found["soft_nc"].reason
-    assert all(said in str(found) for said in ("2 of 4 prompts measured in full", "Skipped: prompt 1"))
+    assert all(
+        said in str(found) for said in ("2 of 4 prompts measured in full", "Skipped: prompt 1")
+    )
     assert -1 <= found["spearman"].value < 1
     att = noiser.attribute(tiny("llama"), PROMPTS[0], method=FAST)
     assert "cannot be made again" in evaluated([att], "stability").skipped[0].error
@@ -128,14 +159,24 @@ def test_only_what_was_measured_alike_is_compared():
     metrics, one_prompt = ["soft_scores", "mass_matched"], PROMPTS[:1]
     one = evaluated(one_prompt, metrics, method="occlusion")
     of_words, of_tokens = (
-        evaluated(noiser.attribute(tiny("llama"), PROMPTS[0], method="occlusion", unit=unit, target_unit=target_unit))
+        evaluated(
+            noiser.attribute(
+                tiny("llama"), PROMPTS[0], method="occlusion", unit=unit, target_unit=target_unit
+            )
+        )
         for unit, target_unit in (("word", "all"), ("token", "token"))
     )
     targets = [evaluated([SimpleNamespace(prompt=PROMPTS[0], target=target)]) for target in (3, 4)]
     judged = [evaluated(one_prompt, "answerability", judge=Parrot()) for _ in range(2)]
     assert judged[0].minus(judged[1])
     judged[1].settings["judge"] = "magpie"
-    other = {"rates": (0.7, 0.9), "draws": 1, "profile": "authors", "normalization": "positive", "masks": 1}
+    other = {
+        "rates": (0.7, 0.9),
+        "draws": 1,
+        "profile": "authors",
+        "normalization": "positive",
+        "masks": 1,
+    }
     pairs = [
         (one, evaluated(one_prompt, metrics, method="occlusion", **{name: value}), f"{name} is")
         for name, value in (other | {"unit": "word", "max_new_tokens": 2}).items()
@@ -157,13 +198,19 @@ def test_only_what_was_measured_alike_is_compared():
 
 def sign_flip(differences):
     """The share of all sign changes whose mean is at least as far from 0."""
-    flipped = [np.mean(signs * np.array(differences)) for signs in itertools.product((1, -1), repeat=len(differences))]
+    flipped = [
+        np.mean(signs * np.array(differences))
+        for signs in itertools.product((1, -1), repeat=len(differences))
+    ]
     return np.mean(np.abs(flipped) >= abs(np.mean(differences)) - 1e-12)
 
 
 def test_differences_are_those_of_minus_corrected_together():
     prompts = [*PROMPTS, *(f"{prompt} and" for prompt in PROMPTS)][:6]
-    some = {name: evaluated(prompts, "erasure", method=name) for name in ("occlusion", "random", "position")}
+    some = {
+        name: evaluated(prompts, "erasure", method=name)
+        for name in ("occlusion", "random", "position")
+    }
     found = noiser.evaluation.differences(some)
     assert list(found["other"].unique()) == ["random", "position"]
     gaps = {(name, number): gap for name in ("random", "position")
@@ -173,11 +220,17 @@ def test_differences_are_those_of_minus_corrected_together():
     for line in found.itertuples():
         pairs = some["occlusion"].rows[line.number] - some[line.other].rows[line.number]
         assert (line.value, line.p) == pytest.approx((pairs.mean(), sign_flip(pairs)))
-    primary = (found["number"] == "comprehensiveness").tolist()  # one number per metric is corrected first
+    primary = (
+        found["number"] == "comprehensiveness"
+    ).tolist()  # one number per metric is corrected first
     first = iter(holm([gap.p for gap, is_first in zip(raw, primary, strict=True) if is_first]))
     every = holm([gap.p for gap in raw])
-    assert found["p_holm"].tolist() == [next(first) if one else p for one, p in zip(primary, every, strict=True)]
-    assert (found["clear"] == ((found["low"] > 0) | (found["high"] < 0)) & (found["p_holm"] < 0.05)).all()
+    assert found["p_holm"].tolist() == [
+        next(first) if one else p for one, p in zip(primary, every, strict=True)
+    ]
+    assert (
+        found["clear"] == ((found["low"] > 0) | (found["high"] < 0)) & (found["p_holm"] < 0.05)
+    ).all()
 
 
 def test_authors_profile_scores_special_tokens_and_draws_one_mask():
@@ -190,7 +243,9 @@ def test_authors_profile_scores_special_tokens_and_draws_one_mask():
     assert "profile authors" in str(found)
 
 
-@pytest.mark.parametrize("prompt", ["The quick</s> brown fox", [{"role": "user", "content": "The quick brown fox"}]])
+@pytest.mark.parametrize(
+    "prompt", ["The quick</s> brown fox", [{"role": "user", "content": "The quick brown fox"}]]
+)
 @pytest.mark.parametrize("unit", ["token", "word"])
 def test_a_judge_is_shown_neither_special_tokens_nor_template_text(prompt, unit):
     lm, judge = noiser.wrap(tiny("llama").model, chat_tokenizer(CHAT_TEMPLATE)), Parrot()
@@ -212,7 +267,10 @@ def test_saved_and_shown(tmp_path):
     assert noiser.methods.make_method(data["method"], **data["settings"]["parameters"]) == FAST
     found.save(tmp_path / "rows.csv")
     rows = pd.read_csv(tmp_path / "rows.csv")
-    assert (rows["soft_nc"][0], rows["prompt"][0]) == (found.records[0]["soft_nc"], found.records[0]["prompt"])
+    assert (rows["soft_nc"][0], rows["prompt"][0]) == (
+        found.records[0]["soft_nc"],
+        found.records[0]["prompt"],
+    )
     assert "<script>" not in found.to_html()
     assert "faithfulness" in evaluated([SimpleNamespace(prompt="")] * 2)._repr_html_()
     assert evaluated([""]).settings["parameters"] == {}
@@ -220,15 +278,22 @@ def test_saved_and_shown(tmp_path):
 
 def test_the_question_is_answered_in_a_sentence():
     area = {"area": Scale(0, 1, None, True, "area")}
-    summaries = {name: each for one in ("random", "position") for name, each in gap_to(one, one, area).items()}
+    summaries = {
+        name: each
+        for one in ("random", "position")
+        for name, each in gap_to(one, one, area).items()
+    }
 
     def told(random, position, n=8):
         gaps = zip(summaries, (random, position), strict=True)
         estimates = {
-            name: estimate(mean_gap, [gap + i / 99 for i in range(n)], [0] * n, contrast=True) for name, gap in gaps
+            name: estimate(mean_gap, [gap + i / 99 for i in range(n)], [0] * n, contrast=True)
+            for name, gap in gaps
         }
         (line,) = answers(["area"], summaries, corrected(estimates), 0.95)
-        return line.removeprefix("By area, better than random scores: ").split("; than 1 to n along the text: ")
+        return line.removeprefix("By area, better than random scores: ").split(
+            "; than 1 to n along the text: "
+        )
 
     assert told(0.3, -0.3) == ["yes", "no, worse."]
     assert told(0.3, -0.03) == ["yes", "no significant difference with n = 8."]
@@ -239,20 +304,28 @@ def test_the_question_is_answered_in_a_sentence():
 
 
 def test_an_evaluation_begins_with_its_answer_and_names_unit_and_hyper_parameters():
-    found = evaluated(PROMPTS[:2], ["mass_matched_rank"], method=noiser.Occlusion(score="logprob"), unit="word")
+    found = evaluated(
+        PROMPTS[:2], ["mass_matched_rank"], method=noiser.Occlusion(score="logprob"), unit="word"
+    )
     first, title = str(found).split("\n\n")[:2]
-    assert first.startswith("By rank_area, better than random scores: no significant difference with n = 2, at least 7")
+    assert first.startswith(
+        "By rank_area, better than random scores: no significant difference with n = 2, at least 7"
+    )
     assert "unit word, baseline=zero, score=logprob" in title
     assert first in found.to_html()
     examples = [SimpleNamespace(prompt=prompt, spans={"gold": [(4, 9)]}) for prompt in PROMPTS * 2]
-    one, other = (evaluated(examples, "gold_spans", method=method) for method in ("occlusion", "random"))
+    one, other = (
+        evaluated(examples, "gold_spans", method=method) for method in ("occlusion", "random")
+    )
     gap = one.minus(other)
     assert math.isnan(gap["gold_share"].p)  # of the data: neither side is better
     assert gap["auprc"].p_holm == gap["auprc"].p < 1
 
 
 def test_a_judge_that_answers_nothing_with_all_words_is_none_and_one_that_breaks_is_in_the_result():
-    found = evaluated(PROMPTS[:3], ["answerability", "minimum_top_k"], judge=Parrot("zzz"), unit="word")
+    found = evaluated(
+        PROMPTS[:3], ["answerability", "minimum_top_k"], judge=Parrot("zzz"), unit="word"
+    )
     assert [line.split(": ")[1] for line in found.answer] == [
         "this judge answers 0 of 3 prompts with all words; it is not a judge of this data."
     ] * 2
@@ -268,7 +341,9 @@ def test_texts_of_others_cannot_reach_a_terminal_raw():
     evil = "\x1b]0;evil\x07\x9b2J"
     spotted = SimpleNamespace(prompt=PROMPTS[0], spans={f"gold{evil}": [(0, 3)]})
     found = evaluated([evil, spotted], "localisation")
-    found = dataclasses.replace(found, method=evil, skipped=(found.skipped[0]._replace(metric=evil, error=evil),))
+    found = dataclasses.replace(
+        found, method=evil, skipped=(found.skipped[0]._replace(metric=evil, error=evil),)
+    )
     for text in (str(found), found.to_html(), found.to_markdown()):
         assert "U+001B" in text.replace("\\", "")
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
@@ -286,7 +361,10 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
     assert [record["index"] for record in together.records] == list(range(len(prompts)))
     assert [(each.example, each.metric) for each in together.skipped] == [(1, None)]
     for one, other in zip(together.records, alone.records, strict=True):
-        assert one == {name: pytest.approx(v, abs=1e-5) if isinstance(v, float) else v for name, v in other.items()}
+        assert one == {
+            name: pytest.approx(v, abs=1e-5) if isinstance(v, float) else v
+            for name, v in other.items()
+        }
 
 
 @pytest.mark.parametrize(
@@ -300,7 +378,10 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
         ({"seed": -1}, "seed is -1"),
         ({"confidence": 95}, "confidence is 95"),
         ({"k": 2}, "k would change nothing; expected draws or masks or normalization for"),
-        ({"metrics": "top_k", "judge": "local"}, "judge would change nothing; expected draws or k or removal for"),
+        (
+            {"metrics": "top_k", "judge": "local"},
+            "judge would change nothing; expected draws or k or removal for",
+        ),
         ({"metrics": "answerability"}, "answerability@1 needs a judge"),
         ({"examples": []}, "There is no example"),
         ({"examples": [3]}, "Example 0 is a int"),
@@ -318,12 +399,16 @@ def test_answerability_asks_the_judge_for_all_prompts_at_once():
     best = noiser.attribute(lm, "The quick fox sings", method=FAST).aggregate("word").top(2)
     examples = [
         SimpleNamespace(prompt=PROMPTS[0], target=" fox"),
-        SimpleNamespace(prompt="The quick fox sings", target=min(best, key=lambda unit: unit.index).text),
+        SimpleNamespace(
+            prompt="The quick fox sings", target=min(best, key=lambda unit: unit.index).text
+        ),
         "",
         SimpleNamespace(prompt="dog", target=" dog"),
         noiser.attribute(lm, PROMPTS[1], method=FAST, unit="sentence"),
     ]
-    found = evaluated(examples, ["answerability", "minimum_top_k"], judge=judge, normalization="positive")
+    found = evaluated(
+        examples, ["answerability", "minimum_top_k"], judge=judge, normalization="positive"
+    )
     assert judge.asked[0] == 3  # not the empty one, not the one that has no words
     assert [(skipped.example, skipped.metric) for skipped in found.skipped] == [
         (2, None), (4, "answerability@1"), (4, "minimum_top_k@1"),
@@ -332,6 +417,15 @@ def test_answerability_asks_the_judge_for_all_prompts_at_once():
     assert rows.loc[3, "answerability_status"] == "unscored"
     assert found["answerability_unscored"].value == pytest.approx(1 / 3)
     assert (found["answerability_rate"].n, found["answerability_rate_scored"].n) == (3, 2)
-    assert found["answerability_rate"].value == pytest.approx((rows["answerability_status"] == "correct").sum() / 3)
+    assert found["answerability_rate"].value == pytest.approx(
+        (rows["answerability_status"] == "correct").sum() / 3
+    )
     assert found.to_dict()["settings"]["judge"] == "parrot"
-    assert len(evaluated(PROMPTS[:1], "answerability_top5", judge=judge).records[0]["answerability_top5_answers"]) > 3
+    assert (
+        len(
+            evaluated(PROMPTS[:1], "answerability_top5", judge=judge).records[0][
+                "answerability_top5_answers"
+            ]
+        )
+        > 3
+    )

@@ -26,7 +26,9 @@ KS = (0.0, 0.05, 0.2, 0.7)
 
 def attribution(family="llama", **options):
     method = options.pop("method", noiser.Noiser(samples=4, bounding="k_max_per_unit"))
-    return noiser.attribute(tiny(family), PROMPT, **({"max_new_tokens": 2, "seed": 3} | options), method=method)
+    return noiser.attribute(
+        tiny(family), PROMPT, **({"max_new_tokens": 2, "seed": 3} | options), method=method
+    )
 
 
 def by_hand(family: str, att, unit_index: int, k: float):
@@ -44,7 +46,9 @@ def by_hand(family: str, att, unit_index: int, k: float):
     return torch.stack(found)[:, first : first + len(att.targets)].detach()
 
 
-@pytest.mark.parametrize(("family", "unit"), [("llama", "token"), ("gemma3", "word"), ("mamba", "token")])
+@pytest.mark.parametrize(
+    ("family", "unit"), [("llama", "token"), ("gemma3", "word"), ("mamba", "token")]
+)
 def test_equals_one_pass_for_every_sample(family, unit):
     att = attribution(family, unit=unit)
     for unit_index in (0, 2):
@@ -54,11 +58,19 @@ def test_equals_one_pass_for_every_sample(family, unit):
             mean = samples.mean(0)
             for row, target in enumerate(att.targets):
                 p = samples[:, row, target.token_id]
-                assert found.probabilities[row, column].item() == pytest.approx(p.mean().item(), abs=1e-5)
-                assert found.stderr[row, column].item() == pytest.approx(p.std().item() / 2, abs=1e-5)
+                assert found.probabilities[row, column].item() == pytest.approx(
+                    p.mean().item(), abs=1e-5
+                )
+                assert found.stderr[row, column].item() == pytest.approx(
+                    p.std().item() / 2, abs=1e-5
+                )
                 assert found.leaders[row][column].token_id == int(mean[row].argmax())
-                assert found.leaders[row][column].probability == pytest.approx(mean[row].max().item(), abs=1e-5)
-                assert bool(found.flips[row, column]) == (int(mean[row].argmax()) != target.token_id)
+                assert found.leaders[row][column].probability == pytest.approx(
+                    mean[row].max().item(), abs=1e-5
+                )
+                assert bool(found.flips[row, column]) == (
+                    int(mean[row].argmax()) != target.token_id
+                )
     assert found.unit == att.units[2]
     assert found.ks.tolist() == pytest.approx(KS)
 
@@ -76,8 +88,12 @@ def test_uses_the_noise_that_the_scores_were_made_with_and_with_a_foil_a_flip_is
     for bounding in ("random", 0.4):
         att = attribution(method=noiser.Noiser(samples=4, bounding=bounding), max_new_tokens=1)
         found = tolerance(tiny("llama"), att, 1, (att.info["k"][0][1],)).probabilities[0, 0]
-        assert found.item() == pytest.approx(att.targets[0].probability - att.scores[0, 1].item(), abs=1e-5)
-    found = tolerance(tiny("llama"), attribution(target=" fox", foil=" dog", max_new_tokens=1), 1, KS)
+        assert found.item() == pytest.approx(
+            att.targets[0].probability - att.scores[0, 1].item(), abs=1e-5
+        )
+    found = tolerance(
+        tiny("llama"), attribution(target=" fox", foil=" dog", max_new_tokens=1), 1, KS
+    )
     leads = found.probabilities[0] > found.foil_probabilities
     assert found.flips[0].tolist() == (leads != leads[0]).tolist()
 
@@ -97,20 +113,28 @@ def test_a_leader_that_is_part_of_a_character_is_named_alone():
     lm = noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer())
     att = noiser.attribute(lm, "The quick brown fox", method="occlusion")
     rows = tolerance(lm, att, 0, [0.0, 0.1, 0.2, 0.3, 0.5, 1.0]).leaders
-    ids, texts = zip(*sorted({(leader.token_id, leader.text) for row in rows for leader in row}), strict=True)
+    ids, texts = zip(
+        *sorted({(leader.token_id, leader.text) for row in rows for leader in row}), strict=True
+    )
     alone = [token_texts(lm.tokenizer, [token])[0] for token in ids]
     assert [*texts] == alone
     assert alone != token_texts(lm.tokenizer, ids)
 
 
 def test_other_methods_have_ten_samples_and_a_callers_noise_is_kept():
-    of_noiser, of_another = (attribution(method=method) for method in (noiser.Noiser(samples=10), "occlusion"))
-    ten, other = (tolerance(tiny("llama"), att, 1, KS).probabilities for att in (of_noiser, of_another))
+    of_noiser, of_another = (
+        attribution(method=method) for method in (noiser.Noiser(samples=10), "occlusion")
+    )
+    ten, other = (
+        tolerance(tiny("llama"), att, 1, KS).probabilities for att in (of_noiser, of_another)
+    )
     assert torch.equal(ten, other)
     own = torch.randn(3, tiny("llama").embedding_dim, generator=torch.Generator().manual_seed(1))
     kept = attribution(method=noiser.Noiser(noise=own))
     stored = noiser.Attribution.from_dict(kept.to_dict())
-    expected, found = (tolerance(tiny("llama"), each, 1, KS).probabilities for each in (kept, stored))
+    expected, found = (
+        tolerance(tiny("llama"), each, 1, KS).probabilities for each in (kept, stored)
+    )
     assert torch.equal(found, expected)
     assert not torch.equal(found, ten)
 
@@ -185,7 +209,9 @@ def test_scores_are_shapley_values_over_all_mixtures():
     found = noiser.diff(lm, BEFORE, AFTER, target=answer)
     assert [(edit.before, edit.after) for edit in found.edits] == EDITS
     assert [BEFORE[edit.start :].startswith(edit.before) for edit in found.edits] == [True] * 4
-    values = {kept: log_p(lm, text_with(kept), answer) for kept in itertools.product((0, 1), repeat=4)}
+    values = {
+        kept: log_p(lm, text_with(kept), answer) for kept in itertools.product((0, 1), repeat=4)
+    }
     for index, edit in enumerate(found.edits):
         gains = []
         for order in itertools.permutations(range(4)):
@@ -194,7 +220,9 @@ def test_scores_are_shapley_values_over_all_mixtures():
             gains.append(values[(*kept[:index], 1, *kept[index + 1 :])] - values[kept])
         assert edit.score == pytest.approx(sum(gains) / len(gains), abs=1e-4)
         assert edit.stderr == 0
-    assert (found.log_p_before, found.log_p_after) == pytest.approx((values[0, 0, 0, 0], values[1, 1, 1, 1]), abs=1e-4)
+    assert (found.log_p_before, found.log_p_after) == pytest.approx(
+        (values[0, 0, 0, 0], values[1, 1, 1, 1]), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize(("count", "exact"), [(3, True), (4, False)])
@@ -204,16 +232,25 @@ def test_few_edits_are_exact_many_are_sampled_and_both_add_up(count, exact, monk
     after = " ".join(f"x{word}" if i % 2 else word for i, word in enumerate(words))
     found = noiser.diff(tiny("llama"), " ".join(words), after, max_new_tokens=2)
     assert len(found.edits) == count
-    assert sum(edit.score for edit in found.edits) == pytest.approx(found.log_p_after - found.log_p_before, abs=1e-3)
+    assert sum(edit.score for edit in found.edits) == pytest.approx(
+        found.log_p_after - found.log_p_before, abs=1e-3
+    )
     assert all((edit.stderr == 0) is exact for edit in found.edits)
 
 
 def test_a_chat_keeps_its_roles_and_messages_without_content():
-    lm, call = noiser.wrap(tiny("llama").model, chat_tokenizer()), {"role": "assistant", "content": None}
+    lm, call = (
+        noiser.wrap(tiny("llama").model, chat_tokenizer()),
+        {"role": "assistant", "content": None},
+    )
     asked = {"role": "user", "content": "Why?"}
-    chats = [[{"role": "user", "content": f"The {each} sings."}, call, asked] for each in ("dog", "fox")]
+    chats = [
+        [{"role": "user", "content": f"The {each} sings."}, call, asked] for each in ("dog", "fox")
+    ]
     found = noiser.diff(lm, *chats, max_new_tokens=1)
-    assert [(edit.message, edit.before, edit.after) for edit in found.edits] == [(0, " dog", " fox")]
+    assert [(edit.message, edit.before, edit.after) for edit in found.edits] == [
+        (0, " dog", " fox")
+    ]
     assert found.edits[0].score == pytest.approx(found.log_p_after - found.log_p_before, abs=1e-4)
     for before, after, message in (
         (chats[0], chats[1][1:], "roles"),
@@ -228,7 +265,9 @@ def test_a_chat_keeps_its_roles_and_messages_without_content():
 
 def test_shown_as_a_word_diff(tmp_path):
     found = noiser.diff(tiny("llama"), BEFORE, AFTER, max_new_tokens=1)
-    shown = "[-The-]{+A+}(1) quick[- fox-]{+ dog+}(2) sings{+ late+}(3) near the[- river-](4) bank\n"
+    shown = (
+        "[-The-]{+A+}(1) quick[- fox-]{+ dog+}(2) sings{+ late+}(3) near the[- river-](4) bank\n"
+    )
     assert str(found).startswith(shown)
     assert found.to_dataframe()["score"].tolist() == [edit.score for edit in found.edits]
     page = found.to_html(tmp_path / "d.html")
@@ -241,8 +280,18 @@ def test_the_command_fails_above_a_limit(tmp_path, limit, status):
     model = save_tiny("llama", tmp_path / "model")
     for name, text in (("a.txt", BEFORE), ("b.txt", AFTER)):
         (tmp_path / name).write_text(text, encoding="utf-8")
-    arguments = ["diff", str(tmp_path / "a.txt"), str(tmp_path / "b.txt"), "-m", str(model), "--format", "json"]
-    ran = CliRunner().invoke(app, [*arguments, *([] if limit is None else ["--fail-above", str(limit)])])
+    arguments = [
+        "diff",
+        str(tmp_path / "a.txt"),
+        str(tmp_path / "b.txt"),
+        "-m",
+        str(model),
+        "--format",
+        "json",
+    ]
+    ran = CliRunner().invoke(
+        app, [*arguments, *([] if limit is None else ["--fail-above", str(limit)])]
+    )
     assert ran.exit_code == status, ran.output
     assert len(json.loads(ran.stdout)["edits"]) == 4
 
@@ -286,7 +335,11 @@ def test_a_contrast_is_played_on_its_log_odds_and_what_a_game_cannot_do(tmp_path
         (ParameterError, r"expected \[inputs, ", lambda: game([[True]])),
         (ParameterError, "not a method that removes units", lambda: game.play("input_x_gradient")),
         (ParameterError, "not stored", lambda: noiser.Game.load(file).play("occlusion")),
-        (StoredFileError, "not a saved game", lambda: file.write_text("{}") and noiser.Game.load(file)),
+        (
+            StoredFileError,
+            "not a saved game",
+            lambda: file.write_text("{}") and noiser.Game.load(file),
+        ),
     ):
         with pytest.raises(error, match=message):
             call()
@@ -298,7 +351,9 @@ def test_a_game_has_the_values_of_its_model_and_prompts_that_do_not_count_are_no
     asked = {"id": "own-1", "prompt": JUMPS, "target": said, "dataset": "own"}
     row, game = games.play(lm, Example(**asked)), noiser.Game(lm, JUMPS, score="prob")
     values = game(games.subsets(len(game.units)).numpy())[0]
-    torch.testing.assert_close(torch.tensor(row["prob"], dtype=torch.float64), values, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(row["prob"], dtype=torch.float64), values, rtol=1e-3, atol=1e-6
+    )
     assert row["hellinger"][-1] == pytest.approx(0, abs=1e-9)
     assert min(row["hellinger"][:-1]) > 0
     for other in ({"target": "Zq"}, {"prompt": " ".join(["fox"] * 12)}):
@@ -309,9 +364,15 @@ def test_measures_of_a_game_worked_by_hand():
     """Unit 0 alone decides; p = 0.8 with it and 0.2 without, and the distance is 0 or 0.5."""
     inputs = games.subsets(2)
     game = games.Played(
-        2, (0,), torch.where(inputs[:, 0], 0.8, 0.2).double(), torch.where(inputs[:, 0], 0.0, 0.5).double()
+        2,
+        (0,),
+        torch.where(inputs[:, 0], 0.8, 0.2).double(),
+        torch.where(inputs[:, 0], 0.0, 0.5).double(),
     )
-    right, wrong = (game.measures(torch.tensor(scores, dtype=torch.float64)) for scores in ([1.0, 0.0], [0.0, 1.0]))
+    right, wrong = (
+        game.measures(torch.tensor(scores, dtype=torch.float64))
+        for scores in ([1.0, 0.0], [0.0, 1.0])
+    )
     assert right["erasure"] == pytest.approx(0.6)
     assert wrong["erasure"] == pytest.approx(-0.6)
     assert (right["gold"], wrong["gold"]) == (1, 0)
@@ -327,8 +388,14 @@ def test_measures_of_a_game_worked_by_hand():
 def test_the_stored_games_are_whole_and_make_the_table():
     path = ROOT / "benchmarks" / "results" / "games.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert {len(row["prob"]) == len(row["hellinger"]) == 2 ** row["units"] for row in rows if "units" in row} == {True}
-    assert {row["units"] for row in rows if row["set"] != "known" and "units" in row} == {games.SENTENCES}
+    assert {
+        len(row["prob"]) == len(row["hellinger"]) == 2 ** row["units"]
+        for row in rows
+        if "units" in row
+    } == {True}
+    assert {row["units"] for row in rows if row["set"] != "known" and "units" in row} == {
+        games.SENTENCES
+    }
     table = games.table(path, {"leave one out, p": noiser.Occlusion()}, seeds=1)
     line = table.splitlines()[-1]
     assert line.startswith("| leave one out, p |")

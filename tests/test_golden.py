@@ -14,9 +14,15 @@ cases_of = cache(lambda family: dict(cases(family)))
 pytestmark = pytest.mark.usefixtures("unchecked")  # shapes are checked everywhere else
 
 
-@pytest.mark.parametrize(("family", "part"), sorted({tuple(name.split("/")[:2]) for name in numbers_of_all()}))
+@pytest.mark.parametrize(
+    ("family", "part"), sorted({tuple(name.split("/")[:2]) for name in numbers_of_all()})
+)
 def test_numbers_are_the_stored_ones(family, part):
-    expected = {name: numbers for name, numbers in numbers_of_all().items() if name.split("/")[:2] == [family, part]}
+    expected = {
+        name: numbers
+        for name, numbers in numbers_of_all().items()
+        if name.split("/")[:2] == [family, part]
+    }
     wrong = {}
     for name, numbers in expected.items():
         found = run(cases_of(family)[name.partition("/")[2]]) or {}
@@ -33,7 +39,11 @@ def difference(name, found, expected):
     if found is None:
         return "missing"
     if name.startswith("token_forwards"):
-        return f"{found.item():.0f} token-forwards, {expected.item():.0f} stored" if found > expected else ""
+        return (
+            f"{found.item():.0f} token-forwards, {expected.item():.0f} stored"
+            if found > expected
+            else ""
+        )
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, stored {list(expected.shape)}"
     if torch.allclose(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True):

@@ -18,7 +18,12 @@ from engine_for_tests import clean, distributions, query_of, run_method
 from noiser.engine import Integrals, Path, ask, replace
 from noiser.errors import ModelError, UnsupportedModelError
 from noiser.methods import AttentionGradient, AttentionRollout, LastAttention
-from noiser.methods.gradients import GradientShap, InputXGradient, IntegratedGradients, SequentialIntegratedGradients
+from noiser.methods.gradients import (
+    GradientShap,
+    InputXGradient,
+    IntegratedGradients,
+    SequentialIntegratedGradients,
+)
 from noiser.methods.gradients import movable_positions as movable
 from noiser.model.abilities import attention_maps
 from test_engine import failing_above
@@ -47,7 +52,11 @@ def gradient(model, scale, rows, position, value):
 
 @pytest.mark.parametrize(
     ("family", "score", "foil"),
-    [*((family, "prob", None) for family in FAMILIES), ("llama", "logprob", None), ("gemma3", "logprob", 7)],
+    [
+        *((family, "prob", None) for family in FAMILIES),
+        ("llama", "logprob", None),
+        ("gemma3", "logprob", 7),
+    ],
 )
 def test_integrals_equal_autograd_in_every_family(family, score, foil):
     lm = tiny(family)
@@ -85,7 +94,9 @@ def test_dimensions_are_reduced_before_tokens_are_summed(reduce):
     lm = tiny("qwen2")
     att = noiser.attribute(lm, PROMPT, method=InputXGradient(reduce=reduce), unit="word")
     query = query_of(lm, PROMPT, unit="word")
-    whole, _ = ask(lm, Integrals(query, [Path(tuple(range(len(query.token_ids))))], query.score("prob")))
+    whole, _ = ask(
+        lm, Integrals(query, [Path(tuple(range(len(query.token_ids))))], query.score("prob"))
+    )
     tokens = whole[0].sum(-1) if reduce == "sum" else whole[0].norm(dim=-1)
     expected = torch.stack([tokens[list(unit.token_indices)].sum() for unit in query.units])
     torch.testing.assert_close(att.scores[0], expected, atol=1e-6, rtol=1e-4)
@@ -95,13 +106,17 @@ def test_dimensions_are_reduced_before_tokens_are_summed(reduce):
 def test_integrated_gradients_are_complete_and_say_what_is_left():
     lm = tiny("gpt2")
     for steps, most in ((50, 1e-4), (2, 1)):
-        att = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2)
+        att = noiser.attribute(
+            lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2
+        )
         query = query_of(lm, PROMPT, max_new_tokens=2)
         (p,) = distributions(lm, query, [replace(movable(query), query.baseline("zero"))])
         for g, target in enumerate(att.targets):
             difference = target.probability - float(p[0, g, target.token_id])
             assert att.info["difference"][g] == pytest.approx(difference, abs=1e-6)
-            assert float(att.scores[g].nansum()) + att.info["delta"][g] == pytest.approx(difference, abs=1e-5)
+            assert float(att.scores[g].nansum()) + att.info["delta"][g] == pytest.approx(
+                difference, abs=1e-5
+            )
             assert abs(att.info["delta"][g]) < most
 
 
@@ -112,7 +127,10 @@ def test_expected_gradients_converge_to_integrated_gradients_within_their_standa
     found = noiser.attribute(lm, PROMPT, method=GradientShap(samples=2000))
     assert ((found.scores - exact).abs() < 4 * found.stderr + 1e-5).all()
     assert (found.stderr < 0.1 * exact.abs().max()).all()
-    runs = [noiser.attribute(lm, PROMPT, method=GradientShap(samples=64, stdev=0.1), seed=seed) for seed in range(40)]
+    runs = [
+        noiser.attribute(lm, PROMPT, method=GradientShap(samples=64, stdev=0.1), seed=seed)
+        for seed in range(40)
+    ]
     spread, claimed = (
         torch.stack([run.scores for run in runs]).std(0),
         torch.stack([run.stderr for run in runs]).mean(0),
@@ -133,7 +151,9 @@ def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
             if query.causal_mask[g, u]:
                 drop = target.probability - float(p[0, g, target.token_id])
                 assert float(att.scores[g, u]) == pytest.approx(drop, abs=1e-3)
-                assert float(att.scores[g, u]) + att.info["delta"][g][u] == pytest.approx(drop, abs=1e-5)
+                assert float(att.scores[g, u]) + att.info["delta"][g][u] == pytest.approx(
+                    drop, abs=1e-5
+                )
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 0.97), (torch.float16, 0.999)])
@@ -143,7 +163,10 @@ def test_half_precision_is_near(family, dtype, least):
     half = noiser.wrap(copy.deepcopy(lm.model).to(dtype), lm.tokenizer)
     target = int(clean(query_of(lm, PROMPT))[0].argsort(descending=True)[40])
     # of an improbable token: its slope is below what float16 can hold
-    scores = [noiser.attribute(each, PROMPT, method=method, target=target).scores[0] for each in (lm, half)]
+    scores = [
+        noiser.attribute(each, PROMPT, method=method, target=target).scores[0]
+        for each in (lm, half)
+    ]
     assert torch.corrcoef(torch.stack(scores))[0, 1] > least
 
 
@@ -188,7 +211,9 @@ def test_a_layer_without_a_backward_pass_is_refused(method, kind, reason):
     model.model.layers[1].self_attn.v_proj.__class__ = kind
     lm = noiser.wrap(model, tiny_tokenizer())
     assert noiser.attribute(lm, PROMPT, method="occlusion").scores.isfinite().all()
-    with pytest.raises(UnsupportedModelError, match=rf"No gradient passes through this LlamaForCausalLM.*{reason}"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"No gradient passes through this LlamaForCausalLM.*{reason}"
+    ):
         noiser.attribute(lm, PROMPT, method=method)
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -200,7 +225,9 @@ WITH_ATTENTION = [family for family in FAMILIES if family != "mamba"]
 
 def eager(lm):
     with torch.random.fork_rng():
-        model = type(lm.model)._from_config(copy.deepcopy(lm.model.config), attn_implementation="eager")
+        model = type(lm.model)._from_config(
+            copy.deepcopy(lm.model.config), attn_implementation="eager"
+        )
     model.load_state_dict(lm.model.state_dict())
     return model.double().eval()
 
@@ -219,13 +246,17 @@ def by_hand(maps, row):
     return product[row]
 
 
-@pytest.mark.parametrize(("family", "unit"), [*((family, "token") for family in WITH_ATTENTION), ("llama", "word")])
+@pytest.mark.parametrize(
+    ("family", "unit"), [*((family, "token") for family in WITH_ATTENTION), ("llama", "word")]
+)
 def test_equal_the_models_own_weights(family, unit):
     lm = tiny(family)
     question = {"unit": unit, "max_new_tokens": 3}
     query = query_of(lm, BY_RIVER, **question)
     maps = reference_maps(lm, query.token_ids)
-    over_units = lambda row: torch.tensor([sum(row[list(unit.token_indices)]) for unit in query.units]).float()
+    over_units = lambda row: torch.tensor(
+        [sum(row[list(unit.token_indices)]) for unit in query.units]
+    ).float()
     last = noiser.attribute(lm, BY_RIVER, method=LastAttention(), **question)
     rolled = noiser.attribute(lm, BY_RIVER, method=AttentionRollout(), **question)
     for g, row in enumerate(query.logit_positions):
@@ -255,9 +286,21 @@ def test_one_map_a_layer_is_kept_not_one_a_head(monkeypatch):
 
 
 def test_layers_without_attention_are_left_out():
-    layers = {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 8}
-    mamba = {"expert_layer_offset": 7, "use_mamba_kernels": False, "mamba_d_state": 4, "mamba_dt_rank": 4}
-    lm = noiser.wrap(random_model(transformers.JambaConfig(**SIZES | layers | mamba)), tiny_tokenizer())
+    layers = {
+        "num_hidden_layers": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 8,
+    }
+    mamba = {
+        "expert_layer_offset": 7,
+        "use_mamba_kernels": False,
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
+    }
+    lm = noiser.wrap(
+        random_model(transformers.JambaConfig(**SIZES | layers | mamba)), tiny_tokenizer()
+    )
     maps = attention_maps(lm, torch.arange(3, 9))
     assert len(maps) == 2
     att = noiser.attribute(lm, BY_RIVER, method=AttentionRollout())
@@ -271,14 +314,18 @@ def opened(model, query, first, gates):
     mask = torch.zeros(length, length, dtype=torch.float64).masked_fill(keys > rows, -1e30)
     mask = mask + torch.where((rows >= first) & (keys < rows), gates.log(), 0.0)
     with torch.no_grad():
-        logits = model(input_ids=query.token_ids[None], attention_mask=mask[None, None], use_cache=False).logits[0]
+        logits = model(
+            input_ids=query.token_ids[None], attention_mask=mask[None, None], use_cache=False
+        ).logits[0]
     log_p = logits[list(query.logit_positions)].log_softmax(-1)
     return float(log_p[range(len(log_p)), list(query.target_ids)].sum())
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
 def test_attention_gradient_equals_differences_of_whole_runs(family):
-    model = tiny_model(family, spread=0.1).eval()  # of sharper models float32 loses a hundredth of the slopes
+    model = tiny_model(
+        family, spread=0.1
+    ).eval()  # of sharper models float32 loses a hundredth of the slopes
     lm = noiser.wrap(model, tiny_tokenizer())
     asked = {"prompt": " ".join([*SOURCES, "Who sings? The"]), "unit": "source", "sources": SOURCES}
     asked |= {"max_new_tokens": 3, "target_unit": "all", "continuation_units": False}
@@ -291,7 +338,10 @@ def test_attention_gradient_equals_differences_of_whole_runs(family):
     for row, gate in zip(slopes, gates, strict=True):
         for u, unit in enumerate(query.units):
             values = []
-            for step in (gate / 100, -gate / 100):  # smaller ones are lost in norms, which compute in float32
+            for step in (
+                gate / 100,
+                -gate / 100,
+            ):  # smaller ones are lost in norms, which compute in float32
                 seen = torch.ones(len(query.token_ids), dtype=torch.float64)
                 seen[inside] = gate
                 seen[list(unit.token_indices)] += step
@@ -300,4 +350,6 @@ def test_attention_gradient_equals_differences_of_whole_runs(family):
     steepest = int(slopes.amax(1).argmax())
     torch.testing.assert_close(att.scores[0], slopes[steepest], rtol=1e-3, atol=1e-5)
     assert att.info["gate"] == [gates[steepest]]
-    assert att.info["token_forwards"] == 2 * len(gates) * (len(query.token_ids) - query.sources_stop)
+    assert att.info["token_forwards"] == 2 * len(gates) * (
+        len(query.token_ids) - query.sources_stop
+    )

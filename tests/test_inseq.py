@@ -25,14 +25,19 @@ inseq = imported("inseq", "inseq")
 PROMPT = "The quick fox sings"
 TARGET = " dog runs"
 SMALL = {"samples": 3, "steps": 4, "seed": 2}
-NEEDS_MORE = {"reagent", "value_zeroing"}  # a masked language model from the hub; fails on these architectures
+NEEDS_MORE = {
+    "reagent",
+    "value_zeroing",
+}  # a masked language model from the hub; fails on these architectures
 SLOW = {"discretized_integrated_gradients"}  # walks the vocabulary
 RANDOM = {"gradient_shap", "lime"}
 NAMES = sorted({*InseqMethod.names()} - NEEDS_MORE - SLOW)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients"),
-    pytest.mark.filterwarnings("ignore:Setting forward, backward hooks and attributes on non-linear"),
+    pytest.mark.filterwarnings(
+        "ignore:Setting forward, backward hooks and attributes on non-linear"
+    ),
 ]
 
 
@@ -49,7 +54,9 @@ def run(lm, method, prompts=PROMPT, said=PROMPT + TARGET, **options):
 
 def ours(lm, prompt=PROMPT, *, method=None, **options):
     method = method or noiser.Noiser(samples=SMALL["samples"], steps=SMALL["steps"])
-    return noiser.attribute(lm, prompt, method=method, seed=SMALL["seed"], target_unit="token", **options)
+    return noiser.attribute(
+        lm, prompt, method=method, seed=SMALL["seed"], target_unit="token", **options
+    )
 
 
 @pytest.fixture
@@ -62,7 +69,9 @@ def test_each_step_is_what_noiser_gives(family):
     lm = tiny(family)
     out, att = run(lm, "noiser", **SMALL)[0], ours(lm, target=TARGET)
     assert out.target_attributions.shape == (len(out.target), len(att.targets))
-    assert [token.id for token in out.target[out.attr_pos_start :]] == [target.token_id for target in att.targets]
+    assert [token.id for token in out.target[out.attr_pos_start :]] == [
+        target.token_id for target in att.targets
+    ]
     found = out.target_attributions[:-1].T
     assert found[:, 0].isnan().all()  # BOS
     torch.testing.assert_close(found[:, 1:], att.scores, atol=1e-5, rtol=1e-4, equal_nan=True)
@@ -72,14 +81,22 @@ def test_each_step_is_what_noiser_gives(family):
 def test_every_method_gives_the_scores_of_noiser(name):
     """One target at a time, as Inseq asks; a method's random numbers are drawn anew for each."""
     lm = tiny("llama")
-    found = run(lm, "noiser", said=PROMPT + " dog", noiser_method=name, seed=2)[0].target_attributions[1:-1].T
+    found = (
+        run(lm, "noiser", said=PROMPT + " dog", noiser_method=name, seed=2)[0]
+        .target_attributions[1:-1]
+        .T
+    )
     expected = ours(lm, method=name, target=lm.tokenizer(" dog")["input_ids"][1]).scores
-    torch.testing.assert_close(found[:1, : expected.shape[1]], expected, atol=1e-5, rtol=1e-4, equal_nan=True)
+    torch.testing.assert_close(
+        found[:1, : expected.shape[1]], expected, atol=1e-5, rtol=1e-4, equal_nan=True
+    )
 
 
 def test_one_generated_token_and_the_heat_map(no_bos):
     model = theirs(no_bos, "noiser")
-    out = model.attribute(PROMPT, generation_args={"max_new_tokens": 1}, show_progress=False, **SMALL)
+    out = model.attribute(
+        PROMPT, generation_args={"max_new_tokens": 1}, show_progress=False, **SMALL
+    )
     att = ours(no_bos)
     torch.testing.assert_close(out[0].target_attributions[:-1].T, att.scores, atol=1e-5, rtol=1e-4)
     html = out.show(display=False, return_html=True)
@@ -88,13 +105,23 @@ def test_one_generated_token_and_the_heat_map(no_bos):
 
 def test_hyper_parameters_are_keywords():
     lm = tiny("llama")
-    for given in ({"bounding": "norm_l2", "score": "logprob"}, {"bounding": 0.3, "samples": 2}, {"profile": "authors"}):
+    for given in (
+        {"bounding": "norm_l2", "score": "logprob"},
+        {"bounding": 0.3, "samples": 2},
+        {"profile": "authors"},
+    ):
         out = run(lm, "noiser", **SMALL | given)[0].target_attributions[:-1].T
-        expected = ours(lm, method=noiser.Noiser(**{"samples": 3, "steps": 4} | given), target=TARGET).scores
+        expected = ours(
+            lm, method=noiser.Noiser(**{"samples": 3, "steps": 4} | given), target=TARGET
+        ).scores
         found = out if given.get("profile") else out[:, 1:]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
     given = {"n_steps": 3, "score": "logprob", "baseline": "mean"}
-    out = run(lm, "noiser", noiser_method="integrated_gradients", **given)[0].target_attributions[1:-1].T
+    out = (
+        run(lm, "noiser", noiser_method="integrated_gradients", **given)[0]
+        .target_attributions[1:-1]
+        .T
+    )
     expected = ours(lm, method=noiser.IntegratedGradients(**given), target=TARGET).scores
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
 
@@ -135,7 +162,11 @@ def test_pieces_of_a_character_share_its_score(no_bos):
 
 def test_errors_inside_inseq(unchecked):
     for error, message, options in (
-        (ParameterError, "attributed_fn is 'entropy_fn'; expected 'probability'", {"attributed_fn": "entropy"}),
+        (
+            ParameterError,
+            "attributed_fn is 'entropy_fn'; expected 'probability'",
+            {"attributed_fn": "entropy"},
+        ),
         (UnknownNameError, "Did you mean 'k_min'", {"bounding": "kmin"}),
         (UnknownNameError, "Did you mean 'occlusion'", {"noiser_method": "oclusion"}),
     ):
@@ -154,13 +185,17 @@ def test_command_line(no_bos, tmp_path):
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = inseq.FeatureAttributionOutput.load(tmp_path / "a.json")[0].target_attributions[:-1].T
-    torch.testing.assert_close(found, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True)
+    torch.testing.assert_close(
+        found, ours(no_bos, target=TARGET).scores, atol=1e-5, rtol=1e-4, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - RANDOM))
 def test_numbers_are_those_of_inseq(name):
     lm = tiny("gemma3")
-    att = noiser.attribute(lm, PROMPT, method=f"inseq:{name}", target=TARGET, special_tokens="perturbed")
+    att = noiser.attribute(
+        lm, PROMPT, method=f"inseq:{name}", target=TARGET, special_tokens="perturbed"
+    )
     out = run(lm, name, said=PROMPT + "".join(target.text for target in att.targets))[0]
     out = out if out.target_attributions.ndim == 2 else out.aggregate(normalize=False)
     torch.testing.assert_close(att.scores, out.target_attributions[:-1].T, equal_nan=True)
@@ -174,8 +209,14 @@ def test_numbers_are_those_of_inseq(name):
         ("input_x_gradient", noiser.InputXGradient()),
         ("input_x_gradient", noiser.InputXGradient(reduce="sum")),
         ("integrated_gradients", noiser.IntegratedGradients(n_steps=8, baseline="unk")),
-        ("integrated_gradients", noiser.IntegratedGradients(n_steps=8, baseline="unk", reduce="l2")),
-        ("sequential_integrated_gradients", noiser.SequentialIntegratedGradients(n_steps=3, baseline="unk")),
+        (
+            "integrated_gradients",
+            noiser.IntegratedGradients(n_steps=8, baseline="unk", reduce="l2"),
+        ),
+        (
+            "sequential_integrated_gradients",
+            noiser.SequentialIntegratedGradients(n_steps=3, baseline="unk"),
+        ),
     ],
 )
 def test_ours_where_both_are_right(name, method):
@@ -203,7 +244,9 @@ def test_foil_is_the_difference():
 def test_nothing_of_the_caller_is_changed(name):
     model = tiny_model("llama")
     lm = noiser.wrap(model, copy.deepcopy(tiny_tokenizer()))
-    model(torch.tensor([[1, 2, 3]])).logits.sum().backward()  # gradients that the caller has gathered
+    model(
+        torch.tensor([[1, 2, 3]])
+    ).logits.sum().backward()  # gradients that the caller has gathered
     before, states = state_of(lm), torch.get_rng_state()
     first, again = (noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=3)
                     for _ in range(2))  # fmt: skip
@@ -211,14 +254,20 @@ def test_nothing_of_the_caller_is_changed(name):
     assert state_of(lm) == before
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
     if name in RANDOM:
-        other = noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=4)
+        other = noiser.attribute(
+            lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=4
+        )
         assert not torch.equal(first.scores.nan_to_num(), other.scores.nan_to_num())
-    assert torch.equal(first.scores.isnan(), ~query_of(lm, PROMPT, max_new_tokens=2, unit="word").causal_mask)
+    assert torch.equal(
+        first.scores.isnan(), ~query_of(lm, PROMPT, max_new_tokens=2, unit="word").causal_mask
+    )
 
 
 def test_parameters_reach_inseq():
     lm = tiny("llama")
-    coarse, fine = (make_method("inseq:integrated_gradients", n_steps=n, reduce="sum") for n in (2, 100))
+    coarse, fine = (
+        make_method("inseq:integrated_gradients", n_steps=n, reduce="sum") for n in (2, 100)
+    )
     a, b = (noiser.attribute(lm, PROMPT, method=method).scores for method in (coarse, fine))
     assert not torch.allclose(a, b)
     method = make_method("inseq:integrated_gradients", multiply_by_inputs=False, n_steps=4)
@@ -234,7 +283,11 @@ def test_parameters_reach_inseq():
         ("salience", {}, "Did you mean 'inseq:saliency'"),
         ("noiser", {}, r"Unknown method 'inseq:noiser'\."),  # which is "noiser"
         ("saliency", {"attributed_fn": "probabilty"}, "Did you mean 'probability'"),
-        ("integrated_gradients", {"n_step": 3}, r"of Inseq's integrated_gradients 'n_step'. Did you mean 'n_steps'"),
+        (
+            "integrated_gradients",
+            {"n_step": 3},
+            r"of Inseq's integrated_gradients 'n_step'. Did you mean 'n_steps'",
+        ),
         ("value_zeroing", {}, r"Inseq's value_zeroing with \{\} failed \(TypeError"),
     ],
 )

@@ -35,7 +35,11 @@ def interrupted(call, number):
         if frame.f_code.co_filename not in (runtime.__file__, packing.__file__):
             return None
         # Python looks for signals neither where a block begins nor between the end of a `with` block and its release.
-        held = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "try:"))
+        held = (
+            linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            .lstrip()
+            .startswith(("with ", "try:"))
+        )
         if event == "line" and not held and next(lines) == number:
             sys.settrace(None)
             raise KeyboardInterrupt
@@ -76,11 +80,15 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
 def test_real_interrupts(train):
     lm, chance, stopped = careless(), random.Random(0), 0
     lm.model.train(train)
-    methods = itertools.cycle(["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"])
+    methods = itertools.cycle(
+        ["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"]
+    )
     for method in itertools.islice(methods, 5):
         noiser.attribute(lm, PROMPT, method=method)
     before = state_of(lm)
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    former = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a process in the background ignores it
     try:
         while stopped < times(50, 600):
             timer = threading.Timer(chance.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))

@@ -15,9 +15,19 @@ from test_contract import state_of, state_of_process
 from tiny import chat_tokenizer, tiny_model
 
 CHAT = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
-OWN = {"suppress_tokens": [*range(2, 200)], "stop_strings": ["a"], "do_sample": True, "temperature": 0.3}
+OWN = {
+    "suppress_tokens": [*range(2, 200)],
+    "stop_strings": ["a"],
+    "do_sample": True,
+    "temperature": 0.3,
+}
 OWN |= {"repetition_penalty": 3.0, "min_length": 90}
-WORDS = [("The", "quick", "fox"), ("rains", "mountains"), ("A", "teacher", "plays", "the"), ("quick", "The", "fox")]
+WORDS = [
+    ("The", "quick", "fox"),
+    ("rains", "mountains"),
+    ("A", "teacher", "plays", "the"),
+    ("quick", "The", "fox"),
+]
 
 
 def model(family="llama", chat=False, **changes):
@@ -43,14 +53,20 @@ def test_replies_repeat_and_do_not_depend_on_the_batch(chat, count):
     assert verdicts == small.judge(requests(count))
     assert count == 1 or chat or any(len(verdict.answers) > 1 for verdict in verdicts)
     for verdict in verdicts:
-        assert len({answer.casefold() for answer in verdict.answers}) == len(verdict.answers) <= count
+        assert (
+            len({answer.casefold() for answer in verdict.answers}) == len(verdict.answers) <= count
+        )
         assert verdict.prompt_version == ("paper-v1" if chat else "words-v1")
         assert 1 <= len(verdict.replies) <= count
 
 
-@pytest.mark.parametrize(("family", "chat"), [("llama", False), ("llama", True), ("gpt2", True), ("mamba", False)])
+@pytest.mark.parametrize(
+    ("family", "chat"), [("llama", False), ("llama", True), ("gpt2", True), ("mamba", False)]
+)
 @pytest.mark.usefixtures("unchecked")  # the checks draw random numbers
-def test_how_a_model_would_generate_by_itself_changes_nothing_and_nothing_is_left_or_said(family, chat, capfd, recwarn):
+def test_how_a_model_would_generate_by_itself_changes_nothing_and_nothing_is_left_or_said(
+    family, chat, capfd, recwarn
+):
     lm = model(family, chat)
     expected = LocalJudge(lm, max_new_tokens=6).judge(requests(5)[:2])
     for name, value in OWN.items():
@@ -65,7 +81,9 @@ def test_greedy_is_the_most_probable_word_of_a_plain_completion():
     lm = model()
     (verdict,) = LocalJudge(lm).judge([JudgeRequest(("The", "quick", "fox"))])
     ids = encode(lm.tokenizer, "The quick fox").token_ids
-    greedy = lm.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+    greedy = lm.model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[
+        0, len(ids) :
+    ].tolist()
     assert verdict.replies == (lm.tokenizer.decode(list(greedy), skip_special_tokens=True),)
 
 
@@ -83,7 +101,9 @@ def test_words_that_the_model_cannot_read_are_unscored_and_do_not_stop_the_other
     expected = LocalJudge(lm).judge([JudgeRequest(("fox",))])
     lm.context_length = 32
     words = [("fox",) * 100, ("fox",) * 28, (), ("</s>",), ("\ud800",), ("fox",)]
-    longer, long, none, *special, short = LocalJudge(lm).judge([JudgeRequest(each) for each in words])
+    longer, long, none, *special, short = LocalJudge(lm).judge(
+        [JudgeRequest(each) for each in words]
+    )
     assert "the model can read 32" in longer.reason
     assert long.reason == "31 tokens do not fit the model"  # with room for an answer
     assert none.reason == "no words"
@@ -152,7 +172,9 @@ def test_a_text_that_ends_at_once_has_no_answer(monkeypatch):
     end = lm.tokenizer.eos_token_id
 
     def ending(embeddings, **options):
-        logits = functional.one_hot(torch.full((len(embeddings), 1), end), lm.vocabulary_size).float()
+        logits = functional.one_hot(
+            torch.full((len(embeddings), 1), end), lm.vocabulary_size
+        ).float()
         return SimpleNamespace(logits=logits)
 
     monkeypatch.setattr(lm, "output", ending)

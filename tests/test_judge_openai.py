@@ -71,7 +71,10 @@ def test_equal_requests_and_answers_of_endpoint_model_and_parameters_are_not_ask
         assert server.total == 4
         assert [verdict.cached for verdict in stored] == [True, True, True, False]
         same = ({"base_url": f"{server.url}/"}, {"timeout": 9})
-        for asked, changes in ((4, same), (6, ({"model": "other"}, {"parameters": {"max_tokens": 64}}))):
+        for asked, changes in (
+            (4, same),
+            (6, ({"model": "other"}, {"parameters": {"max_tokens": 64}})),
+        ):
             for change in changes:
                 judge_at(server, **change).judge(requests_of(1))
             assert server.total == asked
@@ -109,9 +112,13 @@ PASSING = {
 def test_what_passes_is_tried_again(name):
     state, started = random.getstate(), time.monotonic()
     with ChatServer(lambda words, before: PASSING[name] if not before else None) as server:
-        verdicts = judge_at(server, timeout=1 if name == "silence" else 60, max_retries=9).judge(requests_of(3))
+        verdicts = judge_at(server, timeout=1 if name == "silence" else 60, max_retries=9).judge(
+            requests_of(3)
+        )
         assert [verdict.answers for verdict in verdicts] == [("w0",), ("w1",), ("w2",)]
-        assert set(server.hits.values()) == {2} or (name == "silence" and min(server.hits.values()) >= 2)
+        assert set(server.hits.values()) == {2} or (
+            name == "silence" and min(server.hits.values()) >= 2
+        )
     assert random.getstate() == state
     assert name != "429" or time.monotonic() - started >= 1
 
@@ -159,12 +166,20 @@ def test_no_spelling_of_the_key_is_told(spelling):
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(401, {}), (402, {}), (403, {}), (404, {}), (429, {"error": {"code": "insufficient_quota", "message": "empty"}})],
+    [
+        (401, {}),
+        (402, {}),
+        (403, {}),
+        (404, {}),
+        (429, {"error": {"code": "insufficient_quota", "message": "empty"}}),
+    ],
 )
 def test_what_every_request_would_meet_ends_it(status, body):
     with ChatServer(lambda words, before: Step(status, body)) as server:
         judge = judge_at(server, concurrency=1, max_retries=0)
-        with pytest.raises(JudgeError, match=rf"at {server.url} cannot work: .*{status}.*Check the model's name"):
+        with pytest.raises(
+            JudgeError, match=rf"at {server.url} cannot work: .*{status}.*Check the model's name"
+        ):
             judge.judge(requests_of(50))
         assert server.total < 50
     with pytest.raises(JudgeError, match="cannot work: Connection error"):  # nobody listens
@@ -186,24 +201,34 @@ def test_a_budget_is_used_and_never_exceeded(concurrency):
         assert all(verdict.lost for verdict in verdicts if verdict.reason == "budget")
         asked = server.total
         again = judge_at(server, budget_tokens=0).judge(requests_of(40))
-        assert sum(verdict.cached for verdict in again) == asked == server.total  # what is stored costs nothing
+        assert (
+            sum(verdict.cached for verdict in again) == asked == server.total
+        )  # what is stored costs nothing
         server.script = lambda words, before: Step(body=completion("yes") | {"usage": None})
         judge = judge_at(server)
         assert judge.judge(requests_of(41)[40:])[0].answers == ("yes",)
-        assert len(render(PAPER_V1, ("word", "w0"))) + 128 < judge.paid <= MOST  # without counts, the most there can be
+        assert (
+            len(render(PAPER_V1, ("word", "w0"))) + 128 < judge.paid <= MOST
+        )  # without counts, the most there can be
 
 
 def test_judges_of_one_job_share_a_budget():
     budget = 10 * 55 + MOST
     with ChatServer(lambda words, before: Step(body=completion(words[-1]), seconds=0.01)) as server:
-        judges = [judge_at(server, budget_tokens=budget, job="run 7", concurrency=1) for _ in range(2)]
+        judges = [
+            judge_at(server, budget_tokens=budget, job="run 7", concurrency=1) for _ in range(2)
+        ]
         with ThreadPoolExecutor(2) as pool:
             halves = requests_of(60)[:30], requests_of(60)[30:]
             list(pool.map(lambda judge, half: judge.judge(half), judges, halves))
         assert judges[0].paid == judges[1].paid == 55 * server.total <= budget + MOST
         later = judge_at(server, budget_tokens=budget, job="run 7")
         assert later.judge(requests_of(61)[60:])[0].reason == "budget"
-        assert judge_at(server, budget_tokens=budget, job="run 8").judge(requests_of(61)[60:])[0].answers
+        assert (
+            judge_at(server, budget_tokens=budget, job="run 8")
+            .judge(requests_of(61)[60:])[0]
+            .answers
+        )
 
 
 def test_the_table_holds_question_and_answer_and_no_key(tmp_path):
@@ -213,9 +238,16 @@ def test_the_table_holds_question_and_answer_and_no_key(tmp_path):
         select = "SELECT question, answer FROM answers"
         ((question, answer),) = sqlite3.connect(tmp_path / "judges.sqlite").execute(select)
         assert json.loads(question)["base_url"] == server.url
-        assert json.loads(answer) == {"reply": "w0", "finish": "stop", "model": "test-model-2026", "usage": [50, 5]}
+        assert json.loads(answer) == {
+            "reply": "w0",
+            "finish": "stop",
+            "model": "test-model-2026",
+            "usage": [50, 5],
+        }
         assert KEY.encode() not in (tmp_path / "judges.sqlite").read_bytes()
-        (tmp_path / "judges.sqlite").write_text("no table, but a text that is long enough to be taken for one" * 20)
+        (tmp_path / "judges.sqlite").write_text(
+            "no table, but a text that is long enough to be taken for one" * 20
+        )
         for place in (tmp_path / "judges.sqlite", tmp_path):
             with pytest.raises(CacheError, match="choose another cache_dir"):
                 judge_at(server, cache_dir=place).judge(requests_of(1))
@@ -223,7 +255,9 @@ def test_the_table_holds_question_and_answer_and_no_key(tmp_path):
 
 def key_sent(server, **settings):
     """The key of a request that no stored answer spares."""
-    judge_at(server, cache_dir=Path(os.environ["NOISER_CACHE"], str(server.total)), **settings).judge(requests_of(1))
+    judge_at(
+        server, cache_dir=Path(os.environ["NOISER_CACHE"], str(server.total)), **settings
+    ).judge(requests_of(1))
     return server.headers[-1]["authorization"].removeprefix("Bearer ")
 
 
@@ -231,7 +265,11 @@ def test_the_environments_key_goes_only_to_the_environments_address(monkeypatch)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("MY_KEY", " sk-of-that-address\n")
     with ChatServer() as server, ChatServer() as other:
-        for proxy in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):  # none between two programs of this machine
+        for proxy in (
+            "http_proxy",
+            "HTTP_PROXY",
+            "ALL_PROXY",
+        ):  # none between two programs of this machine
             monkeypatch.setenv(proxy, other.url.removesuffix("/v1"))
         assert key_sent(server) == "none"
         assert key_sent(server, api_key="sk-given") == "sk-given"
@@ -252,14 +290,23 @@ MALFORMED = r"such as https://HOST/v1"
         ({"max_retries": -1}, "max_retries is -1"),
         ({"timeout": float("inf")}, "timeout is inf; expected a positive number"),
         ({"budget_tokens": -1}, "budget_tokens is -1"),
-        ({"budget_tokens": 10, "parameters": {"temperature": 0}}, "max_tokens of the parameters.* is None"),
+        (
+            {"budget_tokens": 10, "parameters": {"temperature": 0}},
+            "max_tokens of the parameters.* is None",
+        ),
         ({"nonsense": 1}, "does not accept base_url, nonsense"),
         ({"api_key_env": "OPENAI_API_KEY"}, "sent only to OPENAI_BASE_URL or OpenAI"),
         ({"api_key_env": "openai_api_KEY"}, "sent only to OPENAI_BASE_URL or OpenAI"),
-        ({"base_url": "http://elsewhere.example/v1", "api_key": KEY}, "unencrypted to .*; expected https://"),
+        (
+            {"base_url": "http://elsewhere.example/v1", "api_key": KEY},
+            "unencrypted to .*; expected https://",
+        ),
         ({"base_url": "http://127.0.0.1.elsewhere.example/v1", "api_key": KEY}, "unencrypted"),
         ({"base_url": "http://localhost\\.elsewhere.example/v1", "api_key": KEY}, MALFORMED),
-        ({"base_url": "http://[::1]elsewhere.example/v1", "api_key": KEY}, f"{MALFORMED}|unencrypted"),
+        (
+            {"base_url": "http://[::1]elsewhere.example/v1", "api_key": KEY},
+            f"{MALFORMED}|unencrypted",
+        ),
         ({"base_url": "http://user:passw0rd@host/v1"}, MALFORMED),
         ({"base_url": "https://host/v1?token=passw0rd"}, MALFORMED),
         ({"base_url": "ftp://host/v1"}, MALFORMED),
@@ -288,7 +335,9 @@ def test_what_making_one_needs(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     make_judge("openai:m")
     for host in ("localhost", "127.0.0.1", "127.8.9.10", "[::1]"):  # plain http to this machine
-        assert KEY not in repr(make_judge("openai:m", base_url=f"http://{host}:8000/v1", api_key=KEY))
+        assert KEY not in repr(
+            make_judge("openai:m", base_url=f"http://{host}:8000/v1", api_key=KEY)
+        )
     monkeypatch.delitem(sys.modules, "noiser.judges.openai")
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(DependencyError, match=r"openai.*pip install .*\[openai\]"):

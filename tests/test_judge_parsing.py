@@ -43,7 +43,8 @@ LISTS = [
     " ".join(FIVE),
     "\n".join(f"- {word}" for word in FIVE),
     json.dumps({"reasons": ["sport", "ball"], "answers": FIVE}),
-    "Here are five probable completions:\n\n" + "\n".join(f"{i}. {word.title()}" for i, word in enumerate(FIVE, 1)),
+    "Here are five probable completions:\n\n"
+    + "\n".join(f"{i}. {word.title()}" for i, word in enumerate(FIVE, 1)),
     "Sure!\n" + "\n".join(FIVE) + "\nI hope that helps!",
     "The five most probable words are: " + ", ".join(FIVE),
     "\n".join(f"{i}. **{word}** – because of the words" for i, word in enumerate(FIVE, 1)),
@@ -53,7 +54,8 @@ EXPLAINED = [  # where one answer was asked for, such a list may be the words of
     f"{json.dumps(FIVE)}\n\nThese words are the most probable completions.",
     f"{json.dumps(FIVE)} (the first word is most probable)",
     ", ".join(FIVE) + ". These words are guesses.",
-    "\n".join(f"{i}. {word}" for i, word in enumerate(FIVE, 1)) + "\n\nNote: the words are ambiguous.",
+    "\n".join(f"{i}. {word}" for i, word in enumerate(FIVE, 1))
+    + "\n\nNote: the words are ambiguous.",
 ]
 
 UNREADABLE = [
@@ -69,7 +71,10 @@ UNREADABLE = [
     ('JSON:\n{\n  "words": [\n    {\n      "type": "json",', "no word in it"),
     ("LeBron James plays a sport that the words do not tell", "a sentence, not a word"),
     ("根据这些词语最可能的补全是篮球运动员", "a sentence, not a word"),
-    ("# Task:\nGiven a set of words extracted from a prompt for a completion task, return", "the question again"),
+    (
+        "# Task:\nGiven a set of words extracted from a prompt for a completion task, return",
+        "the question again",
+    ),
 ]
 
 
@@ -105,12 +110,21 @@ def test_any_text_is_read_without_an_exception(text, count, cut):
 
 EQUAL = [("Basketball", " basketball"), ("basketball.", "basketball"), ("ﬁn", " fin"), ("STRASSE", "Straße"),
          ("Côte d’Ivoire", "Côte d'Ivoire"), ("−5", "-5")]  # fmt: skip
-DIFFERENT = [("Antarctica", " Ant"), ("York", "New York"), ("cafe", "café"), ("-5", "5"), ("", ""), (".", ".")]
+DIFFERENT = [
+    ("Antarctica", " Ant"),
+    ("York", "New York"),
+    ("cafe", "café"),
+    ("-5", "5"),
+    ("", ""),
+    (".", "."),
+]
 
 
 def test_equal_and_different_in_normal_form():
     for answer, target in EQUAL + DIFFERENT:
-        assert matches(answer, target) == matches(target, answer) == ((answer, target) in EQUAL), answer
+        assert matches(answer, target) == matches(target, answer) == ((answer, target) in EQUAL), (
+            answer
+        )
 
 
 def test_the_instruction_of_the_paper_is_word_for_word():

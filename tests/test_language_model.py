@@ -33,11 +33,15 @@ def test_embedding_scale_is_what_the_module_puts_on_its_table(family):
 
 
 def test_a_model_offloaded_to_disk_gives_the_same_scores(tmp_path):
-    model = accelerate.disk_offload(tiny_model("gemma3"), str(tmp_path), execution_device=torch.device("cpu"))
+    model = accelerate.disk_offload(
+        tiny_model("gemma3"), str(tmp_path), execution_device=torch.device("cpu")
+    )
     lm, method = wrap(model, tiny_tokenizer()), noiser.Noiser(samples=3)
     for _ in range(2):
         assert model.get_input_embeddings().weight.device.type == "meta"
-        found, expected = (noiser.attribute(each, PROMPT, method=method).scores for each in (lm, tiny("gemma3")))
+        found, expected = (
+            noiser.attribute(each, PROMPT, method=method).scores for each in (lm, tiny("gemma3"))
+        )
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
@@ -53,12 +57,20 @@ def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(monkeypatch
     monkeypatch.setattr(noiser.LanguageModel, "_keeps_rows", True)
     model.forward = watched
     lms = wrap(model, tiny_tokenizer()), tiny("gpt2")
-    torch.testing.assert_close(*(noiser.attribute(lm, PROMPT, method="occlusion").scores for lm in lms))
+    torch.testing.assert_close(
+        *(noiser.attribute(lm, PROMPT, method="occlusion").scores for lm in lms)
+    )
     assert all(isinstance(each, int | list) for each in kept)
 
 
 def test_threads_take_turns_with_a_model():
-    methods = [noiser.Noiser(samples=3), "attn_lrp", "last_attention", "deeplift", "input_x_gradient"]
+    methods = [
+        noiser.Noiser(samples=3),
+        "attn_lrp",
+        "last_attention",
+        "deeplift",
+        "input_x_gradient",
+    ]
     one, other = tiny("gemma3"), wrap(tiny("gemma3").model, tiny_tokenizer())
 
     def scores(lm, method):
@@ -69,7 +81,9 @@ def test_threads_take_turns_with_a_model():
         found = list(pool.map(scores, [one, other] * 10, methods * 4))
     for index, each in enumerate(found):
         size = float(expected[index % 5].abs().max())
-        torch.testing.assert_close(each, expected[index % 5], atol=1e-6 * size, rtol=0)  # a bit or two of float32
+        torch.testing.assert_close(
+            each, expected[index % 5], atol=1e-6 * size, rtol=0
+        )  # a bit or two of float32
     assert "forward" not in vars(one.model.lm_head)
     assert one.model.config._attn_implementation == "sdpa"
 
@@ -101,7 +115,12 @@ def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
 
 def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
     """Phi-3's rotary embeddings for long contexts have other factors where a pass goes beyond 32 tokens."""
-    rotary = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}
+    rotary = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+    }
     rotary |= {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
     model = tiny_model("phi3", rope_parameters=rotary, original_max_position_embeddings=32).eval()
     lm = wrap(model, tiny_tokenizer())
@@ -173,9 +192,20 @@ def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
 
 
 def test_memory_that_runs_out_is_recognised():
-    said = ["could not create a primitive", "std::bad_alloc", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling it"]
-    said += ["DefaultCPUAllocator: can't allocate memory: you tried it", "DefaultCPUAllocator: not enough memory: you"]
-    errors = [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), OSError(12, "Cannot allocate memory")]
+    said = [
+        "could not create a primitive",
+        "std::bad_alloc",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling it",
+    ]
+    said += [
+        "DefaultCPUAllocator: can't allocate memory: you tried it",
+        "DefaultCPUAllocator: not enough memory: you",
+    ]
+    errors = [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        OSError(12, "Cannot allocate memory"),
+    ]
     for error in (*errors, *map(RuntimeError, said)):
         assert is_out_of_memory(error)
         assert not is_out_of_memory(ValueError(str(error)))
@@ -193,20 +223,27 @@ def test_a_model_has_arguments_for_its_chat_template(tmp_path):
     assert att.text[: att.prompt_length] == "<|user|>The fox sings\n<|assistant|><no thoughts>"
     assert [unit.text for unit in att.units] == ["The", " fox", " sings"]
     assert att.info["chat_template_kwargs"] == arguments
-    assert "chat_template_kwargs" not in noiser.attribute(lm, "The fox sings", method="occlusion").info
+    assert (
+        "chat_template_kwargs" not in noiser.attribute(lm, "The fox sings", method="occlusion").info
+    )
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
     plain = wrap(lm.model, lm.tokenizer)
     assert loaded.info["chat_template_kwargs"] == arguments
     again = [run_one(model, restore(model, loaded)).encoding for model in (lm, plain)]
     assert again == [query_of(lm, chat, max_new_tokens=1).encoding] * 2
-    assert noiser.attribute(plain, chat, method="occlusion", max_new_tokens=1).text.endswith("<|assistant|>")
+    assert noiser.attribute(plain, chat, method="occlusion", max_new_tokens=1).text.endswith(
+        "<|assistant|>"
+    )
 
 
 @pytest.mark.parametrize("name", ["add_generation_prompt", "enable_thnking"])
 def test_arguments_that_a_chat_template_cannot_get(name):
     lm = wrap(tiny("llama").model, chat_tokenizer(THINKING), chat_template_kwargs={name: True})
-    with pytest.raises(ParameterError, match=f"chat_template_kwargs has '{name}', which noiser sets itself, or which"):
+    with pytest.raises(
+        ParameterError,
+        match=f"chat_template_kwargs has '{name}', which noiser sets itself, or which",
+    ):
         noiser.attribute(lm, [{"role": "user", "content": "The fox sings"}])
 
 
@@ -240,12 +277,16 @@ def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(k
     for layer in model.model.layers:
         layer.mlp.down_proj.forward = kind(layer.mlp.down_proj)
     lm = wrap(model, tiny_tokenizer())
-    with pytest.warns(UserWarning, match="LlamaForCausalLM: numbers depend on what else is in a batch"):
+    with pytest.warns(
+        UserWarning, match="LlamaForCausalLM: numbers depend on what else is in a batch"
+    ):
         assert not lm.abilities.packs
     att = noiser.attribute(lm, PROMPT, method="occlusion")
     slopes = noiser.attribute(lm, PROMPT, method=noiser.IntegratedGradients(n_steps=4))
     query = query_of(lm, PROMPT)  # run by the same products, which round alike
-    p = lambda removed: float(predict(lm, query, query.logit_positions[0], removed)[query.target_ids[0]])
+    p = lambda removed: float(
+        predict(lm, query, query.logit_positions[0], removed)[query.target_ids[0]]
+    )
     for unit, score in zip(att.units, att.scores[0], strict=True):
         expected = p(()) - p(unit.token_indices)
         assert float(score) == pytest.approx(expected, abs=1e-6 if dtype == torch.float32 else 2e-3)
@@ -266,9 +307,13 @@ def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(k
 def test_what_generate_says_is_explained(settings):
     model, tokenizer = tiny_model("qwen2").eval(), tiny_tokenizer()
     prompt = "The quick brown fox jumps over the lazy dog"
-    model.generation_config = transformers.GenerationConfig(**{"eos_token_id": 1, "pad_token_id": 1} | settings)
+    model.generation_config = transformers.GenerationConfig(
+        **{"eos_token_id": 1, "pad_token_id": 1} | settings
+    )
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    whole = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
     said = whole[0, ids.shape[1] :]
     att = noiser.attribute(wrap(model, tokenizer), prompt, method="random", max_new_tokens=12)
     found = [target.token_id for target in att.targets]
@@ -314,7 +359,10 @@ def inputs():
 @onednn
 def test_only_plain_layers_run_differently(monkeypatch):
     linear = {name: module for name, module in network().items() if isinstance(module, nn.Linear)}
-    assert [name for name in linear if forward_of(linear[name], is_head=False)] == ["with bias", "without bias"]
+    assert [name for name in linear if forward_of(linear[name], is_head=False)] == [
+        "with bias",
+        "without bias",
+    ]
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert not any(forward_of(each, is_head=False) for each in linear.values())
 
@@ -334,7 +382,9 @@ def test_products_and_gradients_are_those_of_double_precision(layer, kind):
     out = forward(x)
     (found,) = torch.autograd.grad(out, x, slope, retain_graph=True)
     torch.testing.assert_close(found.double(), slope.double() @ weight, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(torch.autograd.grad(out, x, slope)[0], found)  # several targets go back through it
+    torch.testing.assert_close(
+        torch.autograd.grad(out, x, slope)[0], found
+    )  # several targets go back through it
     for gradients in (True, False):  # autocast is PyTorch's own
         with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(gradients):
             assert forward(torch.randn(3, 256)).dtype == torch.bfloat16
@@ -353,7 +403,9 @@ def test_a_models_distributions_stay_and_layers_that_others_changed_are_left_alo
     expected = scores()
     monkeypatch.setattr(runtime, "SMALLEST", 0)
     with lm.running():
-        assert [name for name, module in lm.model.named_modules() if "forward" in vars(module)] == names
+        assert [
+            name for name, module in lm.model.named_modules() if "forward" in vars(module)
+        ] == names
         assert changed.forward is own
     torch.testing.assert_close(scores(), expected, atol=1e-6, rtol=1e-4)
     assert [module for module in lm.model.modules() if "forward" in vars(module)] == [changed]
@@ -369,13 +421,17 @@ def head(dtype, bias=True, outputs=2000):
 def test_tokens_that_compete_have_logits_of_float32(dtype, bias, kind):
     linear = head(dtype, bias)
     x = (20 * inputs()[kind][..., :64]).to(dtype)
-    exact = x.double() @ linear.weight.double().T + (0 if linear.bias is None else linear.bias.double())
+    exact = x.double() @ linear.weight.double().T + (
+        0 if linear.bias is None else linear.bias.double()
+    )
     with torch.no_grad():
         rounded, found = linear(x), forward_of(linear, is_head=True)(x)
     assert found.dtype == torch.float32
     assert found.shape == rounded.shape
     best = rounded.topk(runtime.COMPETING).indices
-    torch.testing.assert_close(found.gather(-1, best).double(), exact.gather(-1, best), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        found.gather(-1, best).double(), exact.gather(-1, best), atol=1e-5, rtol=1e-5
+    )
     others = torch.ones_like(rounded, dtype=torch.bool).scatter_(-1, best, False)
     assert torch.equal(found[others], rounded.float()[others])
     assert torch.equal(found.argmax(-1), exact.argmax(-1))
@@ -393,6 +449,8 @@ def test_no_family_rounds_what_its_head_returns(family):
     lm = noiser.wrap(tiny_model(family).bfloat16(), tiny_tokenizer())
     query = query_of(lm, "The quick fox sings")
     with lm.running():
-        logits = lm.output(lm.embed(query.token_ids[None]), positions=[len(query.token_ids) - 1]).logits
+        logits = lm.output(
+            lm.embed(query.token_ids[None]), positions=[len(query.token_ids) - 1]
+        ).logits
     best = logits[0, 0].topk(8).values
     assert not torch.equal(best, best.bfloat16().float())

@@ -21,14 +21,26 @@ NAN = math.nan
 
 
 def test_numbers_intervals_and_durations():
-    decimals = {-0.12345: "−0.123", -0.0001: "0.000", 12345.0: "1.23e+04", math.inf: "inf", NAN: "–"}
+    decimals = {
+        -0.12345: "−0.123",
+        -0.0001: "0.000",
+        12345.0: "1.23e+04",
+        math.inf: "inf",
+        NAN: "–",
+    }
     assert {value: number(value) for value in decimals} == decimals
     quantities = {0.0: "0", 0.0012345: "0.00123", 9.876: "9.88", 1234567.0: "1\u00a0234\u00a0567"}
     assert {value: number(value, "quantity") for value in quantities} == quantities
     assert interval(-0.05, 0.21) == "[−0.050, 0.210]"
     assert interval(500, 12345, "quantity") == "[500, 12\u00a0345]"
     assert interval(NAN, 0.5) == interval(0.5, NAN) == ""
-    durations = {0.2: "under a second", 5: "5 s", 60: "1 min 00 s", 3599: "59 min 59 s", 3600: "1 h 00 min"}
+    durations = {
+        0.2: "under a second",
+        5: "5 s",
+        60: "1 min 00 s",
+        3599: "59 min 59 s",
+        3600: "1 h 00 min",
+    }
     durations |= {7530: "2 h 05 min", 90000: "25 h 00 min"}
     assert {seconds: duration(seconds) for seconds in durations} == durations
 
@@ -74,10 +86,14 @@ def test_csv_quotes_every_text():
 
 
 def test_json_with_a_byte_order_mark():
-    assert parse_json('\ufeff{"a": [1.5]}') == parse_json(b'\xef\xbb\xbf{"a": [1.5]}') == {"a": [1.5]}
+    assert (
+        parse_json('\ufeff{"a": [1.5]}') == parse_json(b'\xef\xbb\xbf{"a": [1.5]}') == {"a": [1.5]}
+    )
 
 
-@pytest.mark.parametrize("text", ["", "{", b"\xff\xfe", "[NaN]", "[Infinity]", "[1e999]", "[" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "{", b"\xff\xfe", "[NaN]", "[Infinity]", "[1e999]", "[" * 5000]
+)
 def test_what_is_not_json(text):
     with pytest.raises(ValueError, match=r".+"):
         parse_json(text)

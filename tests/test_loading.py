@@ -19,7 +19,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import noiser
-from noiser.errors import CacheError, DependencyError, ModelError, ModelNotFoundError, ParameterError
+from noiser.errors import (
+    CacheError,
+    DependencyError,
+    ModelError,
+    ModelNotFoundError,
+    ParameterError,
+)
 from noiser.errors import UnsupportedModelError as Unsupported
 from noiser.files import sha256_of
 from noiser.model.gguf import BUILT_IN, BuiltIn
@@ -53,7 +59,9 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_gguf(tmp_path_factory, llama) -> Path:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama, tiny_tokenizer(bos=False))
+    return write_gguf(
+        tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama, tiny_tokenizer(bos=False)
+    )
 
 
 @pytest.fixture
@@ -110,12 +118,19 @@ def left_in(cache: Path) -> list[str]:
 
 def test_folder_gives_its_model_and_tokenizer(folder, capfd):
     lm = noiser.load_model(folder)
-    assert lm.identity._replace(revision="") == (str(folder.resolve()), "", "float32", "LlamaForCausalLM")
+    assert lm.identity._replace(revision="") == (
+        str(folder.resolve()),
+        "",
+        "float32",
+        "LlamaForCausalLM",
+    )
     assert not lm.model.training
     ids = lm.tokenizer(PROMPT).input_ids
     assert ids == tiny_tokenizer()(PROMPT).input_ids
     expected = tiny_model("llama").eval()
-    expected.load_state_dict({name: weight.bfloat16().float() for name, weight in expected.state_dict().items()})
+    expected.load_state_dict(
+        {name: weight.bfloat16().float() for name, weight in expected.state_dict().items()}
+    )
     torch.testing.assert_close(logits(lm.model, ids), logits(expected, ids))
     assert capfd.readouterr().out == ""
 
@@ -141,7 +156,9 @@ def test_other_kinds_of_model_and_missing_weights_are_refused(folder, tmp_path):
         noiser.load_model(tmp_path / "other")
     with weights_of(folder) as weights:
         del weights["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(ModelError, match=r"lacks 1 weights.*model\.layers\.1\.mlp\.up_proj\.weight.*noiser\.wrap"):
+    with pytest.raises(
+        ModelError, match=r"lacks 1 weights.*model\.layers\.1\.mlp\.up_proj\.weight.*noiser\.wrap"
+    ):
         noiser.load_model(folder)
 
 
@@ -152,7 +169,9 @@ def test_damaged_folder(folder, name, harm):
         (folder / name).write_bytes((folder / name).read_bytes()[:40])
     else:
         (folder / name).unlink()
-    with pytest.raises(ModelError, match=r"is damaged or incomplete: .*Fetch or save it again") as caught:
+    with pytest.raises(
+        ModelError, match=r"is damaged or incomplete: .*Fetch or save it again"
+    ) as caught:
         noiser.load_model(folder)
     assert str(folder) in str(caught.value)
     assert caught.value.__cause__ is not None
@@ -160,14 +179,27 @@ def test_damaged_folder(folder, name, harm):
 
 def test_what_keeps_a_whole_checkpoint_from_loading(folder, monkeypatch):
     for error, kind, said in (
-        (ImportError("SentencePiece is needed"), DependencyError, "needs a package .* SentencePiece"),
-        (torch.OutOfMemoryError("CUDA out of memory"), ModelError, "does not fit into memory.* smaller dtype"),
+        (
+            ImportError("SentencePiece is needed"),
+            DependencyError,
+            "needs a package .* SentencePiece",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            ModelError,
+            "does not fit into memory.* smaller dtype",
+        ),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(transformers.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error))
+            patched.setattr(
+                transformers.AutoModelForCausalLM, "from_pretrained", Mock(side_effect=error)
+            )
             with pytest.raises(kind, match=said):
                 noiser.load_model(folder)
-    own = {"model_type": "unheard", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}}
+    own = {
+        "model_type": "unheard",
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"},
+    }
     config = json.loads((folder / "config.json").read_text()) | own
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text("raise SystemExit('it ran')")
@@ -196,8 +228,12 @@ def _flip(folder):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda folder: _rewrite(folder / "config.json", '"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'),
-        lambda folder: _rewrite(folder / "tokenizer.json", '"normalizer": null', '"normalizer": {"type": "NFC"}'),
+        lambda folder: _rewrite(
+            folder / "config.json", '"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'
+        ),
+        lambda folder: _rewrite(
+            folder / "tokenizer.json", '"normalizer": null', '"normalizer": {"type": "NFC"}'
+        ),
         lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}"),
         lambda folder: (folder / "own.py").write_text(""),
         _flip,
@@ -219,7 +255,9 @@ def adapter(tmp_path, folder) -> Path:
 
     config = peft.LoraConfig(r=1, lora_alpha=1, target_modules=["q_proj"], task_type="CAUSAL_LM")
     with pytest.warns(FutureWarning, match="is_gradient_checkpointing"):  # of PEFT
-        model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(folder), config)
+        model = peft.get_peft_model(
+            transformers.AutoModelForCausalLM.from_pretrained(folder), config
+        )
     for name, weight in model.named_parameters():
         if "lora" in name:
             weight.detach().fill_(0.5)
@@ -242,12 +280,16 @@ def test_an_adapter_is_applied_and_is_another_model(adapter, folder):
 def test_without_peft_an_adapter_is_refused(adapter, folder, monkeypatch):
     monkeypatch.setattr("transformers.utils.import_utils.is_peft_available", lambda: False)
     for _ in range(2):  # alone, and beside the whole model, where transformers would leave it out
-        with pytest.raises(DependencyError, match=r"has an adapter, which needs PEFT.*pip install peft"):
+        with pytest.raises(
+            DependencyError, match=r"has an adapter, which needs PEFT.*pip install peft"
+        ):
             noiser.load_model(adapter)
         shutil.copytree(folder, adapter, dirs_exist_ok=True)
 
 
-@pytest.mark.parametrize("name", ["gemma-3-270", "./folder", "weights.gguf", "", "~nobody-of-it/x", "a\0b", "é" * 999])
+@pytest.mark.parametrize(
+    "name", ["gemma-3-270", "./folder", "weights.gguf", "", "~nobody-of-it/x", "a\0b", "é" * 999]
+)
 def test_unknown_name(name):
     with pytest.raises(ModelNotFoundError, match=r"Cannot find the model") as caught:
         noiser.load_model(name)
@@ -281,11 +323,15 @@ def test_hub_id_from_the_local_hub_cache(folder, tmp_path):
     shutil.copytree(folder, repository / "snapshots" / commit)
     code = "import noiser; print(*noiser.load_model('org/tiny').identity)"
     env = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
     assert ran.stdout == f"org/tiny {commit} float32 LlamaForCausalLM\n", ran.stderr
 
 
-def test_a_gguf_file_is_the_same_model_and_is_converted_once(gguf_file, folder, llama, cache, capfd, monkeypatch):
+def test_a_gguf_file_is_the_same_model_and_is_converted_once(
+    gguf_file, folder, llama, cache, capfd, monkeypatch
+):
     for path in folder.iterdir():  # neighbours of the file, which are not read
         shutil.copy(path, gguf_file.parent)
     (gguf_file.parent / "chat_template.jinja").write_text("{{ 'another model' }}")
@@ -391,5 +437,7 @@ def test_weights_in_parts_are_joined(tmp_path, whole_gguf, llama, monkeypatch, c
     shutil.rmtree(tmp_path / "site" / "tiny_model_part7")
     importlib.invalidate_caches()
     assert model.folder() is None
-    with pytest.raises(DependencyError, match=r"tiny-model-part7==2\.0 is not installed.*pip install it$"):
+    with pytest.raises(
+        DependencyError, match=r"tiny-model-part7==2\.0 is not installed.*pip install it$"
+    ):
         noiser.load_model("tiny")

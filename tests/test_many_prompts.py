@@ -12,7 +12,12 @@ from test_attribution_display import Terminal
 from test_contract import CHAT, with_chat_template
 from tiny import tiny
 
-PROMPTS = ["The quick fox sings in the rain", "A dog", "The teacher plays the violin when it rains", "Trains run late"]
+PROMPTS = [
+    "The quick fox sings in the rain",
+    "A dog",
+    "The teacher plays the violin when it rains",
+    "Trains run late",
+]
 METHODS = {
     "noiser": noiser.Noiser(samples=2, steps=3, search="bisection"),
     "certified": noiser.Noiser(samples=2, steps=3, search="certified"),
@@ -28,10 +33,14 @@ def assert_same(many, ones):
     for found, expected in zip(many, ones, strict=True):
         assert found.prompt == expected.prompt
         assert [t.token_id for t in found.targets] == [t.token_id for t in expected.targets]
-        assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-5)
+        assert found.targets[0].probability == pytest.approx(
+            expected.targets[0].probability, abs=1e-5
+        )
         assert found.units == expected.units
         scale = max(1.0, float(expected.scores.nan_to_num().abs().max()))
-        torch.testing.assert_close(found.scores, expected.scores, atol=1e-5 * scale, rtol=0, equal_nan=True)
+        torch.testing.assert_close(
+            found.scores, expected.scores, atol=1e-5 * scale, rtol=0, equal_nan=True
+        )
         if expected.thresholds is not None:
             assert torch.equal(found.k_min, expected.k_min)
             assert torch.equal(found.thresholds.nan_to_num(-1), expected.thresholds.nan_to_num(-1))
@@ -48,7 +57,12 @@ def passes(monkeypatch):
     counts, inner = [], noiser.LanguageModel.run
 
     def run(lm, branches, **how):
-        counts.append((len({id(b.context) for b in branches}), sum(b.inputs[..., 0].numel() for b in branches)))
+        counts.append(
+            (
+                len({id(b.context) for b in branches}),
+                sum(b.inputs[..., 0].numel() for b in branches),
+            )
+        )
         return inner(lm, branches, **how)
 
     monkeypatch.setattr(noiser.LanguageModel, "run", run)
@@ -57,7 +71,11 @@ def passes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("family", "method"),
-    [*(("gemma3", method) for method in METHODS), ("falcon", "certified"), ("falcon", "integrated_gradients")],
+    [
+        *(("gemma3", method) for method in METHODS),
+        ("falcon", "certified"),
+        ("falcon", "integrated_gradients"),
+    ],
 )
 def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
@@ -96,9 +114,14 @@ def test_a_target_foil_and_seed_for_all_or_for_each_and_progress_of_prompts():
     lm, told, method = tiny("llama"), [], METHODS["lime"]
     targets, foils, seeds = ["rain", None, 7, " the"], [3, 5, 8, 11], [4, 3, 2, 1]
     progress = lambda *counts: told.append(counts)
-    found = noiser.attribute(lm, PROMPTS, target=targets, foil=foils, seed=seeds, method=method, progress=progress)
+    found = noiser.attribute(
+        lm, PROMPTS, target=targets, foil=foils, seed=seeds, method=method, progress=progress
+    )
     asked = zip(PROMPTS, targets, foils, seeds, strict=True)
-    assert_same(found, [noiser.attribute(lm, p, target=t, foil=f, seed=s, method=method) for p, t, f, s in asked])
+    assert_same(
+        found,
+        [noiser.attribute(lm, p, target=t, foil=f, seed=s, method=method) for p, t, f, s in asked],
+    )
     assert [att.seed for att in found] == seeds
     assert told == [(done, len(PROMPTS)) for done in range(1, len(PROMPTS) + 1)]
     options = {"target": 7, "method": method}
@@ -108,7 +131,10 @@ def test_a_target_foil_and_seed_for_all_or_for_each_and_progress_of_prompts():
 @pytest.mark.parametrize(
     ("prompts", "options"),
     [
-        ([CHAT, "The quick fox", [{"role": "user", "content": "It rains."}]], {"max_new_tokens": 2}),
+        (
+            [CHAT, "The quick fox", [{"role": "user", "content": "It rains."}]],
+            {"max_new_tokens": 2},
+        ),
         ([CHAT], {"max_new_tokens": 2}),
         ([f"{p}. {q}. It rains." for p, q in itertools.pairwise(PROMPTS)], {"unit": "auto"}),
     ],
@@ -123,7 +149,11 @@ def test_chats_texts_and_several_sizes_of_units(prompts, options):
     ("prompts", "options", "message"),
     [
         (["A dog", "dog " * 300], {}, r"^Prompt 1: .*can read 256"),
-        (PROMPTS, {"target": [1, 2, 99999, 4]}, r"^Prompt 2: The target is token id 99999; expected"),
+        (
+            PROMPTS,
+            {"target": [1, 2, 99999, 4]},
+            r"^Prompt 2: The target is token id 99999; expected",
+        ),
         (PROMPTS, {"seed": [1, 2]}, "seed is a list of 2 for 4 prompts"),
         (PROMPTS, {"target": [1, 2]}, "target is a list of 2 for 4 prompts; expected one for each"),
         (PROMPTS, {"method": "occlsion"}, "Unknown method"),
@@ -143,7 +173,10 @@ FOX = "The quick fox sings"
 
 
 def test_methods_side_by_side_are_those_of_attribute(tmp_path):
-    lm, methods = tiny("llama"), ["joint", "occlusion:score=logprob:baseline=mean", noiser.Occlusion()]
+    lm, methods = (
+        tiny("llama"),
+        ["joint", "occlusion:score=logprob:baseline=mean", noiser.Occlusion()],
+    )
     found = noiser.compare(lm, FOX, methods, seed=2, unit="word")
     alone = [noiser.Joint(), noiser.Occlusion(score="logprob", baseline="mean"), noiser.Occlusion()]
     for att, method in zip(found, alone, strict=True):
@@ -164,9 +197,14 @@ def test_methods_side_by_side_are_those_of_attribute(tmp_path):
 
 
 def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
-    lm, first = with_chat_template("llama"), noiser.attribute(tiny("llama"), FOX, method="random").targets[0]
+    lm, first = (
+        with_chat_template("llama"),
+        noiser.attribute(tiny("llama"), FOX, method="random").targets[0],
+    )
     monkeypatch.setattr(type(lm), "end_tokens", frozenset({first.token_id}))
-    with pytest.warns(UserWarning, match="is a chat model, and says nothing after this text. Pass a chat"):
+    with pytest.warns(
+        UserWarning, match="is a chat model, and says nothing after this text. Pass a chat"
+    ):
         noiser.attribute(lm, FOX, method="random")
     noiser.attribute(lm, FOX, method="random", target=" fox")  # warnings are errors here
     noiser.attribute(tiny("llama"), FOX, method="random")
@@ -193,7 +231,9 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
 
 def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):
     methods, done = ["joint", "occlusion:score=hellinger"], []
-    found = noiser.compare(tiny("llama"), FOX, methods, foil=" dog", progress=lambda *each: done.append(each))
+    found = noiser.compare(
+        tiny("llama"), FOX, methods, foil=" dog", progress=lambda *each: done.append(each)
+    )
     assert [att.method for att in found] == ["joint@1"]
     (failure,) = found.failures
     assert failure.startswith("occlusion:score=hellinger: ")

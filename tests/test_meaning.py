@@ -26,7 +26,9 @@ def test_copies_of_a_fact_are_found_by_joint_removal(smol):
         sentences = sorted([*example.spans["gold"], *example.spans["other"]])
         gold = {sentences.index(span) for span in example.spans["gold"]}
         for method in found:
-            att = noiser.attribute(smol, example.prompt, target=example.target, unit=sentences, method=method)
+            att = noiser.attribute(
+                smol, example.prompt, target=example.target, unit=sentences, method=method
+            )
             found[method] += len(gold & {unit.index for unit in att.top(2)})
     assert found["occlusion"] < 5 <= found["joint"]
 

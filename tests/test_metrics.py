@@ -8,7 +8,15 @@ from scipy import stats
 
 import metrics_for_tests as reference
 import noiser
-from metrics_for_tests import attributed, case_of, columns, order_of, probability, valid_units, with_scores
+from metrics_for_tests import (
+    attributed,
+    case_of,
+    columns,
+    order_of,
+    probability,
+    valid_units,
+    with_scores,
+)
 from noiser.engine import run_one as run
 from noiser.metrics import METRICS, Case, Metric, correlation, erasure, keep_rates, measured, soft
 from noiser.metrics.case import reference_scores
@@ -26,10 +34,16 @@ def expected_soft(lm, case, masks, distance):
     """Soft-NS and Soft-NC [2, targets, masks] with the raw scores divided by their sum and clipped."""
     found = []
     for target, raw in enumerate(case.att.scores.tolist()):
-        (positions, units), total = owners(case.att, target), sum(x for x in raw if not math.isnan(x))
+        (positions, units), total = (
+            owners(case.att, target),
+            sum(x for x in raw if not math.isnan(x)),
+        )
         shares = torch.tensor([min(1.0, max(0.0, raw[unit] / total)) for unit in units])[:, None]
         size = case.query.embedding_dim
-        u, v = (case.uniforms(purpose, target, masks, len(units), size) for purpose in ("retain", "remove"))
+        u, v = (
+            case.uniforms(purpose, target, masks, len(units), size)
+            for purpose in ("retain", "remove")
+        )
         kept, removed = (
             [dict(zip(positions, factors.float(), strict=True)) for factors in below]
             for below in (u < shares, v < 1 - shares)
@@ -44,7 +58,8 @@ def soft_scores(lm, att, **settings):
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("gemma3", {"max_new_tokens": 2}), ("granite", {"unit": "word"}), ("mamba", {})]
+    ("family", "options"),
+    [("gemma3", {"max_new_tokens": 2}), ("granite", {"unit": "word"}), ("mamba", {})],
 )
 def test_soft_scores_equal_the_reference(family, options):
     lm, att = attributed(family, **options)
@@ -57,16 +72,24 @@ def test_the_authors_profile_masks_special_tokens_once_by_squared_distance():
     lm, att = attributed(special_tokens="perturbed")
     assert att.units[0].text == "<s>"
     case, found = soft_scores(lm, att, profile="authors", special=True)
-    torch.testing.assert_close(found, expected_soft(lm, case, 1, reference.squared), atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        found, expected_soft(lm, case, 1, reference.squared), atol=2e-4, rtol=1e-3
+    )
     measured = columns(lm, case_of(lm, att, profile="authors"), "soft_scores")
-    assert [measured["soft_ns"], measured["soft_nc"]] == pytest.approx(found.mean((1, 2)).tolist(), abs=1e-6)
+    assert [measured["soft_ns"], measured["soft_nc"]] == pytest.approx(
+        found.mean((1, 2)).tolist(), abs=1e-6
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"max_new_tokens": 2, "draws": 3}, {"unit": "word", "draws": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"max_new_tokens": 2, "draws": 3}, {"unit": "word", "draws": 1}], ids=str
+)
 def test_mass_matched_equals_the_reference(options):
     """Sample i has draw i and mask i, each from the start again after its last."""
     draws, rates, masks = options.get("draws", 5), (0.2, 0.6), 2
-    lm, att = attributed("gemma3", **{name: value for name, value in options.items() if name != "draws"})
+    lm, att = attributed(
+        "gemma3", **{name: value for name, value in options.items() if name != "draws"}
+    )
     case = case_of(lm, att, rates=rates, masks=masks, draws=draws)
     names = ("method", "random", "permuted", "position")
     compared = [att.scores[None], *(reference_scores(case, name) for name in names[1:])]
@@ -80,7 +103,9 @@ def test_mass_matched_equals_the_reference(options):
             kept = [dict(zip(positions, (u[m] < q[d]).float(), strict=True)) for d, m in samples]
             removed = [{p: 1 - factors for p, factors in keep.items()} for keep in kept]
             expected = reference.soft(lm, case.query, target, positions, kept, removed)
-            torch.testing.assert_close(curve[:, target, r], torch.tensor(expected).double(), atol=2e-4, rtol=0)
+            torch.testing.assert_close(
+                curve[:, target, r], torch.tensor(expected).double(), atol=2e-4, rtol=0
+            )
     numbers = columns(lm, case, "mass_matched")
     for curve, start in zip(found, ("", "random_", "permuted_", "position_"), strict=True):
         heights = curve.mean((1, 2, 3)).tolist()  # one trapezoid
@@ -93,7 +118,11 @@ def test_a_constant_factor_changes_nothing_and_by_rank_only_the_order_counts():
     lm, att = attributed()
     scaled, cubed = with_scores(att, att.scores * 3.7), with_scores(att, att.scores.double() ** 3)
     few = {"masks": 1, "draws": 1, "rates": (0.2, 0.8)}
-    same = [("soft_scores", scaled, True), ("mass_matched", scaled, True), ("mass_matched_rank", cubed, True)]
+    same = [
+        ("soft_scores", scaled, True),
+        ("mass_matched", scaled, True),
+        ("mass_matched_rank", cubed, True),
+    ]
     for name, other, equal in [*same, ("mass_matched", cubed, False)]:
         one, two = (columns(lm, case_of(lm, each, **few), name) for each in (att, other))
         assert (one == pytest.approx(two, abs=1e-4)) is equal, name
@@ -104,7 +133,9 @@ def test_sums_that_are_not_positive_and_clipped_shares_are_counted():
     kinds = ((3, None, (0, 0)), (-3, None, (0, 1)), (-9, None, (1, 1)), (-9, "softmax", (1, 0)))
     for first, normalization, counted in kinds:
         scores = with_scores(att, [first, 2, 1, 1, 1, 1, 1, 1])
-        found = columns(lm, case_of(lm, scores, masks=1, draws=1, normalization=normalization), "soft_scores")
+        found = columns(
+            lm, case_of(lm, scores, masks=1, draws=1, normalization=normalization), "soft_scores"
+        )
         assert (found["sum_not_positive"], found["clipped"]) == counted
 
 
@@ -129,13 +160,17 @@ def test_keep_rates_by_hand(scores, rate, expected):
 
 def test_ranks_are_those_of_scipy():
     scores = [[2.5, -1.0, 2.5, math.nan, math.inf, 0.0, 0.0], [math.nan] * 6 + [1.0]]
-    expected = torch.tensor(np.array([stats.rankdata(row, nan_policy="omit") for row in scores])).float()
+    expected = torch.tensor(
+        np.array([stats.rankdata(row, nan_policy="omit") for row in scores])
+    ).float()
     torch.testing.assert_close(ranks(torch.tensor(scores)), expected, equal_nan=True)
 
 
 def test_references_come_from_text_and_seed_alone():
     lm, att = attributed()
-    made = lambda kind, att=att, **settings: reference_scores(case_of(lm, att, **({"draws": 1} | settings)), kind)
+    made = lambda kind, att=att, **settings: reference_scores(
+        case_of(lm, att, **({"draws": 1} | settings)), kind
+    )
     one, two = made("random"), made("random", with_scores(att, 1.0))
     assert torch.equal(one, two)
     assert float(one.sum()) == pytest.approx(1)
@@ -150,7 +185,11 @@ def test_references_come_from_text_and_seed_alone():
     assert made("position")[0, 0].tolist() == list(range(1, len(att.units) + 1))
 
 
-ASKED = [({"max_new_tokens": 2}, "zero"), ({"unit": "word"}, "mean"), ({"max_new_tokens": 2, "unit": "word"}, "delete")]
+ASKED = [
+    ({"max_new_tokens": 2}, "zero"),
+    ({"unit": "word"}, "mean"),
+    ({"max_new_tokens": 2, "unit": "word"}, "delete"),
+]
 """Options of attributions, and how units are removed."""
 
 
@@ -194,9 +233,14 @@ def test_erasure_curves_and_top_k_equal_the_reference(options, removal):
         assert found[name] == pytest.approx(value, abs=1e-4), name
     assert (found["drop@1"] + found["drop@2"]) / 2 == pytest.approx(found["drop"])
     if removal == "zero":
-        each = [expected_erasure(lm, with_scores(att, draw), removal) for draw in reference_scores(case, "random")]
+        each = [
+            expected_erasure(lm, with_scores(att, draw), removal)
+            for draw in reference_scores(case, "random")
+        ]
         for name in ("deletion_area", "insertion_area", "aopc", "drop", "hold"):
-            assert found[f"random_{name}"] == pytest.approx(np.mean([one[name] for one in each]), abs=1e-4), name
+            assert found[f"random_{name}"] == pytest.approx(
+                np.mean([one[name] for one in each]), abs=1e-4
+            ), name
 
 
 @pytest.mark.parametrize(("options", "removal"), ASKED, ids=str)
@@ -209,10 +253,14 @@ def test_lds_equals_the_reference(options, removal):
             p = probability(lm, att, target, [unit for unit in units if not mask[unit]], removal)
             logits.append(math.log(p / (1 - p)))
         correlated = lambda row, masks=masks, units=units, logits=logits: (
-            stats.spearmanr([sum(row[unit] for unit in units if mask[unit]) for mask in masks], logits).statistic
+            stats.spearmanr(
+                [sum(row[unit] for unit in units if mask[unit]) for mask in masks], logits
+            ).statistic
         )
         own.append(correlated(att.scores[target].tolist()))
-        permuted += [correlated(draw) for draw in reference_scores(case, "permuted")[:, target].tolist()]
+        permuted += [
+            correlated(draw) for draw in reference_scores(case, "permuted")[:, target].tolist()
+        ]
     found = columns(lm, case, "lds")
     assert found["lds"] == pytest.approx(np.mean(own), abs=1e-6)
     assert found["permuted_lds"] == pytest.approx(np.mean(permuted), abs=1e-6)
@@ -222,7 +270,9 @@ def test_masks_keep_half_of_the_units_and_never_none():
     lm, att = attributed(prompt="The quick", unit="word")
     (few,) = correlation.masks_of(case_of(lm, att), 400)
     kinds = [tuple(row) for row in few.tolist()]
-    assert kinds.count((True, True)) == pytest.approx(200, abs=40)  # one that would keep none keeps all
+    assert kinds.count((True, True)) == pytest.approx(
+        200, abs=40
+    )  # one that would keep none keeps all
     assert kinds.count((True, False)) == pytest.approx(100, abs=30)
     assert (False, False) not in kinds
 
@@ -231,7 +281,9 @@ def test_masks_keep_half_of_the_units_and_never_none():
 def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal, monkeypatch):
     lm, att = attributed("gemma3", "The quick fox sings", unit="word", max_new_tokens=2)
     case = case_of(lm, att, removal=removal)
-    wide, greedy = (run(lm, erasure.search(case.game("prob"), case.units, beam)) for beam in (10, 1))
+    wide, greedy = (
+        run(lm, erasure.search(case.game("prob"), case.units, beam)) for beam in (10, 1)
+    )
     values = []
     for target in range(2):
         units, clean = valid_units(att, target), probability(lm, att, target, [])
@@ -241,7 +293,8 @@ def test_a_wide_beam_finds_the_best_and_the_worst_of_all_orders(removal, monkeyp
             for some in itertools.combinations(units, size)
         }
         means = {
-            order: sum(drops[frozenset(order[:count])] for count in range(1, len(order))) / (len(order) - 1)
+            order: sum(drops[frozenset(order[:count])] for count in range(1, len(order)))
+            / (len(order) - 1)
             for order in itertools.permutations(units)
         }
         best, worst = max(means.values()), min(means.values())
@@ -281,25 +334,36 @@ def test_metrics_say_which_settings_they_read():
     for name in METRICS.names():
         metric = METRICS.get(name).factory()
         assert (metric.measure is None) != (metric.measure_all is None)
-        for scale in [*metric.others.values(), *(summary.scale for summary in metric.summaries.values())]:
+        for scale in [
+            *metric.others.values(),
+            *(summary.scale for summary in metric.summaries.values()),
+        ]:
             assert scale.no_signal is None or scale.low <= scale.no_signal <= scale.high
         if metric.measure is None or metric.reads is None:
             continue
         few = {"masks": 2, "draws": 1, "rates": (0.2, 0.8)}
-        case = Watched(query=query, att=att, spans={"gold": [(0, 3)]}, reattribute=lambda seed: att, **few)
+        case = Watched(
+            query=query, att=att, spans={"gold": [(0, 3)]}, reattribute=lambda seed: att, **few
+        )
         read.clear()
         run(lm, measured(case, metric))
-        assert read & {"masks", "normalization", "rates", "draws", "removal", "k"} == metric.reads, name
+        assert (
+            read & {"masks", "normalization", "rates", "draws", "removal", "k"} == metric.reads
+        ), name
 
 
-@pytest.mark.parametrize("name", ["soft_scores", "mass_matched", "lds", "normalised_aopc", "erasure_curves", "top_k"])
+@pytest.mark.parametrize(
+    "name", ["soft_scores", "mass_matched", "lds", "normalised_aopc", "erasure_curves", "top_k"]
+)
 def test_what_does_not_depend_on_the_scores_is_measured_once_for_the_methods_of_a_prompt(name):
     lm, att = attributed(prompt="The quick fox sings")
     cache, work, few = {}, [], {"masks": 4, "draws": 4, "rates": (0.2, 0.8)}
     for scores in (att.scores, torch.arange(1.0, len(att.units) + 1)):
         one = with_scores(att, scores)
         alone, shared = (case_of(lm, one, **few, **more) for more in ({}, {"cache": cache}))
-        assert columns(lm, shared, name) == pytest.approx(columns(lm, alone, name), abs=1e-6, nan_ok=True)
+        assert columns(lm, shared, name) == pytest.approx(
+            columns(lm, alone, name), abs=1e-6, nan_ok=True
+        )
         work.append(shared.query.spent.token_forwards)
     assert work[1] < work[0] * 0.75
     lm, words = attributed(prompt="The quick fox sings", unit="word")
@@ -313,7 +377,9 @@ def test_with_a_foil_the_contrast_is_measured_and_progress_is_told():
     target, foil = att.targets[0].token_id, att.foil.token_id
 
     def distance(p, q):
-        return reference.hellinger(*(each[[target, foil]] / each[[target, foil]].sum() for each in (p, q)))
+        return reference.hellinger(
+            *(each[[target, foil]] / each[[target, foil]].sum() for each in (p, q))
+        )
 
     case, found = soft_scores(lm, att, masks=2)
     torch.testing.assert_close(found, expected_soft(lm, case, 2, distance), atol=2e-4, rtol=1e-3)
@@ -352,7 +418,9 @@ def test_what_cannot_be_measured(name, settings, message, unchecked):
         att, settings = with_scores(att, settings["score"]), {}
     with pytest.raises(noiser.NoiserError, match=message):
         noiser.measure(lm, att, name, **settings)
-    with pytest.raises(noiser.errors.ParameterError, match=r"att is a str; expected an attribution"):
+    with pytest.raises(
+        noiser.errors.ParameterError, match=r"att is a str; expected an attribution"
+    ):
         noiser.measure(lm, att.text, name, **settings)
 
 
@@ -362,7 +430,9 @@ def test_a_zero_input_that_changes_nothing_is_an_error():
     before = head.detach().clone()
     try:
         head.data.zero_()
-        with pytest.raises(noiser.errors.NumericalError, match="Without any unit the model predicts exactly"):
+        with pytest.raises(
+            noiser.errors.NumericalError, match="Without any unit the model predicts exactly"
+        ):
             noiser.measure(lm, att, "soft_scores")
     finally:
         head.data.copy_(before)

@@ -21,7 +21,15 @@ from noiser.errors import JudgeError, UnitError
 from noiser.judges import JudgeRequest, Verdict
 from noiser.metrics import METRICS, Case, keep_rates
 from noiser.metrics.answerability import JudgeStoppedError, scored_words
-from noiser.metrics.bootstrap import estimate, exchange_p, holm, log_mean_ratio, mean, mean_gap, summed_log_ratios
+from noiser.metrics.bootstrap import (
+    estimate,
+    exchange_p,
+    holm,
+    log_mean_ratio,
+    mean,
+    mean_gap,
+    summed_log_ratios,
+)
 from noiser.metrics.correlation import spearman
 from noiser.metrics.named_spans import mean_reciprocal_rank, units_by_name
 from noiser.types import Span, Target
@@ -36,10 +44,16 @@ def measured(name, scores, spans, prompt=SIX, **settings):
 
 
 def test_localisation_by_hand():
-    asked = {"name": "localisation", "scores": [1.0, 3.0, -2.0, 4.0], "prompt": "The quick fox sings"}
+    asked = {
+        "name": "localisation",
+        "scores": [1.0, 3.0, -2.0, 4.0],
+        "prompt": "The quick fox sings",
+    }
     found = measured(**asked, spans={"animal": [(10, 13)], "manner": [(4, 9), (0, 1)]})
     shares = {"share_animal": 0, "share_manner": 0.5, "share_rest": 0.5}
-    assert found == pytest.approx(shares | {"uniform_animal": 0.25, "uniform_manner": 0.5, "uniform_rest": 0.25})
+    assert found == pytest.approx(
+        shares | {"uniform_animal": 0.25, "uniform_manner": 0.5, "uniform_rest": 0.25}
+    )
     # the space is not visible and belongs to no name
     found = measured(**asked, spans={"animal": [(9, 13)]}, normalization="abs_sum")
     assert (found["share_animal"], found["share_rest"]) == pytest.approx((0.2, 0.8))
@@ -77,10 +91,18 @@ def test_gold_spans_by_hand():
     scores = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     spans = {"gold": [(4, 9), (14, 19)], "other": [(0, 3)]}  # the second and the fourth word
     found = measured("gold_spans", scores, spans, k=(1, 2, 4))
-    expected = {"auprc": (1 / 2 + 2 / 4) / 2, "mrr": 0.5, "gold_share": 2 / 6, "recall@1": 0, "recall@2": 0.5}
+    expected = {
+        "auprc": (1 / 2 + 2 / 4) / 2,
+        "mrr": 0.5,
+        "gold_share": 2 / 6,
+        "recall@1": 0,
+        "recall@2": 0.5,
+    }
     assert found == pytest.approx(expected | {"recall@4": 1})
     assert measured("gold_spans", scores, {"antecedent": [(0, 3)]})["mrr"] == 1
-    assert measured("gold_spans", scores, {"gold": [(5, 6)]})["gold_share"] == pytest.approx(1 / 6)  # one character
+    assert measured("gold_spans", scores, {"gold": [(5, 6)]})["gold_share"] == pytest.approx(
+        1 / 6
+    )  # one character
 
 
 def test_equal_scores_count_as_the_mean_over_their_orders():
@@ -93,15 +115,21 @@ def test_equal_scores_count_as_the_mean_over_their_orders():
         ranks.append(1 / (1 + min(order.index(unit) for unit in gold)))
         recalls.append([len(gold & set(order[:number])) / 3 for number in k])
     assert found["mrr"] == pytest.approx(np.mean(ranks))
-    assert [found[f"recall@{number}"] for number in k] == pytest.approx(np.mean(recalls, 0).tolist())
+    assert [found[f"recall@{number}"] for number in k] == pytest.approx(
+        np.mean(recalls, 0).tolist()
+    )
     # Steps of precision: 0 of 1, 2 of 5, 3 of 6 are gold.
     assert found["auprc"] == pytest.approx((2 / 3) * (2 / 5) + (1 / 3) * (3 / 6))
 
 
 def test_many_equal_scores_have_a_reciprocal_rank():
     """There are more orders than a float can count; one gold unit of n has the mean of 1/1 to 1/n."""
-    assert mean_reciprocal_rank(0, 1500, 1) == pytest.approx(sum(1 / place for place in range(1, 1501)) / 1500)
-    assert mean_reciprocal_rank(0, 1500, 750) == pytest.approx(math.log(2), abs=1e-3)  # halves: Σ ½ⁿ/n
+    assert mean_reciprocal_rank(0, 1500, 1) == pytest.approx(
+        sum(1 / place for place in range(1, 1501)) / 1500
+    )
+    assert mean_reciprocal_rank(0, 1500, 750) == pytest.approx(
+        math.log(2), abs=1e-3
+    )  # halves: Σ ½ⁿ/n
     assert mean_reciprocal_rank(9, 1500, 1500) == pytest.approx(1 / 10)
 
 
@@ -112,9 +140,16 @@ def stability(lm, att, other):
 
 def test_stability_equals_the_reference():
     lm, a = attributed(max_new_tokens=3)
-    b = with_scores(a, torch.randn(a.scores.shape, generator=torch.Generator().manual_seed(5)).round(decimals=1))
-    rows = [(x[~x.isnan()].tolist(), y[~x.isnan()].tolist()) for x, y in zip(a.scores, b.scores, strict=True)]
-    rho, tau = ([each(x, y).statistic for x, y in rows] for each in (stats.spearmanr, stats.kendalltau))
+    b = with_scores(
+        a, torch.randn(a.scores.shape, generator=torch.Generator().manual_seed(5)).round(decimals=1)
+    )
+    rows = [
+        (x[~x.isnan()].tolist(), y[~x.isnan()].tolist())
+        for x, y in zip(a.scores, b.scores, strict=True)
+    ]
+    rho, tau = (
+        [each(x, y).statistic for x, y in rows] for each in (stats.spearmanr, stats.kendalltau)
+    )
     expected = {"spearman": np.mean(rho), "kendall": np.mean(tau)}
     assert stability(lm, a, b) == pytest.approx(expected, abs=1e-6)
     assert stability(lm, a, a)["kendall"] == pytest.approx(1)
@@ -131,7 +166,9 @@ def test_stability_has_no_value_for_constant_scores_and_other_questions():
 
 def test_the_worked_examples_of_the_manual():
     whole, *others = (torch.tensor([[p, 1 - p]]).log() for p in (0.8, 0.2, 0.5, 0.4))
-    d0, kept, left = (-float(SCORES["hellinger"](p[None], whole, torch.tensor([0]))) for p in others)
+    d0, kept, left = (
+        -float(SCORES["hellinger"](p[None], whole, torch.tensor([0]))) for p in others
+    )
     ns, nc = (d0 - kept) / d0, left / d0
     score = estimate(summed_log_ratios, [ns], [nc], [0.3], [0.6]).value
     masks = torch.tensor([[1, 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]]).double()
@@ -140,20 +177,32 @@ def test_the_worked_examples_of_the_manual():
     spans = {"gold": [(4, 9), (14, 19)]}
     gold = measured("gold_spans", [6.0, 5, 4, 3], spans, "The quick fox sings", k=(1, 2))
     assert (gold["recall@1"], gold["recall@2"], gold["auprc"]) == (0, 0.5, 0.5)
-    shares = [normalize(torch.tensor([6.0, 3, 1, -2]), kind).clamp(0, 1) for kind in ("sum", "positive", "abs_sum")]
+    shares = [
+        normalize(torch.tensor([6.0, 3, 1, -2]), kind).clamp(0, 1)
+        for kind in ("sum", "positive", "abs_sum")
+    ]
     assert [round(float(share.sum()), 2) for share in shares] == [1.25, 1, 1]
     assert keep_rates(torch.tensor([6.0, 3, 1, -2]), 0.5).tolist() == [1, 0.75, 0.25, 0]
     text = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
-    numbers = [f"{d:.3f}" for d in (d0, kept, left)] + [f"**{each:.3f}**" for each in (ns, nc, score, rho)]
-    assert all(number in text for number in (*numbers, "**1, 0.75, 0.25, 0**", "(1/2 + 2/4) / 2 = **0.5**"))
+    numbers = [f"{d:.3f}" for d in (d0, kept, left)] + [
+        f"**{each:.3f}**" for each in (ns, nc, score, rho)
+    ]
+    assert all(
+        number in text for number in (*numbers, "**1, 0.75, 0.25, 0**", "(1/2 + 2/4) / 2 = **0.5**")
+    )
 
 
 def test_the_score_is_the_sum_of_two_log_ratios():
     ns, nc, random_ns, random_nc = [0.02, 0.04], [0.5, 0.7], [0.01, 0.02], [0.3, 0.3]
     found = estimate(summed_log_ratios, ns, nc, random_ns, random_nc)
-    assert (found.value, found.n) == (pytest.approx(math.log(0.03 / 0.015) + math.log(0.6 / 0.3)), 2)
+    assert (found.value, found.n) == (
+        pytest.approx(math.log(0.03 / 0.015) + math.log(0.6 / 0.3)),
+        2,
+    )
     assert estimate(log_mean_ratio, ns, random_ns).value == pytest.approx(math.log(2))
-    assert estimate(summed_log_ratios, ns, nc, ns, nc).value == 0  # of a method with itself, and its interval
+    assert (
+        estimate(summed_log_ratios, ns, nc, ns, nc).value == 0
+    )  # of a method with itself, and its interval
     same = estimate(summed_log_ratios, ns * 3, nc * 3, ns * 3, nc * 3, contrast=True)
     assert (same.low, same.high, same.p) == (0, 0, 1)
 
@@ -171,7 +220,9 @@ def test_intervals_hold_the_true_mean_about_as_often_as_they_say():
 
 def test_fewer_than_six_prompts_have_no_interval_and_no_p():
     for n in range(1, 8):
-        found = estimate(mean_gap, [1.0 + i for i in range(n)], [0.5 * i for i in range(n)], contrast=True)
+        found = estimate(
+            mean_gap, [1.0 + i for i in range(n)], [0.5 * i for i in range(n)], contrast=True
+        )
         assert math.isnan(found.low) is math.isnan(found.p) is (n < 6)
         assert ("too few" in found.reason) is (n < 6)
         assert found.is_clear is (n >= 6)
@@ -182,7 +233,10 @@ def test_exchanges_of_the_papers_score_by_hand():
     one, other = rng.uniform(0.1, 1, (4, 6)), rng.uniform(0.1, 0.6, (4, 6))
 
     def gap(a, b):
-        return sum(math.log(a[i].mean() / a[i + 2].mean()) - math.log(b[i].mean() / b[i + 2].mean()) for i in (0, 1))
+        return sum(
+            math.log(a[i].mean() / a[i + 2].mean()) - math.log(b[i].mean() / b[i + 2].mean())
+            for i in (0, 1)
+        )
 
     def difference(*columns):
         return summed_log_ratios(*columns[:4]) - summed_log_ratios(*columns[4:])
@@ -260,7 +314,9 @@ class Knowing:
 
 
 def att(scores=(0.5, 0.1, 0.2, -0.1, 0.3, 0.0), pieces=PIECES, target=" basketball", **changes):
-    return make(pieces, (tuple(scores),), unit="word", targets=(Target(target, 7, 0.5, 1),), **changes)
+    return make(
+        pieces, (tuple(scores),), unit="word", targets=(Target(target, 7, 0.5, 1),), **changes
+    )
 
 
 @cache
@@ -274,20 +330,34 @@ def query(frozen=()):
 def judged(name, atts, judge, golds=None, **settings):
     """What a metric measures of attributions, without its prefix."""
     golds = golds or [None] * len(atts)
-    cases = [Case(query=query(), att=a, judge=judge, gold=g, **settings) for a, g in zip(atts, golds, strict=True)]
+    cases = [
+        Case(query=query(), att=a, judge=judge, gold=g, **settings)
+        for a, g in zip(atts, golds, strict=True)
+    ]
     found = METRICS.get(name).factory().measure_all(cases)
     prefixes = ("answerability_top5_", "answerability_", "minimum_")
-    short = lambda column: next((column.removeprefix(p) for p in prefixes if column.startswith(p)), column)
-    return [one if isinstance(one, Exception) else {short(key): v for key, v in one.items()} for one in found]
+    short = lambda column: next(
+        (column.removeprefix(p) for p in prefixes if column.startswith(p)), column
+    )
+    return [
+        one if isinstance(one, Exception) else {short(key): v for key, v in one.items()}
+        for one in found
+    ]
 
 
 def test_the_judge_sees_the_best_half_in_the_order_of_the_prompt():
     judge = Knowing(["sport"])
     (found,) = judged("answerability", [att()], judge)
     assert judge.batches == [[JudgeRequest(("LeBron", "plays", "sport"), 1)]]
-    assert (found["words"], found["status"], found["answers"]) == ("LeBron plays sport", "correct", "basketball")
+    assert (found["words"], found["status"], found["answers"]) == (
+        "LeBron plays sport",
+        "correct",
+        "basketball",
+    )
     assert found["score"] == pytest.approx(1.0)  # (0.5 + 0.2 + 0.3) / 1.0
-    (scaled,) = judged("answerability", [att([1e-4 * x for x in (0.5, 0.1, 0.2, -0.1, 0.3, 0.0)])], judge)
+    (scaled,) = judged(
+        "answerability", [att([1e-4 * x for x in (0.5, 0.1, 0.2, -0.1, 0.3, 0.0)])], judge
+    )
     assert scaled == pytest.approx(found)
 
 
@@ -315,9 +385,17 @@ def test_a_target_that_is_no_word_is_unscored_and_nobody_is_asked(target):
 
 
 def test_gold_answers_take_the_place_of_targets_and_five_may_be_given():
-    found = judged("answerability", [att(target=" Ant")] * 2, Knowing([], ("Antarctica",)), [" Antarctica", None])
+    found = judged(
+        "answerability",
+        [att(target=" Ant")] * 2,
+        Knowing([], ("Antarctica",)),
+        [" Antarctica", None],
+    )
     assert [one["rate"] for one in found] == [1, 0]
-    for name, count, status in (("answerability", 1, "wrong"), ("answerability_top5", 5, "correct")):
+    for name, count, status in (
+        ("answerability", 1, "wrong"),
+        ("answerability_top5", 5, "correct"),
+    ):
         judge = Knowing([], ("football", "tennis", "golf", "Basketball.", "chess"))
         assert judged(name, [att()], judge)[0]["status"] == status
         assert judge.batches[0][0].count == count
@@ -333,10 +411,17 @@ def test_several_targets_are_joined_and_their_scores_averaged():
 
 
 def test_continuation_special_tokens_and_units_without_a_score_are_left_out():
-    units = (Span("", 0, 0, (0,)), Span("LeBron", 0, 6, (1,)), Span(" ", 6, 7, (2,)), Span(" is", 7, 10, (3,)))
+    units = (
+        Span("", 0, 0, (0,)),
+        Span("LeBron", 0, 6, (1,)),
+        Span(" ", 6, 7, (2,)),
+        Span(" is", 7, 10, (3,)),
+    )
     units = (*units, Span(" a", 10, 12, (4,)), Span(" player", 12, 19, (5,)))
     scores = ((9.0, 1.0, 5.0, 3.0, math.nan, 7.0),)
-    one = make(("LeBron", " ", " is", " a", " player"), scores, units=units, unit="word", prompt_length=12)
+    one = make(
+        ("LeBron", " ", " is", " a", " player"), scores, units=units, unit="word", prompt_length=12
+    )
     words = scored_words(one, [False] * 6, "sum")
     assert words.words == ("LeBron", "is")
     assert words.shares.tolist() == [0.25, 0.75]
@@ -382,7 +467,9 @@ def test_minimum_top_k_against_a_slow_reference(scores, needed):
 
 def test_prompts_are_judged_in_rounds():
     judge = Knowing(["LeBron"])
-    found = judged("minimum_top_k", [att(), att((0.0, 0.1, 0.2, 0.3, 0.4, 0.5)), att(target=" golf")], judge)
+    found = judged(
+        "minimum_top_k", [att(), att((0.0, 0.1, 0.2, 0.3, 0.4, 0.5)), att(target=" golf")], judge
+    )
     assert [len(batch) for batch in judge.batches] == [3, 2, 1, 1, 1, 1]
     assert [one["share"] for one in found] == pytest.approx([1 / 6, 1, math.nan], nan_ok=True)
     assert [(one["asked"], one["unanswerable"]) for one in found] == [(6, 0), (2, 0), (1, 1)]
@@ -391,7 +478,9 @@ def test_prompts_are_judged_in_rounds():
 @pytest.mark.parametrize("profile", ["paper", "authors"])
 @pytest.mark.parametrize(("mumbles", "unanswerable"), [(4, 0), (9, math.nan)])
 def test_an_unreadable_reply_ends_a_prompt_without_a_share(profile, mumbles, unanswerable):
-    (found,) = judged("minimum_top_k", [att()], Knowing(["LeBron"], mumbles_below=mumbles), profile=profile)
+    (found,) = judged(
+        "minimum_top_k", [att()], Knowing(["LeBron"], mumbles_below=mumbles), profile=profile
+    )
     assert math.isnan(found["share"])
     assert (found["status"], found["unscored"]) == ("unscored", 1)
     assert found["unanswerable"] == pytest.approx(unanswerable, nan_ok=True)
@@ -406,7 +495,9 @@ def test_a_prompt_without_words_does_not_stop_the_others():
     assert third["status"] == "correct"
 
 
-def test_replies_that_are_lost_are_errors_and_a_judge_that_cannot_work_stops_everything(monkeypatch):
+def test_replies_that_are_lost_are_errors_and_a_judge_that_cannot_work_stops_everything(
+    monkeypatch,
+):
     judge = Knowing({})
     lost = Verdict(status="unscored", reason="budget", lost=True)
     monkeypatch.setattr(judge, "judge", lambda requests: [lost] * len(requests))
@@ -414,5 +505,7 @@ def test_replies_that_are_lost_are_errors_and_a_judge_that_cannot_work_stops_eve
     assert isinstance(found, JudgeError)
     assert str(found) == "The judge gave no reply: budget."
     monkeypatch.setattr(judge, "judge", lambda requests: [])
-    with pytest.raises(JudgeStoppedError, match="knowing gave 0 verdicts for 1 requests; expected one for each"):
+    with pytest.raises(
+        JudgeStoppedError, match="knowing gave 0 verdicts for 1 requests; expected one for each"
+    ):
         judged("answerability", [att()], judge)

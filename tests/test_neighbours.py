@@ -29,9 +29,13 @@ def package(name):
 
 
 def test_methods_of_inseq():
-    sources = "".join(path.read_text(encoding="utf-8") for path in (package("inseq") / "attr/feat").glob("*.py"))
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in (package("inseq") / "attr/feat").glob("*.py")
+    )
     names = "attention occlusion lime reagent value_zeroing saliency input_x_gradient deeplift gradient_shap "
-    names += "integrated_gradients discretized_integrated_gradients sequential_integrated_gradients "
+    names += (
+        "integrated_gradients discretized_integrated_gradients sequential_integrated_gradients "
+    )
     names += "layer_integrated_gradients layer_gradient_x_activation layer_deeplift dummy"
     assert {*re.findall(r'method_name = "(\w+)"', sources)} == {*names.split()}
 
@@ -42,14 +46,25 @@ def test_methods_and_metrics_of_captum():
     from captum.attr import LLMAttribution, LLMGradientAttribution
 
     perturbing = {method.__name__ for method in LLMAttribution.SUPPORTED_METHODS}
-    assert perturbing == {"FeatureAblation", "ShapleyValueSampling", "ShapleyValues", "Lime", "KernelShap"}
+    assert perturbing == {
+        "FeatureAblation",
+        "ShapleyValueSampling",
+        "ShapleyValues",
+        "Lime",
+        "KernelShap",
+    }
     layered = {method.__name__ for method in LLMGradientAttribution.SUPPORTED_METHODS}
     assert layered == {"LayerIntegratedGradients", "LayerGradientShap", "LayerGradientXActivation"}
-    assert {*captum.metrics.__all__} == {"infidelity", "infidelity_perturb_func_decorator", "sensitivity_max"}
+    assert {*captum.metrics.__all__} == {
+        "infidelity",
+        "infidelity_perturb_func_decorator",
+        "sensitivity_max",
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "absent"), [("inseq", "chat_template"), ("inseq", "entry_points("), ("captum", "entry_points(")]
+    ("name", "absent"),
+    [("inseq", "chat_template"), ("inseq", "entry_points("), ("captum", "entry_points(")],
 )
 def test_what_they_do_not_have(name, absent):
     folder = package(name)
@@ -62,11 +77,14 @@ def test_captums_cache_changes_its_numbers():
     package("captum")
     from captum.attr import FeatureAblation, LLMAttribution, TextTokenInput
 
-    assert inspect.signature(LLMAttribution.attribute).parameters["use_cached_outputs"].default is True
+    assert (
+        inspect.signature(LLMAttribution.attribute).parameters["use_cached_outputs"].default is True
+    )
     method = LLMAttribution(FeatureAblation(tiny_model("llama").eval()), tiny_tokenizer())
     prompt = TextTokenInput("The quick fox sings near the river", tiny_tokenizer())
     cached, plain = (
-        method.attribute(prompt, target=" and the", use_cached_outputs=use).token_attr for use in (True, False)
+        method.attribute(prompt, target=" and the", use_cached_outputs=use).token_attr
+        for use in (True, False)
     )
     torch.testing.assert_close(cached[0], plain[0], atol=1e-4, rtol=0)
     assert (cached[1] - plain[1]).abs().max() > 0.1

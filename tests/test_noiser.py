@@ -23,7 +23,9 @@ PROMPT = "The quick fox sings"
 
 def embedding_noise(lm, samples, longest=1, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randn(samples, lm.embedding_dim, generator=generator) for _ in range(longest)], 1)
+    return torch.stack(
+        [torch.randn(samples, lm.embedding_dim, generator=generator) for _ in range(longest)], 1
+    )
 
 
 def expected(lm, att, *, row=0, **options):
@@ -34,12 +36,15 @@ def expected(lm, att, *, row=0, **options):
     place = query.prompt_tokens - 1 + row, att.targets[row].token_id
     options |= {"scale": lm.abilities.embedding_scale, "steps": att.parameters["steps"]}
     with lm.running():
-        thresholds, scores = reference.noiser(lm.model, query.token_ids, units, *place, noise, **options)
+        thresholds, scores = reference.noiser(
+            lm.model, query.token_ids, units, *place, noise, **options
+        )
     return columns, torch.tensor(thresholds), torch.tensor(scores)
 
 
 @pytest.mark.parametrize(
-    ("family", "targets"), [*((family, 1) for family in FAMILIES), ("llama", 3), ("gemma3", 3), ("mamba", 3)]
+    ("family", "targets"),
+    [*((family, 1) for family in FAMILIES), ("llama", 3), ("gemma3", 3), ("mamba", 3)],
 )
 def test_equals_the_reference_in_every_family(family, targets):
     lm = tiny(family)
@@ -67,8 +72,12 @@ def test_certified_search_finds_noise_that_flips_nothing(family):
     att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2)
     for row in range(len(att.targets)):
         k = float(att.k_min[row])
-        same = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, bounding=k), max_new_tokens=2)
-        torch.testing.assert_close(att.scores[row], same.scores[row], atol=1e-6, rtol=1e-5, equal_nan=True)
+        same = noiser.attribute(
+            lm, PROMPT, method=noiser.Noiser(samples=3, bounding=k), max_new_tokens=2
+        )
+        torch.testing.assert_close(
+            att.scores[row], same.scores[row], atol=1e-6, rtol=1e-5, equal_nan=True
+        )
 
 
 def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
@@ -90,7 +99,9 @@ def test_foil_replaces_p_and_flips_when_the_pair_turns():
 def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
     lm = tiny("llama")
     greedy = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3))
-    other = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), target=(greedy.targets[0].token_id + 1) % 384)
+    other = noiser.attribute(
+        lm, PROMPT, method=noiser.Noiser(samples=3), target=(greedy.targets[0].token_id + 1) % 384
+    )
     assert other.k_min == greedy.k_min
     assert other.targets[0].rank > 1
     assert not torch.allclose(other.scores, greedy.scores)
@@ -98,18 +109,31 @@ def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
 
 @pytest.mark.parametrize(
     ("bounding", "k"),
-    [("norm_l1", 1), ("norm_l2", 2), ("norm_linf", math.inf), ("none", None), ("random", None), (0.125, None)],
+    [
+        ("norm_l1", 1),
+        ("norm_l2", 2),
+        ("norm_linf", math.inf),
+        ("none", None),
+        ("random", None),
+        (0.125, None),
+    ],
 )
 def test_fixed_boundings(bounding, k):
-    att = noiser.attribute(tiny("gemma3"), PROMPT, method=noiser.Noiser(samples=2, bounding=bounding))
+    att = noiser.attribute(
+        tiny("gemma3"), PROMPT, method=noiser.Noiser(samples=2, bounding=bounding)
+    )
     (found,) = {*att.info["k"][0]}
     assert att.thresholds.isnan().all()
     assert att.k_min.isnan().all()
     if k is not None:
         norms = torch.randn(20_000, 32, generator=torch.Generator().manual_seed(0)).norm(k, dim=1)
-        assert 1 / found == pytest.approx(float(norms.mean()), abs=4 * float(norms.std()) / 20_000**0.5)
+        assert 1 / found == pytest.approx(
+            float(norms.mean()), abs=4 * float(norms.std()) / 20_000**0.5
+        )
     else:
-        assert 0 < found < 1 if bounding == "random" else found == {"none": 1}.get(bounding, bounding)
+        assert (
+            0 < found < 1 if bounding == "random" else found == {"none": 1}.get(bounding, bounding)
+        )
 
 
 def test_relative_noise_is_in_proportion_to_each_embedding():
@@ -121,8 +145,14 @@ def test_relative_noise_is_in_proportion_to_each_embedding():
     with lm.running():
         clean = lm.model(input_ids=query.token_ids[None]).logits[0, row].softmax(-1)
         for i, unit in enumerate(att.units):
-            k = 1.5 * table[query.token_ids[list(unit.token_indices)]].norm() / expected_norm("l2", 32)
-            p = reference.mean_distribution(lm.model, query.token_ids, unit.token_indices, noise, k, scale, row)
+            k = (
+                1.5
+                * table[query.token_ids[list(unit.token_indices)]].norm()
+                / expected_norm("l2", 32)
+            )
+            p = reference.mean_distribution(
+                lm.model, query.token_ids, unit.token_indices, noise, k, scale, row
+            )
             distance = math.sqrt(1 - float((clean * p).sqrt().sum().clamp(max=1)))
             assert float(att.scores[0, i]) == pytest.approx(distance, abs=1e-4)
 
@@ -144,7 +174,12 @@ def test_own_noise_is_used_and_checked_and_says_how_many_samples_there_are():
         for noise, seed in (({"noise": drawn[:, 0]}, 9), ({"samples": 3}, 0))
     )
     assert torch.equal(given.scores, own.scores)
-    for bad in (torch.zeros(3), torch.zeros(3, 31), torch.zeros(0, 1, 32), torch.full((3, 32), math.nan)):
+    for bad in (
+        torch.zeros(3),
+        torch.zeros(3, 31),
+        torch.zeros(0, 1, 32),
+        torch.full((3, 32), math.nan),
+    ):
         with pytest.raises(ParameterError, match="noise"):
             noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=bad))
     with pytest.raises(ParameterError, match=r"\[samples, positions, 32\]"):
@@ -163,7 +198,10 @@ def test_one_random_k_a_prompt_whatever_its_units_and_targets():
     lm, method = tiny("llama"), noiser.Noiser(samples=2, bounding="random")
     asked = itertools.product(("token", "word", "sentence", "auto"), (" a", " a violin"))
     prompt = "The fox sings. It rains."
-    runs = [noiser.attribute(lm, prompt, method=method, unit=unit, target=target) for unit, target in asked]
+    runs = [
+        noiser.attribute(lm, prompt, method=method, unit=unit, target=target)
+        for unit, target in asked
+    ]
     assert len({k for run in runs for row in run.info["k"] for k in row if not math.isnan(k)}) == 1
 
 
@@ -171,7 +209,10 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
     full, half = tiny("llama"), noiser.wrap(tiny_model("llama").bfloat16(), tiny_tokenizer())
     order = query_of(full, PROMPT).clean[0].argsort(descending=True).tolist()
     method = noiser.Noiser(samples=2, steps=4)
-    with pytest.warns(UserWarning, match=r"leads its strongest rival by less than 0\.\d+ in log odds, which bfloat16"):
+    with pytest.warns(
+        UserWarning,
+        match=r"leads its strongest rival by less than 0\.\d+ in log odds, which bfloat16",
+    ):
         noiser.attribute(half, PROMPT, target=order[100], foil=order[105], method=method)
     noiser.attribute(half, PROMPT, target=order[0], foil=order[-1], method=method)
     noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method)
@@ -188,9 +229,13 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
         "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
         f"print(noiser.attribute(lm, {SHORT!r}, method='noiser', seed=3).scores.tolist())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert eval(done.stdout) == found.tolist()
-    assert not torch.allclose(noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, found, atol=1e-3)
+    assert not torch.allclose(
+        noiser.attribute(smol, SHORT, method="noiser", seed=4).scores, found, atol=1e-3
+    )
 
 
 def run(search, flips, lead=None):
@@ -222,7 +267,9 @@ def flip_tables(draw):
 
 @given(flip_tables(), st.integers(1, 8), st.integers(1, 10), st.booleans())
 def test_equals_one_bisection_a_unit(flips, units, steps, last_probe):
-    expected = [reference.threshold(lambda k, u=u: flips(u, k), steps, last_probe) for u in range(units)]
+    expected = [
+        reference.threshold(lambda k, u=u: flips(u, k), steps, last_probe) for u in range(units)
+    ]
     found = {
         mode: run(bisection(range(units), mode=mode, steps=steps, last_probe=last_probe), flips)[0]
         for mode in ("min", "max", "each")
@@ -249,7 +296,11 @@ def test_certified_noise_flips_nothing_and_a_little_more_flips_something(flips, 
     assert above >= 1 or any(flips(u, above) for u in range(units))
 
 
-@given(st.lists(st.floats(2**-14, 1.5), min_size=1, max_size=12), st.none() | st.floats(0.3, 3), st.integers(1, 12))
+@given(
+    st.lists(st.floats(2**-14, 1.5), min_size=1, max_size=12),
+    st.none() | st.floats(0.3, 3),
+    st.integers(1, 12),
+)
 def test_certified_equals_bisection_whatever_the_shape_of_the_lead(tolerated, power, steps):
     def flips(u, k):
         return k > tolerated[u]
@@ -265,7 +316,9 @@ def test_certified_equals_bisection_whatever_the_shape_of_the_lead(tolerated, po
 def test_certified_needs_little_more_than_one_probe_a_unit(smallest, power):
     tolerated = [3 * smallest] * 10 + [smallest] + [3 * smallest] * 10
     search = certified(range(21), steps=10, samples=10)
-    _, probes, _ = run(search, lambda u, k: k > tolerated[u], lambda u, k: 1 - (k / tolerated[u]) ** power)
+    _, probes, _ = run(
+        search, lambda u, k: k > tolerated[u], lambda u, k: 1 - (k / tolerated[u]) ** power
+    )
     assert probes <= 20 + 8
 
 
@@ -282,7 +335,9 @@ def test_certified_ends_however_fine_the_grid(steps):
     assert found[0] == pytest.approx(0.3, abs=2.0**-39)
 
 
-@pytest.mark.parametrize("search", [bisection([0], mode="min", steps=3), certified([0], steps=3, samples=5)])
+@pytest.mark.parametrize(
+    "search", [bisection([0], mode="min", steps=3), certified([0], steps=3, samples=5)]
+)
 def test_a_tie_ends_the_search(search):
     found, _, tied = run(search, lambda u, k: True)
     assert tied
@@ -324,18 +379,26 @@ def assert_whole_sequences_say_so(lm, att, score="prob", foil=None, baseline=Non
                 continue
             changed = predict(lm, query, row, unit.token_indices, baseline)
             wanted = drop(clean, changed, target.token_id, score, foil)
-            assert float(att.scores[g, u]) == pytest.approx(wanted, abs=3e-4 if score == "hellinger" else 2e-5)
+            assert float(att.scores[g, u]) == pytest.approx(
+                wanted, abs=3e-4 if score == "hellinger" else 2e-5
+            )
 
 
-@pytest.mark.parametrize(("family", "score"), [*zip(FAMILIES, ["prob", "logprob", "hellinger"] * 5, strict=False)])
+@pytest.mark.parametrize(
+    ("family", "score"), [*zip(FAMILIES, ["prob", "logprob", "hellinger"] * 5, strict=False)]
+)
 def test_equals_whole_sequences_in_every_family(family, score):
-    att = noiser.attribute(tiny(family), IN_THE_RAIN, method=noiser.Occlusion(score=score), max_new_tokens=2)
+    att = noiser.attribute(
+        tiny(family), IN_THE_RAIN, method=noiser.Occlusion(score=score), max_new_tokens=2
+    )
     assert_whole_sequences_say_so(tiny(family), att, score)
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_a_foil_is_contrasted(score):
-    att = noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(score=score), foil=77)
+    att = noiser.attribute(
+        tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(score=score), foil=77
+    )
     assert_whole_sequences_say_so(tiny("llama"), att, score, foil=77)
     assert (att.scores < 0).any()
     assert (att.scores > 0).any()
@@ -376,9 +439,13 @@ def test_a_baseline_that_the_tokenizer_lacks():
     with pytest.raises(ParameterError, match=message):
         noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(baseline="pad"))
     beyond = with_special_tokens("llama", unk_token="<unk>")
-    beyond.tokenizer.add_tokens([f"<extra{i}>" for i in range(400 - len(beyond.tokenizer))] + ["<late>"])
+    beyond.tokenizer.add_tokens(
+        [f"<extra{i}>" for i in range(400 - len(beyond.tokenizer))] + ["<late>"]
+    )
     beyond.tokenizer.unk_token = "<late>"
-    with pytest.raises(ParameterError, match=r"unk_token, whose id 4\d\d the embedding table does not have"):
+    with pytest.raises(
+        ParameterError, match=r"unk_token, whose id 4\d\d the embedding table does not have"
+    ):
         beyond.baseline_row("unk")
 
 

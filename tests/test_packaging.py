@@ -19,12 +19,16 @@ import noiser
 
 ROOT = Path(__file__).parent.parent
 BASH = shutil.which("bash") or "bash"
-needs_bash = pytest.mark.skipif(os.name == "nt", reason="the scripts are for bash, on Linux and macOS")
+needs_bash = pytest.mark.skipif(
+    os.name == "nt", reason="the scripts are for bash, on Linux and macOS"
+)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def pinned():
-    pins = re.findall(r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    pins = re.findall(
+        r"^([\w.-]+)==(.+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return {canonicalize_name(name): version for name, version in pins}
 
 
@@ -42,7 +46,16 @@ def test_tested_version_is_in_the_range_we_promise(requirement):
     assert requirement.specifier.contains(version, prereleases=True)
 
 
-HEAVY = {"torch", "transformers", "pandas", "numpy", "sklearn", "matplotlib", "noiser.model", "noiser.methods"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "pandas",
+    "numpy",
+    "sklearn",
+    "matplotlib",
+    "noiser.model",
+    "noiser.methods",
+}
 
 
 def test_imports_are_light():
@@ -62,12 +75,17 @@ def test_scripts_can_be_run_and_parsed(name):
 
 @needs_bash
 def test_releases_compare_the_tag_with_the_version():
-    workflows = [yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")]
+    workflows = [
+        yaml.safe_load(path.read_text("utf-8"))
+        for path in (ROOT / ".github/workflows").glob("*.yml")
+    ]
     steps = [step for flow in workflows for job in flow["jobs"].values() for step in job["steps"]]
     (step,) = [step["run"] for step in steps if step.get("run", "").startswith("grep")]
     for tag, status in ((f"v{noiser.__version__}", 0), ("v0.0.7", 1)):
         env = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": tag}
-        ran = subprocess.run([BASH, "-c", step], cwd=ROOT, env=env, capture_output=True, check=False)
+        ran = subprocess.run(
+            [BASH, "-c", step], cwd=ROOT, env=env, capture_output=True, check=False
+        )
         assert ran.returncode == status
 
 
@@ -75,8 +93,13 @@ def test_releases_compare_the_tag_with_the_version():
 def test_the_chosen_python_or_the_first_that_works_is_taken(tmp_path):
     def bash(code, **env):
         """Of a PATH with nothing on it but what the test puts there."""
-        command, env = [BASH, "-c", f". scripts/environment.sh\n{code}"], {"PATH": str(tmp_path)} | env
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        command, env = (
+            [BASH, "-c", f". scripts/environment.sh\n{code}"],
+            {"PATH": str(tmp_path)} | env,
+        )
+        return subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        )
 
     def put(name, text):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -96,8 +119,16 @@ def test_the_chosen_python_or_the_first_that_works_is_taken(tmp_path):
 
 def test_exact_versions_install_on_the_oldest_python():
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=") + ".0"
-    named = {canonicalize_name(d.metadata["Name"]): d for d in distributions() if d.metadata["Name"]}
-    installed = [named[name] for name, version in pinned().items() if name in named and named[name].version == version]
+    named = {
+        canonicalize_name(d.metadata["Name"]): d for d in distributions() if d.metadata["Name"]
+    }
+    installed = [
+        named[name]
+        for name, version in pinned().items()
+        if name in named and named[name].version == version
+    ]
     wanted = {d.metadata["Name"]: d.metadata.get("Requires-Python") or "" for d in installed}
     assert len(wanted) > 50
-    assert {name: python for name, python in wanted.items() if not SpecifierSet(python).contains(oldest)} == {}
+    assert {
+        name: python for name, python in wanted.items() if not SpecifierSet(python).contains(oldest)
+    } == {}

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.usefixtures("unchecked_module")  # shapes are checked e
 README = "README.md"
 PROMPT = "The quick brown fox jumps over"
 CONTEXT = (
-    "The lazy dog sleeps. A teacher in the village plays the violin. The trains to the coast run late. The quick fox"
+    "The lazy dog sleeps. A teacher in the village plays the violin. "
+    "The trains to the coast run late. The quick fox"
 )
 
 
@@ -39,7 +40,9 @@ def desk(page, tmp_path, monkeypatch):
     """A folder with what a page speaks of, and a model that answers to every name."""
     loading, load_data = noiser.model.load_model, noiser.data.load
 
-    def load_one(name, data_dir=None, limit=None, *more, **options):  # twenty examples take minutes, and show no more
+    def load_one(
+        name, data_dir=None, limit=None, *more, **options
+    ):  # twenty examples take minutes, and show no more
         return load_data(name, data_dir, 1, *more, **options)
 
     def load(name, **options):
@@ -55,13 +58,22 @@ def desk(page, tmp_path, monkeypatch):
         entries = dict(registry._entries)
         monkeypatch.setattr(registry, "_own", entries)
         monkeypatch.setattr(registry, "_entries", entries)
-    values = {"NOISER_CACHE": str(tmp_path / "cache"), "OPENAI_API_KEY": "none", "MY_KEY": "a key of one's own"}
+    values = {
+        "NOISER_CACHE": str(tmp_path / "cache"),
+        "OPENAI_API_KEY": "none",
+        "MY_KEY": "a key of one's own",
+    }
     for name, value in (values | ({"NOISER_DATA": str(REAL)} if REAL else {})).items():
         monkeypatch.setenv(name, value)
-    for name, text in (("notes.txt", "Mira keeps the lute in the attic."), ("news.txt", "It rains.")):
+    for name, text in (
+        ("notes.txt", "Mira keeps the lute in the attic."),
+        ("news.txt", "It rains."),
+    ):
         (tmp_path / name).write_text(text, encoding="utf-8")
     if any(command.startswith("noiser bench run") for command in runnable(page)):
-        (tmp_path / "PLAN.toml").write_text(plan_text(save_models(tmp_path / "models"), limit=1), encoding="utf-8")
+        (tmp_path / "PLAN.toml").write_text(
+            plan_text(save_models(tmp_path / "models"), limit=1), encoding="utf-8"
+        )
     if page == "docs/coming_from.md":
         use_small_model_in_inseq(tmp_path, monkeypatch)
     return tmp_path
@@ -69,7 +81,9 @@ def desk(page, tmp_path, monkeypatch):
 
 def use_small_model_in_inseq(folder, monkeypatch):
     if any(find_spec(name) is None for name in ("inseq", "captum", "shapiq")):
-        pytest.skip("Inseq, Captum or shapiq is not installed: pip install inseq==0.7.1 shapiq==1.4.1")
+        pytest.skip(
+            "Inseq, Captum or shapiq is not installed: pip install inseq==0.7.1 shapiq==1.4.1"
+        )
     inseq, small = imported("inseq", "inseq"), save_tiny("gemma3", folder / "small")
     tiny_tokenizer(bos=False).save_pretrained(small)  # others need a continuation
     load = inseq.load_model
@@ -81,22 +95,35 @@ def use_small_model_in_inseq(folder, monkeypatch):
 
 
 def chat_model():
-    return noiser.wrap(tiny_model("llama", max_position_embeddings=1024).eval(), chat_tokenizer(CHAT_TEMPLATE))
+    return noiser.wrap(
+        tiny_model("llama", max_position_embeddings=1024).eval(), chat_tokenizer(CHAT_TEMPLATE)
+    )
 
 
 def runnable(page):
-    return [line for line in commands(page) if line.startswith("noiser ") and reason_not_to_run(page, line) is None]
+    return [
+        line
+        for line in commands(page)
+        if line.startswith("noiser ") and reason_not_to_run(page, line) is None
+    ]
 
 
 def needs_files(text):
-    return re.search(r"noiser\.data\.load|--data known|data show", text) is not None and REAL is None
+    return (
+        re.search(r"noiser\.data\.load|--data known|data show", text) is not None and REAL is None
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in pages() if page != README and blocks(page, "python")])
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if page != README and blocks(page, "python")]
+)
 def test_python(page, desk):
     lm = tiny("llama")
-    attributions = [noiser.attribute(lm, text, method="occlusion", unit="word") for text in (PROMPT, "The lazy dog")]
+    attributions = [
+        noiser.attribute(lm, text, method="occlusion", unit="word")
+        for text in (PROMPT, "The lazy dog")
+    ]
     names = {"noiser": noiser, "lm": lm, "chat": chat_model(), "prompt": PROMPT, "context": CONTEXT}
     names["attributions"] = attributions
     write_folder(desk / "DIR", full(5))
@@ -132,9 +159,15 @@ def test_the_readme_explains_an_answer_of_the_real_model(gemma, tmp_path, monkey
     for block in blocks(README, "python"):
         exec(block, names)
     att = names["att"]
-    scores = {unit.text.strip(): float(score) for unit, score in zip(att.units, att.scores[0], strict=True)}
+    scores = {
+        unit.text.strip(): float(score)
+        for unit, score in zip(att.units, att.scores[0], strict=True)
+    }
     assert att.targets[0].text == " Portuguese"
-    assert (max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)) == ("Lisbon", "Germany")
+    assert (max(scores, key=scores.__getitem__), min(scores, key=scores.__getitem__)) == (
+        "Lisbon",
+        "Germany",
+    )
 
 
 @pytest.mark.slow
@@ -164,7 +197,9 @@ PROGRAMS = ("pytest", "mkdocs", "pre-commit", "jupyter", "export", "source")
 def test_other_commands_name_what_is_there(page, command):
     program, *rest = shlex.split(command, comments=True)
     if program == "pip":
-        there = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        there = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
         assert {*",".join(re.findall(r"\[(.+?)\]", command)).split(",")} <= {"", *there}
     else:
         started = rest[2:] if rest[:2] == ["-m", "pytest"] else rest
@@ -184,19 +219,29 @@ def test_every_block_is_in_a_language_that_is_tested_and_links_lead_somewhere(pa
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         target = link.partition("#")[0]
         if target and not re.match(r"[a-z]+:", target):
-            there = ROOT / "CHANGELOG.md" if target.endswith("changelog.md") else (ROOT / page).parent / target
+            there = (
+                ROOT / "CHANGELOG.md"
+                if target.endswith("changelog.md")
+                else (ROOT / page).parent / target
+            )
             assert there.exists(), f"{page} links to {link}"
 
 
 def test_what_is_not_run_is_there():
     for where, begin in NOT_RUN:
         here = [where] if where else pages()
-        texts = [text for page in here for text in [*commands(page), *(block for _, block in all_blocks(page))]]
+        texts = [
+            text
+            for page in here
+            for text in [*commands(page), *(block for _, block in all_blocks(page))]
+        ]
         assert any(text.startswith(begin) for text in texts), (where, begin)
 
 
 def test_llms_txt_has_every_page_of_the_manual_once():
-    listed = re.findall(r"^- \[.+\]\((\S+)\): \S", (ROOT / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r"^- \[.+\]\((\S+)\): \S", (ROOT / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
     parts = ("docs/evidence/", "docs/reproduction/")  # of which the index alone is listed
     wanted = {page for page in pages() if page.startswith("docs/") and not page.startswith(parts)}
     assert sorted(listed) == sorted({*wanted, "docs/reproduction/index.md"})

@@ -26,7 +26,10 @@ def played(value, units, samples=None, seed=0, checks="free"):
 
 def interaction(values, units, i, j):
     others = [x for x in range(2**units) if not x >> i & 1 and not x >> j & 1]
-    steps = [values[x | 1 << i | 1 << j] - values[x | 1 << i] - values[x | 1 << j] + values[x] for x in others]
+    steps = [
+        values[x | 1 << i | 1 << j] - values[x | 1 << i] - values[x | 1 << j] + values[x]
+        for x in others
+    ]
     return float(sum(steps)) / len(steps)
 
 
@@ -52,7 +55,9 @@ def test_all_inputs_give_the_interaction_index(name):
     for pair in pairs:
         assert (pair.score, pair.stderr) == (pytest.approx(interaction(values, 4, *pair.units)), 0)
     sizes = torch.rand(9, generator=torch.Generator().manual_seed(3)).tolist()
-    assert not played(lambda kept: sum(sizes[unit] for unit in kept), 9)[0]  # effects add up, whatever their sizes
+    assert not played(lambda kept: sum(sizes[unit] for unit in kept), 9)[
+        0
+    ]  # effects add up, whatever their sizes
 
 
 @pytest.mark.parametrize("name", ["together", "either", "one"])
@@ -72,7 +77,9 @@ def test_inputs_of_their_own_check_the_candidates_and_change_no_score(name, monk
     value, _ = GAMES[name]
     asked = []
     monkeypatch.setattr(
-        StoredGame, "values", lambda game, kept, own=StoredGame.values: asked.append(kept) or own(game, kept)
+        StoredGame,
+        "values",
+        lambda game, kept, own=StoredGame.values: asked.append(kept) or own(game, kept),
     )
     free, checked = (played(value, 10, checks=checks)[0] for checks in ("free", 4))
     assert len(asked) == 4
@@ -89,7 +96,9 @@ def test_units_of_which_the_weaker_does_much_alone_do_not_decide_only_together()
     """The second adds a third alone and, without the first, two thirds are lost; with weights, the effects add up."""
 
     def value(alone):
-        return lambda kept: 1.0 if {0, 1} <= kept else alone if 1 in kept else 0.4 if 0 in kept else 0.0
+        return lambda kept: (
+            1.0 if {0, 1} <= kept else alone if 1 in kept else 0.4 if 0 in kept else 0.0
+        )
 
     assert played(value(0.3), 4, samples=16)[0] == ()
     assert [pair.kind for pair in played(value(0.15), 4, samples=16)[0]] == ["together"]
@@ -112,8 +121,16 @@ def measured(pairs, text, gold, name="gold_pairs", **settings):
     """A metric of an attribution with one word for each unit, whose gold words are named."""
     lm, att = attributed(prompt=text, unit="word", max_new_tokens=1)
     words = [(m.start(), m.end()) for m in re.finditer(r"\S+", text)]
-    named = tuple(Pair(0, units, score, 0.0, "together" if score > 0 else "either") for units, score in pairs.items())
-    case = case_of(lm, dataclasses.replace(att, pairs=named), spans={"gold": [words[i] for i in gold]}, **settings)
+    named = tuple(
+        Pair(0, units, score, 0.0, "together" if score > 0 else "either")
+        for units, score in pairs.items()
+    )
+    case = case_of(
+        lm,
+        dataclasses.replace(att, pairs=named),
+        spans={"gold": [words[i] for i in gold]},
+        **settings,
+    )
     return columns(lm, case, name)
 
 
@@ -142,10 +159,14 @@ def test_lds_with_pairs_is_that_of_the_scores_and_grows_by_the_right_pair(monkey
     """max(x, y) + z / 4: the scores are .5, .5 and .25, the interaction of x and y is -1: together exact."""
     lm, att = attributed(prompt="red fox sings", unit="word", max_new_tokens=1)
     att = dataclasses.replace(att, scores=torch.tensor([[0.5, 0.5, 0.25]]))
-    game = SimpleNamespace(values=lambda kept: _answered([kept[0][:, :2].any(1) + kept[0][:, 2] / 4.0]))
+    game = SimpleNamespace(
+        values=lambda kept: _answered([kept[0][:, :2].any(1) + kept[0][:, 2] / 4.0])
+    )
     monkeypatch.setattr(Case, "game", lambda case, score: game)
     alone, pair = (
-        columns(lm, case_of(lm, dataclasses.replace(att, pairs=pairs), masks=64), "lds_with_pairs")["lds_with_pairs"]
+        columns(lm, case_of(lm, dataclasses.replace(att, pairs=pairs), masks=64), "lds_with_pairs")[
+            "lds_with_pairs"
+        ]
         for pairs in ((), (Pair(0, (0, 1), -1.0, 0.0, "either"),))
     )
     plain = columns(lm, case_of(lm, att, masks=64), "lds")["lds"]

@@ -21,7 +21,9 @@ PLUGIN = ROOT / "examples/plugin"
 @pytest.fixture
 def registry(monkeypatch):
     points: list[EntryPoint] = []
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [p for p in points if p.group == group])
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [p for p in points if p.group == group]
+    )
     made = Registry("thing", "noiser.things")
     made.register("own", dict, summary="a dict")
     return made, lambda name, value: points.append(EntryPoint(name, value, "noiser.things"))
@@ -46,7 +48,9 @@ def test_broken_plugin_harms_nothing_else(registry, value, reason):
     things, install = registry
     install("broken", value)
     install("counter", "collections:Counter")
-    with pytest.warns(UserWarning, match="The thing plugin 'broken'.* could not be loaded and is left out") as caught:
+    with pytest.warns(
+        UserWarning, match="The thing plugin 'broken'.* could not be loaded and is left out"
+    ) as caught:
         assert things.names() == ["own", "counter"]
     assert reason in str(caught[0].message)
     with pytest.raises(UnknownNameError, match="Known: counter, own"), warnings.catch_warnings():
@@ -69,7 +73,9 @@ def colours(name):
 def test_families(registry):
     things, _ = registry
     things.families["colour"] = Family("colour", f"{__name__}:colours", "any colour")
-    assert [*things.families.values()] == [Family(prefix="colour", place=f"{__name__}:colours", summary="any colour")]
+    assert [*things.families.values()] == [
+        Family(prefix="colour", place=f"{__name__}:colours", summary="any colour")
+    ]
     assert things.names() == ["own"]
     assert things.get("colour:red").versioned_name == "colour:red@1"
     assert things.get("colour:red@1").factory is str
@@ -82,14 +88,33 @@ def test_families(registry):
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("plugin")
-    shutil.copytree(PLUGIN, folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", folder / "site", folder / "source"], check=True)
+    shutil.copytree(
+        PLUGIN,
+        folder / "source",
+        ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"),
+    )
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+    ]
+    subprocess.run(
+        [*pip, "--no-build-isolation", "--target", folder / "site", folder / "source"], check=True
+    )
     return folder
 
 
 def run(installed, *arguments, **options):
-    places = [str(installed / "site"), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [
+        str(installed / "site"),
+        str(ROOT / "src"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False,
                           **options)  # fmt: skip
@@ -112,13 +137,18 @@ def test_example_is_listed_and_a_package_that_cannot_be_imported_is_left_out(ins
     done = run(installed, "-m", "noiser", "methods")
     shutil.rmtree(info)
     assert done.returncode == 0
-    assert re.search("plugin 'bad' .broken_plugin:Bad. could not .* left out: ImportError: a part is", done.stderr)
+    assert re.search(
+        "plugin 'bad' .broken_plugin:Bad. could not .* left out: ImportError: a part is",
+        done.stderr,
+    )
     assert "\nleave_one_in\n  p(target) with one unit alone" in done.stdout
     assert "\nbad\n" not in done.stdout
 
 
 def commands():
-    blocks = re.findall(r"```bash\n(.*?)```", (PLUGIN / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```bash\n(.*?)```", (PLUGIN / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     return [line for block in blocks for line in block.splitlines() if line.startswith("noiser ")]
 
 

@@ -15,7 +15,9 @@ WITHOUT_GRADIENTS = ["occlusion", "noiser_relative", "lime", "last_attention"]
 WITH_GRADIENTS = ["input_x_gradient", "integrated_gradients", "deeplift", "attn_lrp"]
 
 
-torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
+)
 
 
 def wrap(model):
@@ -23,7 +25,9 @@ def wrap(model):
 
 
 def assert_near(found, expected, bound=0.25):
-    assert (found.scores - expected.scores).abs().max() < bound * expected.scores.abs().max(), found.method
+    assert (found.scores - expected.scores).abs().max() < bound * expected.scores.abs().max(), (
+        found.method
+    )
 
 
 def by_torchao(family, name, **options):
@@ -37,7 +41,9 @@ def by_torchao(family, name, **options):
 
 
 @torchao
-@pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+@pytest.mark.parametrize(
+    "config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"]
+)
 def test_int8_gives_nearly_the_scores_of_float_or_says_that_it_has_no_gradients(config):
     lm, plain = by_torchao("llama", config)
     assert lm.abilities.embedding_scale == pytest.approx(plain.abilities.embedding_scale)
@@ -45,10 +51,17 @@ def test_int8_gives_nearly_the_scores_of_float_or_says_that_it_has_no_gradients(
     assert lm.identity.dtype.startswith("float32, ")
     for method in [*WITHOUT_GRADIENTS, noiser.Noiser(bounding=0.1, samples=3), *WITH_GRADIENTS]:
         if method in WITH_GRADIENTS and config != "Int8WeightOnlyConfig":
-            with pytest.raises(UnsupportedModelError, match=r"No gradient passes through this Llama.*occlusion"):
+            with pytest.raises(
+                UnsupportedModelError, match=r"No gradient passes through this Llama.*occlusion"
+            ):
                 noiser.attribute(lm, PROMPT, method=method)
         else:
-            assert_near(*(noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain)))
+            assert_near(
+                *(
+                    noiser.attribute(each, PROMPT, method=method, target=" a")
+                    for each in (lm, plain)
+                )
+            )
 
 
 @torchao
@@ -59,7 +72,9 @@ def test_noise_on_a_quantised_table_is_on_the_rows_that_it_stands_for():
     assert lm.abilities.embedding_scale == pytest.approx(plain.abilities.embedding_scale, rel=1e-3)
     assert (lm.embedding_dim, lm.vocabulary_size) == (plain.embedding_dim, plain.vocabulary_size)
     method = noiser.Noiser(bounding="relative", samples=3)
-    assert_near(*(noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain)))
+    assert_near(
+        *(noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
+    )
 
 
 @torchao
@@ -76,7 +91,9 @@ def test_a_folder_that_transformers_quantised_is_loaded(tmp_path):
         tiny_tokenizer().save_pretrained(int8)
         lm = noiser.load_model(int8, device="cpu")
     assert lm.identity.dtype.endswith(", torchao")
-    found, expected = (noiser.attribute(each, PROMPT, method="occlusion").scores for each in (lm, wrap(model)))
+    found, expected = (
+        noiser.attribute(each, PROMPT, method="occlusion").scores for each in (lm, wrap(model))
+    )
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -109,7 +126,9 @@ def packed():
 
 
 def linear_layers(model):
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layers = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)
+    ]
     return [(name, module) for name, module in layers if name != "lm_head"]
 
 
@@ -123,7 +142,9 @@ def test_layers_of_packed_bytes_give_the_scores_of_what_they_stand_for(packed, m
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{"quant_method": "bitsandbytes"}, SimpleNamespace(quant_method="bitsandbytes")])
+@pytest.mark.parametrize(
+    "settings", [{"quant_method": "bitsandbytes"}, SimpleNamespace(quant_method="bitsandbytes")]
+)
 def test_the_identity_says_how_a_model_is_quantised(settings):
     model = tiny_model("llama")
     model.config.quantization_config = settings
@@ -160,7 +181,9 @@ def repacking():
 def test_a_model_that_was_explained_can_still_be_trained(repacking, training):
     lm, plain = wrap(repacking.train(training)), wrap(tiny_model("llama"))
     for method in [*WITHOUT_GRADIENTS, *WITH_GRADIENTS]:
-        found, expected = (noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
+        found, expected = (
+            noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain)
+        )
         torch.testing.assert_close(found.scores, expected.scores)
     assert not any(hasattr(module, "packed") for module in repacking.modules())
     assert all(module.support_avx512bf16_for_cpu for _, module in linear_layers(repacking))
@@ -176,7 +199,9 @@ def test_kernels_without_a_backward_pass_are_refused(repacking, method, mode):
     before = torch._C._get_autograd_fallback_mode()
     torch._C._set_autograd_fallback_mode(mode)
     try:
-        with pytest.raises(UnsupportedModelError, match=r"^No gradient passes through this Llama.*occlusion"):
+        with pytest.raises(
+            UnsupportedModelError, match=r"^No gradient passes through this Llama.*occlusion"
+        ):
             noiser.attribute(wrap(repacking), PROMPT, method=method)
     finally:
         torch._C._set_autograd_fallback_mode(before)

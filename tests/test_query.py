@@ -10,7 +10,14 @@ import transformers
 import noiser
 from engine_for_tests import query_of, run_method
 from noiser.engine import restore, run_one
-from noiser.errors import NumericalError, ParameterError, PromptError, TargetError, UnitError, UnknownNameError
+from noiser.errors import (
+    NumericalError,
+    ParameterError,
+    PromptError,
+    TargetError,
+    UnitError,
+    UnknownNameError,
+)
 from noiser.errors import UnsupportedModelError as Unsupported
 from test_contract import with_chat_template
 from tiny import tiny, tiny_model, tiny_tokenizer
@@ -32,19 +39,39 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"target": True}, TargetError, "is a bool; expected a text or a token id"),
         ({"target": 5, "foil": ""}, TargetError, "The foil '' has no tokens"),
         ({"target": "dog", "foil": "dog"}, TargetError, "Target and foil are the same"),
-        ({"target": "dogs", "foil": "dogs near"}, TargetError, "The foil begins with the target.* longer target"),
-        ({"target": "dogs near", "foil": "dogs"}, TargetError, "The target begins with the foil.* longer foil"),
+        (
+            {"target": "dogs", "foil": "dogs near"},
+            TargetError,
+            "The foil begins with the target.* longer target",
+        ),
+        (
+            {"target": "dogs near", "foil": "dogs"},
+            TargetError,
+            "The target begins with the foil.* longer foil",
+        ),
         ({"unit": [(0, 99)]}, UnitError, "leaves the prompt"),
         ({"unit": "tokens"}, noiser.NoiserError, "Did you mean 'token'"),
         ({"max_new_tokens": 0}, ParameterError, "expected an integer of at least 1"),
         ({"max_new_tokens": 300}, PromptError, "can read 256"),
         ({"method": "noisr"}, noiser.NoiserError, "Did you mean 'noiser'.*Known: "),
         ({"method": noiser.Noiser}, ParameterError, "expected a registry name"),
-        ({"method": "noiser", "samples": 5}, ParameterError, r"no argument 'samples'.*=noiser.Noiser\(samples=5\)"),
+        (
+            {"method": "noiser", "samples": 5},
+            ParameterError,
+            r"no argument 'samples'.*=noiser.Noiser\(samples=5\)",
+        ),
         ({"seed": "a"}, ParameterError, "seed is 'a'"),
         ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
-        ({"target": "dog", "foil": "cat", "target_unit": "all"}, TargetError, "A foil needs target_unit='token'"),
-        ({"target_unit": [(0, 3)]}, UnitError, r"\(0, 3\), ' ne', cuts the token .*expected whole tokens"),
+        (
+            {"target": "dog", "foil": "cat", "target_unit": "all"},
+            TargetError,
+            "A foil needs target_unit='token'",
+        ),
+        (
+            {"target_unit": [(0, 3)]},
+            UnitError,
+            r"\(0, 3\), ' ne', cuts the token .*expected whole tokens",
+        ),
         ({"target_unit": [(0, 99)]}, UnitError, "leaves the continuation"),
         ({"target_unit": []}, UnitError, r"target_unit is \[\]; expected"),
         ({"target_unit": "sentences"}, UnknownNameError, "Did you mean 'sentence'"),
@@ -92,7 +119,11 @@ def test_the_more_probable_reading_of_a_target_is_taken_and_a_foil_is_about_the_
 class Says:
     def __init__(self, texts):
         self.lm = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
-        self.ids = [i for text in texts for i in self.lm.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        self.ids = [
+            i
+            for text in texts
+            for i in self.lm.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ]
         assert self.lm.abilities.packs
         self.lm.model.register_forward_hook(self.say)
         self.said = 0
@@ -114,7 +145,9 @@ class Says:
     ],
 )
 def test_where_a_greedy_continuation_ends(texts, options, expected):
-    assert query_of(Says(texts).lm, PROMPT, **{"max_new_tokens": 6} | options).target_texts == expected
+    assert (
+        query_of(Says(texts).lm, PROMPT, **{"max_new_tokens": 6} | options).target_texts == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +163,9 @@ def test_where_a_greedy_continuation_ends(texts, options, expected):
     ],
 )
 def test_a_chats_answer_and_a_named_target_are_one_row_by_default(question, rows):
-    query = query_of(with_chat_template("llama"), **{"prompt": PROMPT, "target_unit": None} | question)
+    query = query_of(
+        with_chat_template("llama"), **{"prompt": PROMPT, "target_unit": None} | question
+    )
     tokens = len(query.target_ids)
     assert len(query.targets) == (rows or tokens)
     assert query.target_unit == ("all" if len(query.targets) < tokens else "token")
@@ -168,7 +203,15 @@ def test_a_saved_result_is_the_same_question(question, tmp_path):
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
     asked, again = query_of(lm, PROMPT, **question), run_one(lm, restore(lm, loaded))
-    for name in ("encoding", "target_ids", "logit_positions", "target_rows", "target_texts", "units", "foil_id"):
+    for name in (
+        "encoding",
+        "target_ids",
+        "logit_positions",
+        "target_rows",
+        "target_texts",
+        "units",
+        "foil_id",
+    ):
         assert getattr(again, name) == getattr(asked, name), name
     torch.testing.assert_close(again.clean, asked.clean, atol=1e-5, rtol=1e-5)
     scores = run_method(lm, again, noiser.Occlusion()).scores
@@ -178,11 +221,19 @@ def test_a_saved_result_is_the_same_question(question, tmp_path):
 def test_a_result_that_the_model_cannot_ask_again():
     lm = tiny("llama")
     asked = {"method": "occlusion", "target": 5}
-    att, own = (noiser.attribute(lm, PROMPT, of=of, **asked) for of in (None, noiser.objectives.entropy))
-    changed = lambda **changes: dataclasses.replace(att, targets=(att.targets[0]._replace(**changes),))
+    att, own = (
+        noiser.attribute(lm, PROMPT, of=of, **asked) for of in (None, noiser.objectives.entropy)
+    )
+    changed = lambda **changes: dataclasses.replace(
+        att, targets=(att.targets[0]._replace(**changes),)
+    )
     for model, result, message in (
         (lm, own, "explains a number of your own, entropy"),
-        (noiser.wrap(lm.model, tiny_tokenizer(bos=False)), att, "does not cut this text into the tokens"),
+        (
+            noiser.wrap(lm.model, tiny_tokenizer(bos=False)),
+            att,
+            "does not cut this text into the tokens",
+        ),
         (lm, changed(token_id=999), "target id 999 is outside its vocabulary of 384"),
         (lm, changed(text="other"), "the targets read"),
     ):
@@ -205,12 +256,19 @@ def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
         noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)
 
 
-BERT = {"vocab_size": 384, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+BERT = {
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 XLNET = {"vocab_size": 384, "d_model": 32, "d_inner": 64, "n_layer": 2, "n_head": 2}
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("BertForMaskedLM", BERT), ("BertLMHeadModel", BERT), ("XLNetLMHeadModel", XLNET)]
+    ("name", "sizes"),
+    [("BertForMaskedLM", BERT), ("BertLMHeadModel", BERT), ("XLNetLMHeadModel", XLNET)],
 )
 def test_models_that_read_what_follows_are_refused(name, sizes):
     kind = getattr(transformers, name)
@@ -220,7 +278,9 @@ def test_models_that_read_what_follows_are_refused(name, sizes):
         with pytest.raises(Unsupported, match=f"{name} predicts a token from those that follow it"):
             noiser.attribute(lm, PROMPT, method=method)
     if name == "BertLMHeadModel":
-        decoder = noiser.wrap(kind(kind.config_class(**sizes, is_decoder=True)).eval(), tiny_tokenizer())
+        decoder = noiser.wrap(
+            kind(kind.config_class(**sizes, is_decoder=True)).eval(), tiny_tokenizer()
+        )
         assert noiser.attribute(decoder, PROMPT, method="occlusion").scores.isfinite().all()
 
 
@@ -237,9 +297,14 @@ def test_numpy_and_tensors_are_lists_and_numbers():
          {"method": noiser.Noiser(samples=3, bounding=0.5)}),
     ]  # fmt: skip
     for given, plain in pairs:
-        atts = [noiser.attribute(lm, PROMPT, **({"method": method} | options)) for options in (given, plain)]
+        atts = [
+            noiser.attribute(lm, PROMPT, **({"method": method} | options))
+            for options in (given, plain)
+        ]
         assert atts[0].to_dict() == atts[1].to_dict()
-    both = noiser.attribute(lm, np.array([PROMPT, "A dog"]), method=method, target=np.array([7, 8]), seed=np.arange(2))
+    both = noiser.attribute(
+        lm, np.array([PROMPT, "A dog"]), method=method, target=np.array([7, 8]), seed=np.arange(2)
+    )
     assert [(att.targets[0].token_id, att.seed) for att in both] == [(7, 0), (8, 1)]
     with pytest.raises(ParameterError, match="seed is np"):
         noiser.attribute(lm, PROMPT, seed=np.float64(1))
@@ -247,15 +312,30 @@ def test_numpy_and_tensors_are_lists_and_numbers():
 
 def test_what_is_no_model_tokenizer_or_attribution_is_named():
     lm, network = tiny("llama"), tiny_model("llama")
-    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 384}
-    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, **sizes))
+    sizes = {
+        "d_model": 16,
+        "d_ff": 32,
+        "d_kv": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+        "vocab_size": 384,
+    }
+    t5 = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(decoder_start_token_id=0, **sizes)
+    )
     att = noiser.attribute(lm, PROMPT, method="random")
     calls = [
         ("tokenizer is 'gpt2'; expected a tokenizer", lambda: noiser.wrap(network, "gpt2")),
-        ("batch_tokens is 0; expected an integer", lambda: noiser.wrap(network, lm.tokenizer, batch_tokens=0)),
+        (
+            "batch_tokens is 0; expected an integer",
+            lambda: noiser.wrap(network, lm.tokenizer, batch_tokens=0),
+        ),
         ("T5ForConditionalGeneration is an encoder-decoder", lambda: noiser.wrap(t5, lm.tokenizer)),
         ("no language-modelling head", lambda: noiser.wrap(network.model, lm.tokenizer)),
-        ("att is 'text'; expected what noiser.attribute returns", lambda: noiser.tolerance(lm, "text", 1)),
+        (
+            "att is 'text'; expected what noiser.attribute returns",
+            lambda: noiser.tolerance(lm, "text", 1),
+        ),
         ("seed is 'a'", lambda: noiser.cite(lm, "Who?", ["A fox."], seed="a")),
     ]
     for ask, *question in (
@@ -267,7 +347,12 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
         (noiser.tolerance, att, 1),
         (noiser.measure, att, "lds"),
     ):
-        calls.append(("model is a LlamaForCausalLM; expected what noiser.load", partial(ask, network, *question)))
+        calls.append(
+            (
+                "model is a LlamaForCausalLM; expected what noiser.load",
+                partial(ask, network, *question),
+            )
+        )
     for message, call in calls:
         with pytest.raises(noiser.NoiserError, match=message):
             call()

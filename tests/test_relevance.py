@@ -26,7 +26,9 @@ WITHOUT_BIAS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "olmo2",
 @pytest.fixture
 def no_attention(monkeypatch):
     """Networks without attention are refused; here they are let pass, without its rules."""
-    monkeypatch.setattr("noiser.engine.gradients.share_attention", lambda model, _, __, ran: ran.append(model))
+    monkeypatch.setattr(
+        "noiser.engine.gradients.share_attention", lambda model, _, __, ran: ran.append(model)
+    )
 
 
 class SecondLlama:
@@ -46,7 +48,8 @@ class SecondLlama:
     def attention(self, block, x, positions):
         length = x.shape[1]
         q, k, v = (
-            p(x).view(1, length, -1, block.head_dim).transpose(1, 2) for p in (block.q_proj, block.k_proj, block.v_proj)
+            p(x).view(1, length, -1, block.head_dim).transpose(1, 2)
+            for p in (block.q_proj, block.k_proj, block.v_proj)
         )
         q, k = apply_rotary_pos_emb(q, k, *positions)
         k, v = (t.repeat_interleave(block.num_key_value_groups, 1) for t in (k, v))
@@ -60,7 +63,11 @@ def half(t):
 
 
 def norm(layer, x):
-    return layer.weight * x * (x.square().mean(-1, keepdim=True) + layer.variance_epsilon).rsqrt().detach()
+    return (
+        layer.weight
+        * x
+        * (x.square().mean(-1, keepdim=True) + layer.variance_epsilon).rsqrt().detach()
+    )
 
 
 def mlp(block, x):
@@ -81,18 +88,26 @@ def test_equals_a_second_implementation(implementation):
         logit = SecondLlama(model).logits(x)[0, row, token]
         logit.backward()
         relevance, seen = (x * x.grad).sum(-1)[0].detach(), att.scores[g].isfinite()
-        torch.testing.assert_close(att.scores[g][seen], relevance[columns][seen], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            att.scores[g][seen], relevance[columns][seen], atol=1e-5, rtol=1e-4
+        )
         # What softmax gives back is less than what it got: the rest conserves.
         assert att.info["explained"][g] == pytest.approx(logit.item(), rel=1e-4)
         assert att.info["relevance"][g] == pytest.approx(float(relevance.sum()), abs=1e-4)
-        assert att.info["conservation"][g] == pytest.approx(float(relevance.sum()) / logit.item(), abs=1e-4)
+        assert att.info["conservation"][g] == pytest.approx(
+            float(relevance.sum()) / logit.item(), abs=1e-4
+        )
     model.zero_grad()
 
 
 @pytest.mark.parametrize("family", [*WITHOUT_BIAS, "mixtral"])
 def test_conserves_exactly_where_neither_bias_nor_softmax_takes_any(family):
     experts = transformers.MixtralConfig(**SIZES, num_local_experts=4)
-    lm = noiser.wrap(random_model(experts).eval(), tiny_tokenizer()) if family == "mixtral" else tiny(family)
+    lm = (
+        noiser.wrap(random_model(experts).eval(), tiny_tokenizer())
+        if family == "mixtral"
+        else tiny(family)
+    )
     att = noiser.attribute(lm, PROMPT, method=AttnLrp(softmax="constant"), max_new_tokens=2)
     assert att.info["conservation"] == pytest.approx([1] * len(att.targets), abs=1e-4)
     scored = att.scores.nan_to_num(0).sum(-1) + torch.tensor(att.info["frozen"])
@@ -130,7 +145,9 @@ def test_every_activation_of_transformers_passes_relevance_unchanged(name):
     assert torch.equal(out, module(x)), "the forward pass must not change"
     exact = copy.deepcopy(module).double()
     constant = exact(torch.zeros(1, dtype=torch.float64))
-    torch.testing.assert_close(found * x, (exact(x.double()) - constant).float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        found * x, (exact(x.double()) - constant).float(), atol=1e-5, rtol=1e-4
+    )
 
 
 class CohereLayerNorm(nn.Module):
@@ -154,7 +171,9 @@ class OffsetLayerNorm(CohereLayerNorm):
 
 @pytest.mark.usefixtures("no_attention")
 @pytest.mark.parametrize(
-    "module", [nn.LayerNorm(8), CohereLayerNorm(), nn.RMSNorm(8, eps=1e-2), LlamaRMSNorm(8, eps=1e-2)], ids=repr
+    "module",
+    [nn.LayerNorm(8), CohereLayerNorm(), nn.RMSNorm(8, eps=1e-2), LlamaRMSNorm(8, eps=1e-2)],
+    ids=repr,
 )
 def test_the_factor_of_a_normalisation_is_a_constant(module):
     rng = torch.Generator().manual_seed(0)
@@ -165,7 +184,9 @@ def test_the_factor_of_a_normalisation_is_a_constant(module):
     assert torch.equal(out, module(x))
     leaf = x.clone().requires_grad_()
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
-    centred = leaf - leaf.mean(-1, keepdim=True) if type(module).__name__.endswith("LayerNorm") else leaf
+    centred = (
+        leaf - leaf.mean(-1, keepdim=True) if type(module).__name__.endswith("LayerNorm") else leaf
+    )
     factor = (centred.square().mean(-1, keepdim=True) + eps).rsqrt().detach()
     (expected,) = torch.autograd.grad((centred * factor * module.weight * behind).sum(), leaf)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
@@ -173,7 +194,9 @@ def test_the_factor_of_a_normalisation_is_a_constant(module):
 
 @pytest.mark.usefixtures("no_attention")
 def test_a_layer_norm_that_is_none_is_refused():
-    with pytest.raises(UnsupportedModelError, match="OffsetLayerNorm does not compute a layer normalisation"):
+    with pytest.raises(
+        UnsupportedModelError, match="OffsetLayerNorm does not compute a layer normalisation"
+    ):
         under_rules(OffsetLayerNorm(), torch.randn(2, 8), torch.ones(2, 8))
 
 
@@ -199,7 +222,10 @@ class Secant(nn.Module):
 def test_equals_autograd_through_secants(score, baseline, foil):
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPT, method=DeepLift(score=score, baseline=baseline), foil=foil)
-    model, free = copy.deepcopy(lm.model).double(), [i for unit in att.units for i in unit.token_indices]
+    model, free = (
+        copy.deepcopy(lm.model).double(),
+        [i for unit in att.units for i in unit.token_indices],
+    )
     for layer in model.model.layers:
         layer.mlp.act_fn = Secant(layer.mlp.act_fn)
     rows = model.get_input_embeddings()(query_of(lm, PROMPT).token_ids).detach().requires_grad_()
@@ -213,17 +239,24 @@ def test_equals_autograd_through_secants(score, baseline, foil):
 
     before, after = value(other), value(rows)
     (slopes,) = torch.autograd.grad(after, rows)
-    expected, difference = ((rows - other) * slopes).sum(-1).detach(), float((after - before).detach())
+    expected, difference = (
+        ((rows - other) * slopes).sum(-1).detach(),
+        float((after - before).detach()),
+    )
     torch.testing.assert_close(att.scores[0], expected[free].float(), atol=1e-5, rtol=1e-3)
     assert att.info["difference"][0] == pytest.approx(difference, rel=1e-3, abs=1e-6)
-    assert att.info["delta"][0] == pytest.approx(difference - float(expected.sum()), rel=1e-3, abs=1e-5)
+    assert att.info["delta"][0] == pytest.approx(
+        difference - float(expected.sum()), rel=1e-3, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"mamba"}))
 def test_is_no_gradient_and_says_what_is_missing_in_every_family(family):
     lm = tiny(family)
     found = noiser.attribute(lm, PROMPT, method=DeepLift(), max_new_tokens=2)
-    plain = noiser.attribute(lm, PROMPT, method=InputXGradient(reduce="sum"), max_new_tokens=2).scores.nan_to_num(0)
+    plain = noiser.attribute(
+        lm, PROMPT, method=InputXGradient(reduce="sum"), max_new_tokens=2
+    ).scores.nan_to_num(0)
     scores = found.scores.nan_to_num(0)
     assert (scores - plain).abs().max() > 1e-2 * plain.abs().max()
     query = query_of(lm, PROMPT, max_new_tokens=2)
@@ -235,17 +268,24 @@ def test_is_no_gradient_and_says_what_is_missing_in_every_family(family):
     torch.testing.assert_close(missing, scores.sum(-1), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("method", "part"), [("deeplift", "activation function that"), ("attn_lrp", "attention by")])
+@pytest.mark.parametrize(
+    ("method", "part"), [("deeplift", "activation function that"), ("attn_lrp", "attention by")]
+)
 def test_a_model_without_a_part_that_has_a_rule_is_refused(method, part):
     with pytest.raises(noiser.NoiserError, match=f"MambaForCausalLM has no {part}"):
         noiser.attribute(tiny("mamba"), PROMPT, method=method)
 
 
 def test_secant_and_where_it_turns_into_the_gradient():
-    x, b = torch.tensor([[0.5, 0.5, 2.0]]).double(), torch.tensor([[0.5, 0.5 + 1e-9, -1.0]]).double()
+    x, b = (
+        torch.tensor([[0.5, 0.5, 2.0]]).double(),
+        torch.tensor([[0.5, 0.5 + 1e-9, -1.0]]).double(),
+    )
     gradient = 1 - math.tanh(0.5) ** 2
     secant = (math.tanh(2) - math.tanh(-1)) / 3
-    assert rescale(torch.tanh, x, b)[0].tolist() == pytest.approx([gradient, gradient, secant], rel=1e-9)
+    assert rescale(torch.tanh, x, b)[0].tolist() == pytest.approx(
+        [gradient, gradient, secant], rel=1e-9
+    )
     for unpaired in (None, b.expand(3, 3)):
         assert torch.equal(rescale(torch.tanh, x, unpaired), derivative(torch.tanh, x))
 
@@ -254,10 +294,19 @@ def test_secant_and_where_it_turns_into_the_gradient():
 @pytest.mark.parametrize("experts_per_token", [1, 2, 4])
 def test_experts_have_gradients_however_they_are_run(experts_per_token, implementation):
     """An expert may read as many tokens in both runs, and others."""
-    experts = {"num_experts": 4, "num_experts_per_tok": experts_per_token, "moe_intermediate_size": 32}
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": experts_per_token,
+        "moe_intermediate_size": 32,
+    }
     config = transformers.Qwen3MoeConfig(**SIZES, **experts, norm_topk_prob=True)
-    models = (random_model(config, experts_implementation=name).eval() for name in ("eager", implementation))
+    models = (
+        random_model(config, experts_implementation=name).eval()
+        for name in ("eager", implementation)
+    )
     lms = [noiser.wrap(model, tiny_tokenizer()) for model in models]
-    expected, found = (noiser.attribute(lm, PROMPT, method=DeepLift(score="logprob")).scores for lm in lms)
+    expected, found = (
+        noiser.attribute(lm, PROMPT, method=DeepLift(score="logprob")).scores for lm in lms
+    )
     assert expected.isfinite().all()
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)

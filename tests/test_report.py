@@ -72,10 +72,16 @@ def test_intervals_are_of_the_confidence_that_is_asked_for():
 
 @pytest.mark.parametrize(
     ("seconds", "alone"),
-    [([1.0, 2.0, 4.0, 3.0, 2.0, 3.0], True), ([1.5, 1.5, 3.5, 3.5, 2.5, 2.5], False), ([1.5, 3.5] * 3, True)],
+    [
+        ([1.0, 2.0, 4.0, 3.0, 2.0, 3.0], True),
+        ([1.5, 1.5, 3.5, 3.5, 2.5, 2.5], False),
+        ([1.5, 3.5] * 3, True),
+    ],
 )
 def test_seconds_that_a_block_shares_have_no_interval(seconds, alone):
-    store = run(rows("noiser", "attribution", [{"token_forwards": 7}] * 6, seconds=seconds), block=2)
+    store = run(
+        rows("noiser", "attribution", [{"token_forwards": 7}] * 6, seconds=seconds), block=2
+    )
     found = cell(cells(store), "noiser", "seconds")
     assert (found.value, found.n) == (2.5, 6)
     assert math.isfinite(found.low) == math.isfinite(found.high) == alone
@@ -84,7 +90,9 @@ def test_seconds_that_a_block_shares_have_no_interval(seconds, alone):
 def test_scores_that_need_no_model_cost_nothing_and_failures_have_no_seconds():
     costs = [{"token_forwards": 10, "passes": 1, "rank": 1}] * 6 + ["NumericalError"] * 6
     kept = rows("noiser", "attribution", costs, seconds=[1.0] * 6 + [0.001] * 6)
-    found = cells(run(kept + rows("random", "attribution", [{"rank": 1}] * 6), methods="noiser random"))
+    found = cells(
+        run(kept + rows("random", "attribution", [{"rank": 1}] * 6), methods="noiser random")
+    )
     assert cell(found, "random", "token_forwards").value == 0
     seconds = cell(found, "noiser", "seconds")
     assert (seconds.value, seconds.n, seconds.failed) == (1.0, 6, 6)
@@ -96,7 +104,12 @@ def test_localisation_worked_by_hand():
     shares = [(0.2, 0.3, 0.1, 0.05, 0.05, 0.4), (0.4, 0.1, 0.3, 0.05, 0.05, 0.4)]
     values = [dict(zip(names, each, strict=True)) for each in shares]
     kept = rows("noiser", "localisation", values, data="longra", category="capital-world")
-    other = {"share_antecedent": 0.9, "uniform_antecedent": 0.1, "share_distractor": 0.0, "uniform_distractor": 0.5}
+    other = {
+        "share_antecedent": 0.9,
+        "uniform_antecedent": 0.1,
+        "share_distractor": 0.0,
+        "uniform_distractor": 0.5,
+    }
     kept += rows("noiser", "localisation", [other], first=9, data="longra", category="family")
     found = cells(run(kept, data="longra", metrics="localisation"))
     expected = {
@@ -109,15 +122,23 @@ def test_localisation_worked_by_hand():
 
 
 BASE = [0.1, 0.5, 0.3, 0.9, 0.6, 0.2]
-CLEARLY = [value + 0.2 + 0.01 * i for i, value in enumerate(BASE)]  # overlapping intervals, yet always higher
-NOISY = [value + shift for value, shift in zip(BASE, [0.3, -0.25, 0.2, -0.2, 0.3, -0.1], strict=True)]
+CLEARLY = [
+    value + 0.2 + 0.01 * i for i, value in enumerate(BASE)
+]  # overlapping intervals, yet always higher
+NOISY = [
+    value + shift for value, shift in zip(BASE, [0.3, -0.25, 0.2, -0.2, 0.3, -0.1], strict=True)
+]
 MANY = [0.5, 0.6, 0.55, 0.52, 0.61, 0.58, 0.49]
 LOW = [value - 0.3 - value / 9 for value in MANY]
 FEW = [0.9, 0.8, 0.7, 0.6, 0.9, 0.8]
 
 
 def of_metric(metric, number, values, **changes):
-    kept = [row for name, each in values.items() for row in rows(name, metric, [{number: value} for value in each])]
+    kept = [
+        row
+        for name, each in values.items()
+        for row in rows(name, metric, [{number: value} for value in each])
+    ]
     methods = [{"name": "noiser", "label": name} for name in values]
     return run(kept, **{"methods": methods, "metrics": metric} | changes)
 
@@ -133,7 +154,10 @@ def of_metric(metric, number, values, **changes):
         ([FEW, [0.1, 0.2, 0.15] * 4 + [0.3]], ["level", "best"]),  # nor do fewer than half
         ([MANY[:5], LOW[:5]], ["", ""]),
         ([MANY[:6], LOW[:6]], ["best", ""]),
-        ([FEW, [*(value + 0.05 for value in FEW), 0.0, 0.1, 0.0, 0.05]], ["best", "level"]),  # of what both have
+        (
+            [FEW, [*(value + 0.05 for value in FEW), 0.0, 0.1, 0.0, 0.05]],
+            ["best", "level"],
+        ),  # of what both have
     ],
 )
 def test_best_and_level(values, expected):
@@ -151,7 +175,9 @@ def test_best_and_level(values, expected):
 
 def test_p_is_corrected_for_all_comparisons_of_a_table():
     """Six prompts that all agree have p = 1/32, enough for one comparison and too little for two."""
-    lower = {name: [value - gap - value / 9 for value in BASE] for name, gap in (("a", 0.3), ("b", 0.4))}
+    lower = {
+        name: [value - gap - value / 9 for value in BASE] for name, gap in (("a", 0.3), ("b", 0.4))
+    }
     for others, mark in ((("a",), ""), (("a", "b"), "level")):
         values = {"top": BASE} | {name: lower[name] for name in others}
         found = cells(of_metric("mass_matched", "area", values))
@@ -164,7 +190,9 @@ def test_p_is_corrected_for_all_comparisons_of_a_table():
 def test_profiles_are_not_compared():
     values = {"noiser": BASE, "script": CLEARLY, "other": NOISY}
     profiles = {"script": "authors"}
-    methods = [{"name": "noiser", "label": name, "profile": profiles.get(name, "paper")} for name in values]
+    methods = [
+        {"name": "noiser", "label": name, "profile": profiles.get(name, "paper")} for name in values
+    ]
     found = cells(of_metric("mass_matched", "area", values, methods=methods))
     assert [cell(found, name, "area").mark for name in values] == ["level", "", "best"]
 
@@ -179,7 +207,9 @@ def test_planned_cells_without_rows_are_there():
         assert re.search(r"\| gemma-3-270m \| occlusion \| 0 \|( – \|){3}", markdown(made))
         assert re.search(r"gemma-3-270m & occlusion & 0 & -- &", latex(made))
         lines = csv.DictReader(io.StringIO(csv_text(found)))
-        assert {(one["value"], one["n"]) for one in lines if one["method"] == "occlusion"} == {("", "0")}
+        assert {(one["value"], one["n"]) for one in lines if one["method"] == "occlusion"} == {
+            ("", "0")
+        }
 
 
 def test_only_what_the_plan_asks_for_is_there():
@@ -189,7 +219,10 @@ def test_only_what_the_plan_asks_for_is_there():
         {"name": "occlusion", "metrics": ["stability"]},
     ]
     metrics = [{"name": "soft_scores"}, {"name": "stability", "data": ["longra"]}]
-    kept, models = rows("noiser", "soft_scores", [soft(0.03, 0.5)] * 6), "gemma-3-270m smollm2-135m-instruct"
+    kept, models = (
+        rows("noiser", "soft_scores", [soft(0.03, 0.5)] * 6),
+        "gemma-3-270m smollm2-135m-instruct",
+    )
     found = cells(run(kept, models=models, data="known longra", methods=methods, metrics=metrics))
     measured = found[found["metric"] != "attribution"]
     kinds = {(one.model[:5], one.data, one.method, one.metric) for one in measured.itertuples()}
@@ -204,15 +237,25 @@ def test_only_what_the_plan_asks_for_is_there():
 def test_numbers_that_rows_lack_have_no_cell_and_undefined_ones_say_why():
     areas = {"area": 1.1, "random_area": 1.0}
     for last, there in (({}, False), ({"position_area": 1.05}, True)):
-        found = cells(run(rows("noiser", "mass_matched", [areas] * 3 + [areas | last]), metrics="mass_matched"))
+        found = cells(
+            run(
+                rows("noiser", "mass_matched", [areas] * 3 + [areas | last]), metrics="mass_matched"
+            )
+        )
         assert ("area_minus_position" in set(found["number"])) is there
-    line = cell(cells(run(rows("noiser", "soft_scores", [soft(0.0, 0.5)] * 3))), "noiser", "faithfulness")
+    line = cell(
+        cells(run(rows("noiser", "soft_scores", [soft(0.0, 0.5)] * 3))), "noiser", "faithfulness"
+    )
     assert (math.isnan(line.value), line.n) == (True, 3)
     assert "takes the logarithm of a mean that is zero" in line.reason
 
 
 def test_failed_attribution_counts_for_every_metric_that_the_plan_has_for_it():
-    kept = [row for first in (0, 3) for row in rows("noiser", "attribution", ["PromptError"], first=first)]
+    kept = [
+        row
+        for first in (0, 3)
+        for row in rows("noiser", "attribution", ["PromptError"], first=first)
+    ]
     kept += rows("noiser", "soft_scores", [soft(0.03, 0.5)] * 2, first=1)
     metrics = [{"name": "soft_scores", "limit": 3}, {"name": "stability", "methods": ["occlusion"]}]
     found = cells(run(kept, metrics=metrics))
@@ -235,7 +278,9 @@ def test_there_is_one_table_per_data_set_and_metric():
 def test_n_stands_beside_a_number_where_it_differs():
     values = [soft(0.03, 0.5 + i / 10 if i else None) for i in range(8)]
     store = run(rows("noiser", "soft_scores", values), methods="noiser")
-    (line,) = next(t for t in tables(store, cells(store)) if t.title == "soft_scores on known").frame.to_dict("records")
+    (line,) = next(
+        t for t in tables(store, cells(store)) if t.title == "soft_scores on known"
+    ).frame.to_dict("records")
     assert (line["n"], line["soft_ns"]) == ("8", "0.030 [0.030, 0.030]")
     assert re.fullmatch(r"0\.900 \[0\.\d{3}, 1\.\d{3}\] \(n = 7\)", line["soft_nc"])
 
@@ -245,7 +290,11 @@ def test_glance_names_the_best_and_those_that_are_level_but_never_a_control():
     controlled = {"methods": "noiser position"}
     for values, changes, said in (
         (named, {}, f"b {np.mean(NOISY):.3f} (n = 6); level: a"),
-        ({"noiser": BASE, "position": CLEARLY}, controlled, "no method is significantly better (n = 6)"),
+        (
+            {"noiser": BASE, "position": CLEARLY},
+            controlled,
+            "no method is significantly better (n = 6)",
+        ),
         ({"noiser": BASE[:2], "position": BASE[:2]}, controlled, "– (n = 2)"),
     ):
         store = of_metric("mass_matched", "area", values, **changes)
@@ -256,8 +305,12 @@ def test_glance_names_the_best_and_those_that_are_level_but_never_a_control():
 
 
 def test_methods_are_named_with_what_the_plan_sets():
-    named = plan(methods=[{"name": "occlusion", "label": "o", "unit": "word", "args": {"score": "logprob"}}])
-    assert methods(named).to_numpy().tolist() == [["o", "occlusion", "word", "paper", "score = logprob"]]
+    named = plan(
+        methods=[{"name": "occlusion", "label": "o", "unit": "word", "args": {"score": "logprob"}}]
+    )
+    assert methods(named).to_numpy().tolist() == [
+        ["o", "occlusion", "word", "paper", "score = logprob"]
+    ]
 
 
 def test_methods_models_and_numbers_of_the_paper():
@@ -271,16 +324,24 @@ def test_methods_models_and_numbers_of_the_paper():
         ({"name": "noiser", "unit": "word"}, None),
     ):
         assert method_of(MethodEntry.model_validate(method)) == expected, method
-    assert [model_of(name) for name in ("Qwen/Qwen2-0.5B", "/models/Meta-Llama-3-8B/")] == ["Qwen2-0.5B", "Llama3-8B"]
+    assert [model_of(name) for name in ("Qwen/Qwen2-0.5B", "/models/Meta-Llama-3-8B/")] == [
+        "Qwen2-0.5B",
+        "Llama3-8B",
+    ]
     assert [model_of(name) for name in ("Qwen/Qwen2-0.5B-Instruct", "gemma-3-270m")] == [None, None]
     assert published("faithfulness", ["known", "random"], None) is None
     assert published("correct_predictions", ["longra"], "Llama3-8B") == 165
     six = [0.6785, 0.2248, -0.0264, 0.1805, -0.0233, 0.8043]  # the paper prints no mean here
-    assert published("soft_ns_nc", ["known", "noiser"], None, "soft_ns") == pytest.approx(sum(six) / 6)
+    assert published("soft_ns_nc", ["known", "noiser"], None, "soft_ns") == pytest.approx(
+        sum(six) / 6
+    )
 
 
 def test_the_paper_stands_beside_the_same_model_and_its_mean_beside_others():
-    methods = [{"name": "noiser"}, {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}}]
+    methods = [
+        {"name": "noiser"},
+        {"name": "noiser", "label": "wide", "args": {"bounding": "norm_l2"}},
+    ]
     metrics = [
         {"name": "soft_scores"},
         {"name": "soft_scores", "label": "positive", "normalization": "positive"},
@@ -296,12 +357,25 @@ def test_the_paper_stands_beside_the_same_model_and_its_mean_beside_others():
         ("gemma-3-270m", "known@1", "wide", "faithfulness", "soft_scores", 1.7185),
         ("gemma-3-270m", "known@1", "occlusion", "faithfulness", "soft_scores", math.nan),
         ("gemma-3-270m", "known@1", "noiser", "answerability_rate", "answerability", 0.45),
-        ("gemma-3-270m", "wikitext", "noiser", "faithfulness", "soft_scores", 5.5833),  # the paper calls it WikiBio
+        (
+            "gemma-3-270m",
+            "wikitext",
+            "noiser",
+            "faithfulness",
+            "soft_scores",
+            5.5833,
+        ),  # the paper calls it WikiBio
         ("gemma-3-270m", "wikitext", "wide", "faithfulness", "soft_scores", math.nan),
         ("gemma-3-270m", "wikibio", "noiser", "faithfulness", "soft_scores", math.nan),
     ):
         line = cell(found, method, number, model=model, data=data, metric=metric)
-        assert line.paper == pytest.approx(value, nan_ok=True), (model, data, method, number, metric)
+        assert line.paper == pytest.approx(value, nan_ok=True), (
+            model,
+            data,
+            method,
+            number,
+            metric,
+        )
     made = {table.title: table for table in tables(store, found)}
     assert made["soft_scores on known@1"].frame.loc[0, "faithfulness, paper"] == "2.185"
     assert "faithfulness, paper" not in made["positive on known@1"].frame
@@ -319,7 +393,15 @@ def test_selections_beside_the_papers():
     ]
     frame = selections(run(chosen=chosen, models="Qwen/Qwen2-0.5B", data=data))
     assert frame.iloc[:, 1:].to_numpy().tolist() == [
-        ["known", "1,208", "10", "4", "1", "661", "1,208"],  # of a larger plan before, fewer are attributed
+        [
+            "known",
+            "1,208",
+            "10",
+            "4",
+            "1",
+            "661",
+            "1,208",
+        ],  # of a larger plan before, fewer are attributed
         ["capitals", "1,208", "10", "0", "2", "–", "–"],  # the paper counts the whole data set
         ["wikibio", "1,208", "–", "–", "2", "–", "–"],
     ]
@@ -333,9 +415,15 @@ def test_markdown_and_latex_tables_are_whole():
     for block in blocks:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block}) == 1
     assert text.count("**") == 2 * sum(int(table.bold.to_numpy().sum()) for table in made)
-    assert text.index("## At a glance") < text.index("## How to read the tables") < text.index("## Correct predictions")
+    assert (
+        text.index("## At a glance")
+        < text.index("## How to read the tables")
+        < text.index("## Correct predictions")
+    )
     source = latex(made)
-    opened, closed = (sorted(re.findall(rf"\\{word}\{{(\w+)\}}", source)) for word in ("begin", "end"))
+    opened, closed = (
+        sorted(re.findall(rf"\\{word}\{{(\w+)\}}", source)) for word in ("begin", "end")
+    )
     assert opened == closed
     assert opened.count("longtable") > len(made)
     bare = re.sub(r"\\[{}]", "", source)

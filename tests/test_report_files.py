@@ -54,7 +54,8 @@ MARKED = ("reproduction/sentences", "reproduction/bfloat16")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "pack", sorted(str(path.parent.parent.relative_to(DOCS)) for path in DOCS.rglob("rows.jsonl.gz"))
+    "pack",
+    sorted(str(path.parent.parent.relative_to(DOCS)) for path in DOCS.rglob("rows.jsonl.gz")),
 )
 def test_committed_glance_is_that_of_its_rows(pack, monkeypatch):
     """To write it again: noiser report docs/PACK/rows | sed '/^## How to read/,$d' > docs/PACK/glance.md"""
@@ -63,7 +64,10 @@ def test_committed_glance_is_that_of_its_rows(pack, monkeypatch):
         monkeypatch.setattr(bootstrap, "exchange_p", lambda *_, **__: 0.0)
     found, committed = (
         re.sub("- reported by.*", "", text.split("\n## How to read")[0]).rstrip()
-        for text in (run(DOCS / pack / "rows").stdout, (DOCS / pack / "glance.md").read_text(encoding="utf-8"))
+        for text in (
+            run(DOCS / pack / "rows").stdout,
+            (DOCS / pack / "glance.md").read_text(encoding="utf-8"),
+        )
     )
     if pack in MARKED:
         assert found == committed
@@ -99,7 +103,9 @@ def test_figures_of_the_paper_are_there_and_those_without_a_number_are_not(whole
 
 def test_bars_have_the_cells_heights_and_a_missing_one_is_a_dash():
     store = full()
-    store.kept = [one for one in store.kept if (one.method, one.metric) != ("lime", "minimum_top_k")]
+    store.kept = [
+        one for one in store.kept if (one.method, one.metric) != ("lime", "minimum_top_k")
+    ]
     store.plan = store.plan.model_copy(update={"metrics": store.plan.metrics[2:3]})
     found = cells(store)
     figures = {picture.key: picture.figure for picture in pictures(store.plan, found)}
@@ -109,16 +115,25 @@ def test_bars_have_the_cells_heights_and_a_missing_one_is_a_dash():
     values = shares.set_index("method")["value"]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == list(values.index)
-    assert [patch.get_width() for patch in axes.patches] == pytest.approx(values.fillna(0.0).tolist())
+    assert [patch.get_width() for patch in axes.patches] == pytest.approx(
+        values.fillna(0.0).tolist()
+    )
     assert [text.get_text() for text in axes.texts] == [" –"]
     assert axes.texts[0].get_position()[1] == names.index("lime")
 
 
 def test_series_and_methods_differ_without_colour(whole):
-    assert {patch.get_hatch() for patch in whole["localisation-longra"].figure.axes[0].patches} == {None, "////"}
+    assert {patch.get_hatch() for patch in whole["localisation-longra"].figure.axes[0].patches} == {
+        None,
+        "////",
+    }
     assert len(set(MARKERS)) == len(MARKERS) > 18
     assert len(set(COLOURS)) == len(COLOURS)
-    lines = [line for line in whole["answerability-known"].figure.axes[0].lines if line.get_marker() != "None"]
+    lines = [
+        line
+        for line in whole["answerability-known"].figure.axes[0].lines
+        if line.get_marker() != "None"
+    ]
     assert len({line.get_marker() for line in lines}) == len(lines) == 6
 
 
@@ -133,11 +148,19 @@ def test_a_line_joins_the_budgets_of_a_method():
     }
     kept = []
     for label, (_, cost, height) in budgets.items():
-        kept += rows(label, "mass_matched_rank", [{"rank_area": height + 0.01 * i} for i in range(6)])
+        kept += rows(
+            label, "mass_matched_rank", [{"rank_area": height + 0.01 * i} for i in range(6)]
+        )
         kept += rows(label, "attribution", [{"token_forwards": cost}] * 6)
     methods = [fields | {"label": label} for label, (fields, *_) in budgets.items()]
     store = Run(plan(methods=methods, metrics="mass_matched_rank"), kept)
-    assert list(families(store.plan.methods).values()) == ["noiser", "noiser", "other", "occlusion", "position"]
+    assert list(families(store.plan.methods).values()) == [
+        "noiser",
+        "noiser",
+        "other",
+        "occlusion",
+        "position",
+    ]
     (axes,) = drawn(store)["frontier-known"].figure.axes
     lines = {line.get_label(): line for line in axes.lines}
     assert list(lines) == ["position", "noiser", "other", "occlusion"]
@@ -163,29 +186,47 @@ def test_page_needs_nothing_else(written):
     assert {*links} <= {*ids}
     assert len(links) == text.count("<section") == text.count("</section>")
     assert not re.search(r"<script|@import|url\((?!#)|<[^>]* (src|srcset|action|on\w+)=", text)
-    assert text.count("<svg") == text.count('role="img"') == len([name for name in written if name.endswith(".svg")])
+    assert (
+        text.count("<svg")
+        == text.count('role="img"')
+        == len([name for name in written if name.endswith(".svg")])
+    )
     assert "&lt;b&gt; red {x}" in text
 
 
 def test_names_stay_on_their_line(written):
     for name in ("report.md", "report.tex", "report.csv", "report.html"):
         text = written[name].read_text()
-        assert ("⟨U+001B⟩" in text) == (name in ("report.md", "report.html"))  # as the judge of a table
+        assert ("⟨U+001B⟩" in text) == (
+            name in ("report.md", "report.html")
+        )  # as the judge of a table
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert written["report.md"].read_text().splitlines()[0] == r"# Benchmark “\<b\> red \{x\}”"
 
 
 def test_command_prints_the_tables(folder):
     assert run(folder).stdout.startswith("# Benchmark “")
-    assert run(folder, "--format", "csv").stdout.startswith('"data","metric","model","method","number","value",')
+    assert run(folder, "--format", "csv").stdout.startswith(
+        '"data","metric","model","method","number","value",'
+    )
     assert r"\begin{longtable}" in run(folder, "--format", "latex").stdout
 
 
 def test_command_writes_a_folder(folder, written):
-    assert {"report.md", "report.tex", "report.csv", "report.html", "figures/minimum-known.svg"} <= written.keys()
+    assert {
+        "report.md",
+        "report.tex",
+        "report.csv",
+        "report.html",
+        "figures/minimum-known.svg",
+    } <= written.keys()
     assert all(path.is_file() for path in written.values())
-    assert run(folder, "--html").stdout.split() == [str(folder / f"report/report.{kind}") for kind in ("md", "html")]
-    write_folder(folder.parent / "few", Run(plan(), rows("noiser", "soft_scores", [soft(0.03, 0.5)])))
+    assert run(folder, "--html").stdout.split() == [
+        str(folder / f"report/report.{kind}") for kind in ("md", "html")
+    ]
+    write_folder(
+        folder.parent / "few", Run(plan(), rows("noiser", "soft_scores", [soft(0.03, 0.5)]))
+    )
     assert "No figure" in run(folder.parent / "few", "--figures").stderr
 
 

@@ -20,7 +20,9 @@ from server_processes import Handler, served_by
 from test_contract import CHAT, PROMPT
 
 pytestmark = pytest.mark.usefixtures("no_openai_settings")
-assert_same = partial(vllm_for_tests.assert_same, ranks=False)  # the server sends a few probabilities
+assert_same = partial(
+    vllm_for_tests.assert_same, ranks=False
+)  # the server sends a few probabilities
 OPTIONS = {"unit": "word", "method": noiser.Occlusion(baseline="delete", score="logprob")}
 
 
@@ -29,18 +31,27 @@ class Vllm:
 
     def __init__(self, network, root):
         self.network, self.trouble, self.change = network, lambda number: None, lambda value: value
-        self.listed = [{"id": "tiny", "object": "model", "created": 0, "owned_by": "us", "root": root}]
+        self.listed = [
+            {"id": "tiny", "object": "model", "created": 0, "owned_by": "us", "root": root}
+        ]
         self.listed[0]["max_model_len"] = 200
         self.bodies, self.keys, self.lock = [], [], threading.Lock()
 
     @torch.no_grad()
     def complete(self, body):
-        assert (body["max_tokens"], body["temperature"], body["return_tokens_as_token_ids"]) == (1, 0, True)
+        assert (body["max_tokens"], body["temperature"], body["return_tokens_as_token_ids"]) == (
+            1,
+            0,
+            True,
+        )
         ids, most = body["prompt"], body["prompt_logprobs"]
         rows = self.network(torch.tensor([ids])).logits[0].float().log_softmax(-1)
 
         def top(row, *more):
-            return {token: self.change(float(row[token])) for token in (*row.topk(most).indices.tolist(), *more)}
+            return {
+                token: self.change(float(row[token]))
+                for token in (*row.topk(most).indices.tolist(), *more)
+            }
 
         given = [
             {str(i): {"logprob": value, "rank": 1} for i, value in top(row, token).items()}
@@ -50,7 +61,13 @@ class Vllm:
         logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [last], "text_offset": []}
         choice = {"index": 0, "text": "", "finish_reason": "length", "logprobs": logprobs}
         choice["prompt_logprobs"] = [None, *given]
-        return {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+        return {
+            "id": "1",
+            "object": "text_completion",
+            "created": 0,
+            "model": "tiny",
+            "choices": [choice],
+        }
 
 
 @pytest.fixture
@@ -72,7 +89,9 @@ def address(vllm):
                 reply = vllm.trouble(len(vllm.bodies)) or vllm.complete(body)
                 vllm.bodies.append(body)
                 vllm.keys.append(self.headers["Authorization"])
-            status, reply = (reply, {"error": {"message": "no"}}) if isinstance(reply, int) else (200, reply)
+            status, reply = (
+                (reply, {"error": {"message": "no"}}) if isinstance(reply, int) else (200, reply)
+            )
             self.answer(json.dumps(reply).encode(), status, **{"Retry-After-Ms": "1"})
 
     with served_by(Vllms) as address:
@@ -97,20 +116,36 @@ def test_gives_the_local_models_numbers_by_deletion(address, local, prompt, opti
     assert_same(found, expected)
 
 
-def test_one_request_scores_all_targets_of_a_sequence_and_many_prompts_run_at_once(vllm, address, local):
+def test_one_request_scores_all_targets_of_a_sequence_and_many_prompts_run_at_once(
+    vllm, address, local
+):
     served = noiser.load_model(address)
     vllm.bodies.clear()
     prompts = [PROMPT, "A teacher plays the violin in the village"]
-    found = noiser.attribute(served, prompts, target=" sings a song", target_unit="token", **OPTIONS)
-    assert len(vllm.bodies) == len(prompts) + sum(len(one.units) for one in found)  # once without a change
+    found = noiser.attribute(
+        served, prompts, target=" sings a song", target_unit="token", **OPTIONS
+    )
+    assert len(vllm.bodies) == len(prompts) + sum(
+        len(one.units) for one in found
+    )  # once without a change
     for one, prompt in zip(found, prompts, strict=True):
-        assert_same(one, noiser.attribute(local, prompt, target=" sings a song", target_unit="token", **OPTIONS))
+        assert_same(
+            one,
+            noiser.attribute(local, prompt, target=" sings a song", target_unit="token", **OPTIONS),
+        )
     vllm.trouble = lambda number: 503 if number % 3 == 0 else None  # what may pass is sent again
-    assert_same(found[0], noiser.attribute(served, PROMPT, target=" sings a song", target_unit="token", **OPTIONS))
+    assert_same(
+        found[0],
+        noiser.attribute(served, PROMPT, target=" sings a song", target_unit="token", **OPTIONS),
+    )
 
 
-@pytest.mark.parametrize(("trouble", "message"), [(401, "gave no answer: .*401"), ({"choices": []}, "prompt_logprobs")])
-def test_what_cannot_pass_ends_everything_with_a_reason(vllm, address, trouble, message, monkeypatch):
+@pytest.mark.parametrize(
+    ("trouble", "message"), [(401, "gave no answer: .*401"), ({"choices": []}, "prompt_logprobs")]
+)
+def test_what_cannot_pass_ends_everything_with_a_reason(
+    vllm, address, trouble, message, monkeypatch
+):
     monkeypatch.setenv("MY_KEY", "sk-0123456789")
     served = noiser.load_model(address, api_key_env="MY_KEY", max_retries=0)
     assert vllm.keys[-1] == "Bearer sk-0123456789"
@@ -123,14 +158,27 @@ def test_what_cannot_pass_ends_everything_with_a_reason(vllm, address, trouble, 
 def test_what_cannot_be_loaded_says_so(vllm, address, folder):
     for settings, error, message in (
         ({"time_out": 3}, UnknownNameError, "'time_out'. Did you mean 'timeout'"),
-        ({"model": "other"}, ParameterError, "model is 'other'; expected one of the server's: tiny"),
-        ({"trust_remote_code": True}, ParameterError, "would say whose code runs. Name the model: tokenizer="),
+        (
+            {"model": "other"},
+            ParameterError,
+            "model is 'other'; expected one of the server's: tiny",
+        ),
+        (
+            {"trust_remote_code": True},
+            ParameterError,
+            "would say whose code runs. Name the model: tokenizer=",
+        ),
         ({"logprobs": 0}, ParameterError, "logprobs is 0"),
     ):
         with pytest.raises(error, match=message):
             noiser.load_model(address, **settings)
-    assert noiser.load_model(address, trust_remote_code=True, tokenizer=str(folder)).context_length == 198
-    vllm.trouble = lambda number: {"choices": [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}]}
+    assert (
+        noiser.load_model(address, trust_remote_code=True, tokenizer=str(folder)).context_length
+        == 198
+    )
+    vllm.trouble = lambda number: {
+        "choices": [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}]
+    }
     with pytest.raises(ModelError, match="does not send prompt_logprobs of token ids"):
         noiser.load_model(address)
     with pytest.raises(ModelError, match=r"gave no answer: .*See whether it runs"):
@@ -159,7 +207,9 @@ def test_what_would_take_all_memory_or_time_is_refused(compressed):
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
             if compressed:
                 body = gzip.compress(b'{"data": []}')
-                connection.sendall(b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                connection.sendall(
+                    b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                )
             while not compressed:  # it never ends
                 connection.sendall(b"x")
                 time.sleep(0.02)
@@ -168,7 +218,9 @@ def test_what_would_take_all_memory_or_time_is_refused(compressed):
         thread = threading.Thread(target=reply, args=[server], daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
-        with pytest.raises(ModelError, match=r"gave no answer: .*(encoded as gzip|timed out|took too long)"):
+        with pytest.raises(
+            ModelError, match=r"gave no answer: .*(encoded as gzip|timed out|took too long)"
+        ):
             noiser.load_model(address, timeout=0.5, max_retries=0)
         thread.join()
 

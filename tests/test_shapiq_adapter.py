@@ -23,7 +23,11 @@ def test_without_shapiq_the_error_says_what_to_install(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def shapiq(request):
-    return None if "without_shapiq" in request.node.name else pytest.importorskip("shapiq", reason=NEEDED)
+    return (
+        None
+        if "without_shapiq" in request.node.name
+        else pytest.importorskip("shapiq", reason=NEEDED)
+    )
 
 
 def attribute(method, family="gemma3", prompt="The quick fox sings", **options):
@@ -36,7 +40,10 @@ def attribute(method, family="gemma3", prompt="The quick fox sings", **options):
     [
         ({"unit": "word", "max_new_tokens": 3}, {"score": "prob"}),
         ({"unit": "word", "foil": " dog"}, {"score": "logit", "baseline": "mean"}),
-        ({"unit": "word", "target": " sings near", "target_unit": "all"}, {"score": "logprob", "baseline": "delete"}),
+        (
+            {"unit": "word", "target": " sings near", "target_unit": "all"},
+            {"score": "logprob", "baseline": "delete"},
+        ),
         ({"unit": "word"}, {"score": "hellinger"}),
     ],
 )
@@ -48,7 +55,9 @@ def test_all_masks_give_the_exact_shapley_values(name, options, game):
     assert theirs.method == f"shapiq:{name}@1"
 
 
-@pytest.mark.parametrize("name", ["PermutationSamplingSV", "StratifiedSamplingSV", "OwenSamplingSV"])
+@pytest.mark.parametrize(
+    "name", ["PermutationSamplingSV", "StratifiedSamplingSV", "OwenSamplingSV"]
+)
 def test_sampling_comes_near_and_runs_each_mask_once(name):
     exact = attribute(noiser.KernelShap(samples=2**10), unit="word")
     sampled = attribute(make_method(f"shapiq:{name}", budget=3000), unit="word")
@@ -58,8 +67,16 @@ def test_sampling_comes_near_and_runs_each_mask_once(name):
 
 
 def test_targets_with_the_same_units_share_their_masks():
-    options = {"method": make_method("shapiq:KernelSHAP", budget=14), "unit": "word", "target": " sings near the"}
-    options |= {"prompt": "The quick brown fox near the river", "target_unit": "word", "continuation_units": False}
+    options = {
+        "method": make_method("shapiq:KernelSHAP", budget=14),
+        "unit": "word",
+        "target": " sings near the",
+    }
+    options |= {
+        "prompt": "The quick brown fox near the river",
+        "target_unit": "word",
+        "continuation_units": False,
+    }
     together = attribute(**options)
     first = attribute(**options | {"target": " sings"})
     torch.testing.assert_close(together.scores[0], first.scores[0], atol=1e-5, rtol=0)
@@ -92,5 +109,7 @@ def test_unknown_names_and_parameters():
 
 
 def test_what_shapiq_refuses_says_what_to_do():
-    with pytest.raises(ParameterError, match=r"shapiq's kADDSHAP with .*'budget': 20.*IndexError.* no shapiq"):
+    with pytest.raises(
+        ParameterError, match=r"shapiq's kADDSHAP with .*'budget': 20.*IndexError.* no shapiq"
+    ):
         attribute(make_method("shapiq:kADDSHAP", budget=20), unit="word", prompt="fox")

@@ -14,8 +14,13 @@ import noiser
 import noiser.errors
 from pages import ROOT
 
-if any(importlib.util.find_spec(name) is None for name in ("material", "mkdocstrings", "nbclient", "ipykernel")):
-    pytest.skip("MkDocs or nbclient is not installed: pip install --group docs", allow_module_level=True)
+if any(
+    importlib.util.find_spec(name) is None
+    for name in ("material", "mkdocstrings", "nbclient", "ipykernel")
+):
+    pytest.skip(
+        "MkDocs or nbclient is not installed: pip install --group docs", allow_module_level=True
+    )
 
 import nbformat
 from nbclient import NotebookClient
@@ -29,9 +34,20 @@ HARMLESS = r"""rel=["']?(canonical|next|prev|alternate)"""  # links that a brows
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return folder
 
@@ -40,7 +56,9 @@ def site(tmp_path_factory):
 def test_pages_fetch_nothing_from_elsewhere(site):
     for path in site.rglob("*.html"):
         for tag in re.findall(FETCHED, path.read_text(encoding="utf-8")):
-            assert re.search(HARMLESS, tag) or not re.search(r"""(src|href)=["']?(https?:)?//""", tag), (path.name, tag)
+            assert re.search(HARMLESS, tag) or not re.search(
+                r"""(src|href)=["']?(https?:)?//""", tag
+            ), (path.name, tag)
     for path in site.rglob("*.css"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"@import|url\(['\"]?(https?:)?//", text), path.name
@@ -48,7 +66,9 @@ def test_pages_fetch_nothing_from_elsewhere(site):
 
 @pytest.mark.slow
 def test_reference_shows_what_is_public_and_notebooks_are_pages_with_their_outputs(site):
-    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").rglob("*.html"))
+    text = "".join(
+        path.read_text(encoding="utf-8") for path in (site / "reference").rglob("*.html")
+    )
     names = [name for name in noiser.__all__ if not name.startswith("__")]
     assert [name for name in names if not re.search(rf'id="[\w.]+\.{name}"', text)] == []
     assert "noiser-att" in (site / "notebooks/quickstart.html").read_text(encoding="utf-8")
@@ -94,7 +114,9 @@ def client(gemma):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of the client's own libraries; the notebook runs in another process
+@pytest.mark.filterwarnings(
+    "default"
+)  # of the client's own libraries; the notebook runs in another process
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path, client):
     stored, again = (nbformat.read(path, as_version=4) for _ in range(2))

@@ -15,9 +15,19 @@ from noiser.types import Pair, Span
 from test_pages import chat_model
 from tiny import tiny
 
-SOURCES = ["The fox sings. A dog plays along.", ("Weather", "It rains in the hills."), "The trains run late."]
+SOURCES = [
+    "The fox sings. A dog plays along.",
+    ("Weather", "It rains in the hills."),
+    "The trains run late.",
+]
 QUESTION = "Who sings?"
-SENTENCES = ["The fox sings.", "A dog plays along.", "Weather", "It rains in the hills.", "The trains run late."]
+SENTENCES = [
+    "The fox sings.",
+    "A dog plays along.",
+    "Weather",
+    "It rains in the hills.",
+    "The trains run late.",
+]
 WORDS = re.findall(r"\w+|\.", " ".join(SENTENCES))
 
 
@@ -42,11 +52,19 @@ def test_placed_sources_stand_below_each_other_under_their_titles():
 def test_sources_are_units_and_nothing_else_is():
     lm, prompt = tiny("llama"), noiser.place_sources(QUESTION, SOURCES)
     att = noiser.attribute(lm, prompt, method="occlusion", unit="source", sources=SOURCES)
-    assert [unit.text for unit in att.units] == [SOURCES[0], "Weather\nIt rains in the hills.", SOURCES[2]]
+    assert [unit.text for unit in att.units] == [
+        SOURCES[0],
+        "Weather\nIt rains in the hills.",
+        SOURCES[2],
+    ]
     spans = [(unit.start, unit.end) for unit in att.units]
-    assert torch.equal(att.scores, noiser.attribute(lm, prompt, method="occlusion", unit=spans).scores)
+    assert torch.equal(
+        att.scores, noiser.attribute(lm, prompt, method="occlusion", unit=spans).scores
+    )
     prompts = [noiser.place_sources(QUESTION, [source]) for source in SOURCES]
-    many = noiser.attribute(lm, prompts, method="random", unit="source", sources=[[source] for source in SOURCES])
+    many = noiser.attribute(
+        lm, prompts, method="random", unit="source", sources=[[source] for source in SOURCES]
+    )
     assert [each.units[0].text for each in many] == [unit.text for unit in att.units]
     assert att.info["sources"][1] == {"title": "Weather", "start": spans[1][0], "end": spans[1][1]}
 
@@ -59,25 +77,38 @@ def test_sources_may_be_given_in_another_order_than_they_stand_in(unit):
     assert found.units == expected.units
     assert torch.equal(found.scores, expected.scores)
     assert found.info["sources"] == expected.info["sources"][::-1]
-    asked = {"template": None, "answer": " It rains. It sings.", "memory": -100.0, "contrast": False}
+    asked = {
+        "template": None,
+        "answer": " It rains. It sings.",
+        "memory": -100.0,
+        "contrast": False,
+    }
     cited, in_order = (noiser.cite(lm, prompt, sources, **asked) for sources in orders)
     assert torch.equal(cited.scores, in_order.scores.flip(1))
 
 
 @pytest.mark.parametrize(("unit", "expected"), [("sentence", SENTENCES), ("word", WORDS)])
 def test_sources_are_cut_into_parts(unit, expected):
-    prompt = "He said: " + noiser.place_sources(QUESTION, SOURCES)  # " The" is a token that begins before its source
+    prompt = "He said: " + noiser.place_sources(
+        QUESTION, SOURCES
+    )  # " The" is a token that begins before its source
     assert texts(query_of(tiny("llama"), prompt, unit=unit, sources=SOURCES).units) == expected
 
 
 def test_sources_of_a_chat_are_found_in_its_messages():
     lm = chat_model()
-    chat = [{"role": "system", "content": "The user sings."}, {"role": "user", "content": "Does the user sing?"}]
+    chat = [
+        {"role": "system", "content": "The user sings."},
+        {"role": "user", "content": "Does the user sing?"},
+    ]
     query = query_of(lm, chat, unit="source", sources=["user sing", "user"], max_new_tokens=2)
     text = query.encoding.text
     starts = [text.index("user sings."), text.index("user sing?")]
     assert [source.start for source in query.sources] == starts  # neither is the role's name
-    assert [unit.text for unit in query.units if unit.end <= query.prompt_length] == ["user sing", "user"]
+    assert [unit.text for unit in query.units if unit.end <= query.prompt_length] == [
+        "user sing",
+        "user",
+    ]
     turns = query_of(lm, chat, unit="turn", max_new_tokens=2).units
     assert [turn.text for turn in turns[:2]] == ["The user sings.", "Does the user sing?"]
     assert len(turns) == 3  # and the continuation's first token
@@ -88,13 +119,21 @@ def test_a_prompt_without_its_sources():
     lm, sources = chat_model(), ["The user sings.", "the user sings."]
     text = "Is it so that the user sings. now?\n\nThe user sings. the user sings.\nSo:"
     query = query_of(lm, text, sources=sources, unit="source")
-    assert without_sources(text, None, query.encoding, query.sources) == "Is it so that the user sings. now?\n\n \nSo:"
-    chat = [{"role": "user", "content": "The user sings. Why?"}, {"role": "user", "content": "The user sings."}]
+    assert (
+        without_sources(text, None, query.encoding, query.sources)
+        == "Is it so that the user sings. now?\n\n \nSo:"
+    )
+    chat = [
+        {"role": "user", "content": "The user sings. Why?"},
+        {"role": "user", "content": "The user sings."},
+    ]
     query = query_of(lm, chat, sources=[chat[0]["content"], sources[0]], unit="source")
     left = without_sources(chat, None, query.encoding, query.sources[1:])
     assert left == [chat[0], {"role": "user", "content": ""}]
     assert without_sources(chat, None, query.encoding, query.sources) is None
-    query = query_of(lm, "It rains. The fox sings. It rains.", sources=["It rains."] * 2, unit="source")
+    query = query_of(
+        lm, "It rains. The fox sings. It rains.", sources=["It rains."] * 2, unit="source"
+    )
     assert [source.start for source in query.sources] == [0, 25]
 
 
@@ -106,7 +145,9 @@ def test_auto_begins_with_sources_and_their_parts_add_up():
     again = att.aggregate("source")
     assert texts(again.units) == texts(coarse.units)
     torch.testing.assert_close(again.scores, coarse.scores, atol=1e-5, rtol=1e-4)
-    noiser.measure(lm, att, "soft_scores", masks=1, normalization="positive")  # the question is built again from it
+    noiser.measure(
+        lm, att, "soft_scores", masks=1, normalization="positive"
+    )  # the question is built again from it
 
 
 @pytest.mark.parametrize(
@@ -134,19 +175,25 @@ LONG = " ".join(f"Fox {i}." for i in range(30))
 
 def sums_within(att, coarse):
     """For each coarse unit, the sum of the scores of the units inside it."""
-    within = lambda c: [i for i, u in enumerate(att.units) if set(u.token_indices) <= set(c.token_indices)]
+    within = lambda c: [
+        i for i, u in enumerate(att.units) if set(u.token_indices) <= set(c.token_indices)
+    ]
     inside = [within(each) for each in coarse.units]
     assert sorted(i for group in inside for i in group) == list(range(len(att.units)))
     return torch.stack([att.scores[:, group].sum(-1) for group in inside], -1)
 
 
 @pytest.mark.parametrize(
-    "method", ["occlusion", noiser.Noiser(samples=3, steps=4), "noiser_relative", "lime", "attn_lrp"]
+    "method",
+    ["occlusion", noiser.Noiser(samples=3, steps=4), "noiser_relative", "lime", "attn_lrp"],
 )
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_parts_add_up_to_the_unit_they_are_parts_of(method, tokens):
     asked = {"method": method, "max_new_tokens": tokens, "continuation_units": False}
-    coarse, found = (noiser.attribute(tiny("llama"), ANIMALS, unit=unit, **asked) for unit in ("sentence", "auto"))
+    coarse, found = (
+        noiser.attribute(tiny("llama"), ANIMALS, unit=unit, **asked)
+        for unit in ("sentence", "auto")
+    )
     assert len(found.units) > len(coarse.units)
     torch.testing.assert_close(sums_within(found, coarse), coarse.scores, atol=1e-5, rtol=1e-4)
     assert found.unit == "auto"
@@ -162,8 +209,12 @@ def test_parts_are_scored_as_units_and_standard_errors_are_of_the_scores_before_
     assert torch.equal(found.stderr.isnan(), settled)
     spans = [(unit.start, unit.end) for unit in found.units]
     expected = noiser.attribute(lm, LONG, method=method, unit=spans)
-    torch.testing.assert_close(torch.tensor(found.info["raw"]), expected.scores, atol=1e-5, rtol=1e-3)
-    torch.testing.assert_close(torch.tensor(found.info["raw_stderr"]), expected.stderr, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(
+        torch.tensor(found.info["raw"]), expected.scores, atol=1e-5, rtol=1e-3
+    )
+    torch.testing.assert_close(
+        torch.tensor(found.info["raw_stderr"]), expected.stderr, atol=1e-5, rtol=1e-3
+    )
     assert "raw_stderr" not in noiser.attribute(lm, ANIMALS, method="occlusion", unit="auto").info
 
 
@@ -171,7 +222,9 @@ def test_parts_are_scored_as_units_and_standard_errors_are_of_the_scores_before_
 def test_splits_what_carries_the_score_and_nothing_else(special_tokens):
     lm = tiny("llama")
     asked = {"method": "occlusion", "special_tokens": special_tokens}
-    found, coarse = (noiser.attribute(lm, ANIMALS, unit=unit, **asked) for unit in ("auto", "sentence"))
+    found, coarse = (
+        noiser.attribute(lm, ANIMALS, unit=unit, **asked) for unit in ("auto", "sentence")
+    )
     assert (found.units[0].text == "<s>") is (special_tokens == "perturbed")  # never split
     whole, encoding = coarse.scores.abs().sum(), query_of(lm, ANIMALS).encoding
     for unit, score in zip(found.units, found.scores[0], strict=True):
@@ -206,8 +259,13 @@ def test_a_long_prompt_begins_with_runs_of_sentences():
     assert max(sizes) <= 2 * sum(sizes) / len(sizes)
     sentences = make_units(encoding, "sentence")
     for run in runs:
-        inside = [sentence for sentence in sentences if sentence.token_indices[0] in run.token_indices]
-        assert tuple(token for sentence in inside for token in sentence.token_indices) == run.token_indices
+        inside = [
+            sentence for sentence in sentences if sentence.token_indices[0] in run.token_indices
+        ]
+        assert (
+            tuple(token for sentence in inside for token in sentence.token_indices)
+            == run.token_indices
+        )
         assert len(inside) == 1 or split_unit(encoding, run) == tuple(inside)
 
 
@@ -215,7 +273,9 @@ def test_continuation_tokens_are_units_and_never_split_and_a_result_can_be_joine
     lm = tiny("llama")
     found = noiser.attribute(lm, ANIMALS, method="occlusion", unit="auto", max_new_tokens=3)
     inside = [unit for unit in found.units if unit.start >= found.prompt_length]
-    assert inside == [u for u in query_of(lm, ANIMALS, max_new_tokens=3).units if u.start >= found.prompt_length]
+    assert inside == [
+        u for u in query_of(lm, ANIMALS, max_new_tokens=3).units if u.start >= found.prompt_length
+    ]
     assert found.scores[0, -1].isnan()
     found = noiser.attribute(lm, ANIMALS, method=noiser.Noiser(samples=2, steps=3), unit="auto")
     assert torch.equal(found.k_min, found.thresholds.nan_to_num(math.inf).min(-1).values)
@@ -226,7 +286,10 @@ def test_continuation_tokens_are_units_and_never_split_and_a_result_can_be_joine
 
 def test_a_pair_keeps_its_place_when_its_units_are_split():
     """Sentences 0 and 1 of two words each, and 2: the strongest part stands for its sentence; pairs of parts win."""
-    words, scores = [Span("", i, i + 1, (i,)) for i in range(5)], torch.tensor([[1.0, 3.0, 2.0, 0.0, 1.0]])
+    words, scores = (
+        [Span("", i, i + 1, (i,)) for i in range(5)],
+        torch.tensor([[1.0, 3.0, 2.0, 0.0, 1.0]]),
+    )
     whole = [Span("", 0, 2, (0, 1)), Span("", 2, 4, (2, 3)), words[4]]
 
     def run(units, *pairs):

@@ -44,7 +44,9 @@ def test_every_part_runs(benchmark, setting, monkeypatch):
     assert measuring.conditions(setting)
 
 
-@pytest.mark.parametrize(("shape", "billions"), [("llama-3-8b", 8.03), ("gemma-2-9b", 9.24), ("gemma-3-270m", 0.268)])
+@pytest.mark.parametrize(
+    ("shape", "billions"), [("llama-3-8b", 8.03), ("gemma-2-9b", 9.24), ("gemma-3-270m", 0.268)]
+)
 def test_shapes_are_the_published_ones(shape, billions):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(devices.SHAPES[shape])
@@ -63,7 +65,9 @@ def test_a_device_is_measured_until_memory_ends(monkeypatch):
     monkeypatch.setattr(noiser, "attribute", small)
     monkeypatch.setitem(devices.SHAPES, "small", tiny_model("llama").config)
     top = measuring.matrix_peak("float32", 64)
-    rows = devices.measured("small", tokenizer, "cpu", "float32", ["The quick brown fox", "A teacher sings"], top)
+    rows = devices.measured(
+        "small", tokenizer, "cpu", "float32", ["The quick brown fox", "A teacher sings"], top
+    )
     assert [row["method"] for row in rows[:-1]] == list(devices.METHODS)
     assert all(row["share of peak, %"] > 0 for row in rows[:-1])
     assert "longest prompt, tokens" not in rows[-1]  # the smallest that is tried has 1,024
@@ -89,7 +93,9 @@ def test_operations_are_what_the_weights_multiply(family):
         ran, _ = measuring.run_method(lm, query, noiser.Occlusion())
     for handle in handles:
         handle.remove()
-    assert counted == pytest.approx(measuring.operations(lm, clock.tokens, clock.rows), rel=0.1)  # norms and biases
+    assert counted == pytest.approx(
+        measuring.operations(lm, clock.tokens, clock.rows), rel=0.1
+    )  # norms and biases
     assert (clock.tokens, clock.passes) == (ran.spent.token_forwards, 1)
     assert 0 < clock.seconds < 60
     assert not lm.model._forward_hooks

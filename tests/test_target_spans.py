@@ -26,7 +26,9 @@ def read(kind, log_p, clean, ids):
         return kind(log_p[None], clean)[0]
     own = log_p.gather(1, ids[:, None])[:, 0]
     distance = ((log_p / 2).exp() - (clean / 2).exp()).square().sum(-1).mean()
-    return {"prob": own.mean().exp(), "logprob": own.sum(), "hellinger": -(distance / 2).sqrt()}[kind]
+    return {"prob": own.mean().exp(), "logprob": own.sum(), "hellinger": -(distance / 2).sqrt()}[
+        kind
+    ]
 
 
 def log_p_of_5(log_p, clean):
@@ -51,7 +53,10 @@ def value(lm, query, kind, g, removed=()):
 
 def test_words_sentences_and_spans_group_the_tokens_of_the_target():
     lm = tiny("llama")
-    texts = {unit: spans_of(lm, target_unit=unit).target_texts for unit in ("token", "word", "sentence", "all")}
+    texts = {
+        unit: spans_of(lm, target_unit=unit).target_texts
+        for unit in ("token", "word", "sentence", "all")
+    }
     assert texts["word"] == (" near", " the", " river", ".", " Trains", " run", " late")
     assert texts["sentence"] == (" near the river.", " Trains run late")
     assert texts["all"] == (ANSWER,)
@@ -62,7 +67,10 @@ def test_words_sentences_and_spans_group_the_tokens_of_the_target():
 def test_a_unit_counts_for_a_span_if_it_stands_before_all_of_it():
     lm = tiny("llama")
     query = spans_of(lm, target_unit="sentence", unit="word")
-    seen = {unit.text: column for unit, column in zip(query.units, query.causal_mask.T.tolist(), strict=True)}
+    seen = {
+        unit.text: column
+        for unit, column in zip(query.units, query.causal_mask.T.tolist(), strict=True)
+    }
     assert seen[" sings"] == [True, True]
     assert seen[" near"] == seen["."] == [False, True]
     assert " Trains" not in seen  # before no target
@@ -75,7 +83,9 @@ def test_the_record_says_what_a_span_is():
     query, answer = spans_of(lm), lm.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
     att = noiser.attribute(lm, PROMPT, target=ANSWER, method="occlusion", target_unit=SPANS)
     assert [target.text for target in att.targets] == [" near the", " Trains"]
-    continuation = [token for target in att.targets for token in (*target.before, *target.token_ids)]
+    continuation = [
+        token for target in att.targets for token in (*target.before, *target.token_ids)
+    ]
     assert continuation == answer[: len(continuation)]
     for g, target in enumerate(att.targets):
         p, ids = log_p(lm, query, g), torch.tensor(target.token_ids)
@@ -84,7 +94,8 @@ def test_the_record_says_what_a_span_is():
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [*(("llama", kind) for kind in NUMBERS), ("gemma3", "prob"), ("mamba", "logprob")]
+    ("family", "kind"),
+    [*(("llama", kind) for kind in NUMBERS), ("gemma3", "prob"), ("mamba", "logprob")],
 )
 def test_occlusion(family, kind):
     lm = tiny(family)
@@ -105,15 +116,23 @@ def test_occlusion(family, kind):
 def test_a_span_flips_when_any_of_its_tokens_does():
     lm, ks = tiny("llama"), [0.01, 0.03, 0.1, 0.2, 0.5, 1.0]
     asked = {"method": "random", "max_new_tokens": 3, "continuation_units": False}
-    tokens, span = (noiser.attribute(lm, PROMPT, target_unit=unit, **asked) for unit in ("token", "all"))
-    each, whole = (torch.stack([noiser.tolerance(lm, a, u, ks).flips for u in range(5)]) for a in (tokens, span))
+    tokens, span = (
+        noiser.attribute(lm, PROMPT, target_unit=unit, **asked) for unit in ("token", "all")
+    )
+    each, whole = (
+        torch.stack([noiser.tolerance(lm, a, u, ks).flips for u in range(5)])
+        for a in (tokens, span)
+    )
     assert torch.equal(whole[:, 0], each.any(1))
     assert (whole[:, 0] != each[:, 0]).any()
 
 
 @pytest.mark.parametrize(
     ("method", "passes"),
-    [(noiser.IntegratedGradients(n_steps=3, score="logprob"), 4), (noiser.DeepLift(score="logprob"), 6)],
+    [
+        (noiser.IntegratedGradients(n_steps=3, score="logprob"), 4),
+        (noiser.DeepLift(score="logprob"), 6),
+    ],
 )
 def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, passes):
     """In passes that do not grow with its tokens."""
@@ -125,16 +144,22 @@ def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, p
         moved = [i for i in range(1, len(query.token_ids)) if i - 1 not in rows]
         difference = value(lm, query, "logprob", g) - value(lm, query, "logprob", g, moved)
         assert att.info["difference"][g] == pytest.approx(difference, rel=1e-3)
-        assert float(att.scores[g].nansum()) + att.info["delta"][g] == pytest.approx(difference, rel=1e-3)
+        assert float(att.scores[g].nansum()) + att.info["delta"][g] == pytest.approx(
+            difference, rel=1e-3
+        )
 
 
 @pytest.mark.parametrize("method", ["last_attention", "attention_rollout", "attn_lrp"])
 def test_attention_of_a_span_is_the_mean_over_its_tokens_and_relevance_the_sum(method):
     lm = tiny("llama")
-    tokens = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, target_unit="token", continuation_units=False)
+    tokens = noiser.attribute(
+        lm, PROMPT, target=ANSWER, method=method, target_unit="token", continuation_units=False
+    )
     span = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, target_unit="all")
     expected = tokens.scores.sum(0) if method == "attn_lrp" else tokens.scores.mean(0)
-    torch.testing.assert_close(span.scores[0], expected, rtol=1e-3, atol=1e-3 if method == "attn_lrp" else 1e-6)
+    torch.testing.assert_close(
+        span.scores[0], expected, rtol=1e-3, atol=1e-3 if method == "attn_lrp" else 1e-6
+    )
     assert len(tokens.targets) > 5
 
 
@@ -151,9 +176,15 @@ def test_every_method_scores_spans_each_as_if_it_were_alone(name):
 
 def test_hand_worked_numbers():
     third = [1 / 3] * 3  # one sample, two tokens, three words
-    changed, clean = (torch.tensor([one, third]).log() for one in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]))
-    assert entropy(changed[None], clean).item() == pytest.approx((1.5 * math.log(2) + math.log(3)) / 2)
-    assert divergence(changed[None], clean).item() == pytest.approx(-0.25 * math.log(0.5) - 0.5 * math.log(2))
+    changed, clean = (
+        torch.tensor([one, third]).log() for one in ([0.5, 0.25, 0.25], [0.25, 0.5, 0.25])
+    )
+    assert entropy(changed[None], clean).item() == pytest.approx(
+        (1.5 * math.log(2) + math.log(3)) / 2
+    )
+    assert divergence(changed[None], clean).item() == pytest.approx(
+        -0.25 * math.log(0.5) - 0.5 * math.log(2)
+    )
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -161,26 +192,40 @@ def test_every_method_answers_or_refuses(name):
     """The log-probability of the target, as a function, gives what the method's own score of that name gives."""
     lm = tiny("llama")
     if name in ("last_attention", "attention_rollout"):
-        with pytest.raises(ParameterError, match="Attention weights are the same whatever is explained"):
+        with pytest.raises(
+            ParameterError, match="Attention weights are the same whatever is explained"
+        ):
             run(lm, name, target=5, of=log_p_of_5)
         return
     own = run(lm, name, target=5, of=log_p_of_5)
     assert own.scores.isfinite().all()
     if "score" in own.parameters:
-        method = noiser.methods.make_method(own.method, **(dict(own.parameters) | {"score": "logprob"}))
+        method = noiser.methods.make_method(
+            own.method, **(dict(own.parameters) | {"score": "logprob"})
+        )
         named = noiser.attribute(lm, PROMPT, method=method, target=5)
         torch.testing.assert_close(own.scores, named.scores, rtol=1e-3, atol=1e-4)
         if named.stderr is not None:
-            torch.testing.assert_close(own.stderr, named.stderr, rtol=1e-3, atol=1e-4, equal_nan=True)
+            torch.testing.assert_close(
+                own.stderr, named.stderr, rtol=1e-3, atol=1e-4, equal_nan=True
+            )
 
 
 @pytest.mark.parametrize(
     ("of", "options", "message"),
     [
-        (lambda log_p, clean: log_p.sum(), {}, r"returned shape \[\]; expected a tensor of shape \[1\]"),
+        (
+            lambda log_p, clean: log_p.sum(),
+            {},
+            r"returned shape \[\]; expected a tensor of shape \[1\]",
+        ),
         (lambda log_p, clean: [0.0], {}, "returned list; expected a tensor"),
         (lambda log_p, clean: log_p[:, 0, 0] * math.inf, {}, "returned NaN or an infinite number"),
-        (lambda log_p, clean: log_p[:, 0].argmax(-1) / 1, {"method": "input_x_gradient"}, "cannot be differentiated"),
+        (
+            lambda log_p, clean: log_p[:, 0].argmax(-1) / 1,
+            {"method": "input_x_gradient"},
+            "cannot be differentiated",
+        ),
     ],
 )
 def test_functions_that_cannot_be(of, options, message, unchecked):
@@ -188,6 +233,8 @@ def test_functions_that_cannot_be(of, options, message, unchecked):
     with pytest.raises(ParameterError, match=message):
         noiser.attribute(tiny("llama"), PROMPT, **asked | options)
     if options:  # what cannot be differentiated has scores without errors
-        att = noiser.attribute(tiny("llama"), PROMPT, **asked | {"method": noiser.Noiser(samples=3, bounding=0.5)})
+        att = noiser.attribute(
+            tiny("llama"), PROMPT, **asked | {"method": noiser.Noiser(samples=3, bounding=0.5)}
+        )
         assert att.scores.isfinite().all()
         assert att.stderr.isnan().all()

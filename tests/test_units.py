@@ -6,7 +6,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from noiser.errors import PromptError, UnitError
-from noiser.text import Encoding, encode, extend, make_target_spans, make_units, sentence_spans, word_spans
+from noiser.text import (
+    Encoding,
+    encode,
+    extend,
+    make_target_spans,
+    make_units,
+    sentence_spans,
+    word_spans,
+)
 from noiser.text.segments import SEGMENTATIONS, snap
 from noiser.types import Source
 from test_text import FEW, TEXTS, tokenizer_of
@@ -37,21 +45,48 @@ def shown(units):
 def check(encoding, units):
     tokens = [token for unit in units for token in unit.token_indices]
     assert len(set(tokens)) == len(tokens)
-    assert all(unit.token_indices and list(unit.token_indices) == sorted(unit.token_indices) for unit in units)
+    assert all(
+        unit.token_indices and list(unit.token_indices) == sorted(unit.token_indices)
+        for unit in units
+    )
     assert [unit.token_indices for unit in units] == sorted(unit.token_indices for unit in units)
-    assert all(unit.text == encoding.text[unit.start : unit.end] for unit in units if unit.start < unit.end)
+    assert all(
+        unit.text == encoding.text[unit.start : unit.end] for unit in units if unit.start < unit.end
+    )
 
 
 @pytest.mark.parametrize(
     ("unit", "expected"),
     [
-        ("token", [("Le", (0,)), ("Bron", (1,)), (" James", (2,)), (" plays", (3,)), (".", (4,)), (" Then", (5,))]),
-        ("word", [("LeBron", (0, 1)), (" James", (2,)), (" plays", (3,)), (".", (4,)), (" Then", (5,))]),
+        (
+            "token",
+            [
+                ("Le", (0,)),
+                ("Bron", (1,)),
+                (" James", (2,)),
+                (" plays", (3,)),
+                (".", (4,)),
+                (" Then", (5,)),
+            ],
+        ),
+        (
+            "word",
+            [("LeBron", (0, 1)), (" James", (2,)), (" plays", (3,)), (".", (4,)), (" Then", (5,))],
+        ),
         ("sentence", [("LeBron James plays.", (0, 1, 2, 3, 4)), (" Then", (5,))]),
         ([(0, 6), (7, 12)], [("LeBron", (0, 1)), ("James", (2,))]),
-        ([(19, 24), (0, 2)], [("Le", (0,)), (" Then", (5,))]),  # in order, whatever order they came in
-        ([(0, 7)], [("LeBron ", (0, 1))]),  # the next word's space alone does not make it this span's
-        ([(0, 4), (4, 12)], [("LeBr", (0, 1)), ("on James", (2,))]),  # "Bron" is tied: the first span has it
+        (
+            [(19, 24), (0, 2)],
+            [("Le", (0,)), (" Then", (5,))],
+        ),  # in order, whatever order they came in
+        (
+            [(0, 7)],
+            [("LeBron ", (0, 1))],
+        ),  # the next word's space alone does not make it this span's
+        (
+            [(0, 4), (4, 12)],
+            [("LeBr", (0, 1)), ("on James", (2,))],
+        ),  # "Bron" is tied: the first span has it
         ([(0, 3), (3, 12)], [("LeB", (0,)), ("ron James", (1, 2))]),
         ([(1, 2)], [("e", (0,))]),  # inside a token nobody else asks for
     ],
@@ -66,25 +101,50 @@ def test_units(unit, expected):
 def test_bytes_of_a_character_are_one_unit():
     encoding = encode(tokenizer_of("byte_fallback"), "𐀀 👨!")
     assert shown(make_units(encoding, "token"))[-2:] == [("👨", (7, 8, 9, 10)), ("!", (11,))]
-    assert shown(make_units(encoding, "word")) == [("𐀀", (1, 2, 3, 4, 5)), (" 👨!", (6, 7, 8, 9, 10, 11))]
+    assert shown(make_units(encoding, "word")) == [
+        ("𐀀", (1, 2, 3, 4, 5)),
+        (" 👨!", (6, 7, 8, 9, 10, 11)),
+    ]
     assert shown(make_units(encoding, [(2, 3)])) == [("👨", (7, 8, 9, 10))]
 
 
 def test_frozen_tokens_are_units_only_when_perturbed():
     encoding = encode(tokenizer_of("word_level"), "the sport </s> the game")
-    assert shown(make_units(encoding, "sentence")) == [("the sport ", (1, 2)), (" the game", (4, 5))]
+    assert shown(make_units(encoding, "sentence")) == [
+        ("the sport ", (1, 2)),
+        (" the game", (4, 5)),
+    ]
     units = make_units(encoding, "sentence", special_tokens="perturbed")
-    assert shown(units) == [("<s>", (0,)), ("the sport ", (1, 2)), ("</s>", (3,)), (" the game", (4, 5))]
+    assert shown(units) == [
+        ("<s>", (0,)),
+        ("the sport ", (1, 2)),
+        ("</s>", (3,)),
+        (" the game", (4, 5)),
+    ]
     assert (units[0].start, units[0].end) == (0, 0)
     check(encoding, units)
 
 
 def test_units_stay_in_their_region():
-    encoding = by_hand("user:", "play", "\n", "bot:", "basket", "ball", frozen={0, 2, 3}, regions=((5, 9), (14, 24)))
+    encoding = by_hand(
+        "user:",
+        "play",
+        "\n",
+        "bot:",
+        "basket",
+        "ball",
+        frozen={0, 2, 3},
+        regions=((5, 9), (14, 24)),
+    )
     assert shown(make_units(encoding, "word")) == [("play", (1,)), ("basketball", (4, 5))]
-    assert shown(make_units(encoding, [(0, 24)])) == [(encoding.text, (1, 4, 5))]  # the caller's own may span them
+    assert shown(make_units(encoding, [(0, 24)])) == [
+        (encoding.text, (1, 4, 5))
+    ]  # the caller's own may span them
     source = Source("", encoding.text, 0, 24)
-    assert shown(make_units(encoding, "turn", sources=[source])) == [("play", (1,)), ("basketball", (4, 5))]
+    assert shown(make_units(encoding, "turn", sources=[source])) == [
+        ("play", (1,)),
+        ("basketball", (4, 5)),
+    ]
     with pytest.raises(UnitError, match="tokens there are none"):
         make_units(encoding, [(0, 4)])
     encoding = by_hand("one", "\n", "two", "\n\n", "three", " four", "\n")
@@ -112,7 +172,10 @@ def test_a_continuation_is_apart_from_the_prompt():
         ([(4, 2)], r"\(4, 2\) of unit is empty or reversed"),
         ([(0, 99)], r"\(0, 99\) of unit leaves the prompt; expected 0 <= start < end <= 12"),
         *(([span], "pairs of integers") for span in ((0.0, 2.0), (0, 1, 2), "ab", 3)),
-        ([(0, 6), (6, 7), (7, 12)], r"\(6, 7\), ' ', holds no whole token: .* tokens there are .*\(6, 12\)"),
+        (
+            [(0, 6), (6, 7), (7, 12)],
+            r"\(6, 7\), ' ', holds no whole token: .* tokens there are .*\(6, 12\)",
+        ),
         ([(2, 3), (3, 6)], r"\(2, 3\), 'B', holds no whole token.*\(2, 6\)"),
     ],
 )
@@ -146,10 +209,14 @@ def test_units_rebuild_any_text(name, text, continuation):
             assert "".join(unit.text for unit in before) == text
         every = make_units(encoding, name, special_tokens="perturbed")
         check(encoding, every)
-        assert sorted(i for unit in every for i in unit.token_indices) == list(range(len(encoding.token_ids)))
+        assert sorted(i for unit in every for i in unit.token_indices) == list(
+            range(len(encoding.token_ids))
+        )
 
 
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True).map(sorted))
+@given(
+    text=TEXTS, cuts=st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True).map(sorted)
+)
 def test_any_spans_keep_tokens_apart(text, cuts):
     cuts = [cut for cut in cuts if cut <= len(text)]
     spans = list(zip(cuts[::2], cuts[1::2], strict=False))
@@ -178,7 +245,13 @@ def test_words():
         "one, two": ["one", ",", " two"],
         "don't rock’n’roll": ["don't", " rock’n’roll"],
         "Audible.com 8.1 1,000 well-known": ["Audible.com", " 8.1", " 1,000", " well-known"],
-        "and/or a@b.c AT&T 10:30 snake_case": ["and/or", " a@b.c", " AT&T", " 10:30", " snake_case"],
+        "and/or a@b.c AT&T 10:30 snake_case": [
+            "and/or",
+            " a@b.c",
+            " AT&T",
+            " 10:30",
+            " snake_case",
+        ],
         "a,b": ["a", ",", "b"],  # a comma joins digits only
         "wait... what?!": ["wait", "...", " what", "?!"],  # more than one mark joins nothing
         "'tis the dogs' end.": ["'", "tis", " the", " dogs", "'", " end", "."],
@@ -204,7 +277,11 @@ def test_sentences():
         'He said "Go!" Then left.': ['He said "Go!"', " Then left."],
         '"Go!" she said.': ['"Go!" she said.'],
         "Dr. Who met J. R. Smith of the U.S. Army.": ["Dr. Who met J. R. Smith of the U.S. Army."],
-        "See Fig. 3 or no. 5. He said no. Then left.": ["See Fig. 3 or no. 5.", " He said no.", " Then left."],
+        "See Fig. 3 or no. 5. He said no. Then left.": [
+            "See Fig. 3 or no. 5.",
+            " He said no.",
+            " Then left.",
+        ],
         "See e.g. Fig. 3.": ["See e.g. Fig. 3."],
         "So did I. Then 8.1 fell.": ["So did I.", " Then 8.1 fell."],
         "Yes... maybe. No": ["Yes... maybe.", " No"],
@@ -212,12 +289,25 @@ def test_sentences():
         "你好。再见！": ["你好。", "再见！"],
         "यह है। वह था।": ["यह है।", " वह था।"],
         "v1.2.3 at example.com is out": ["v1.2.3 at example.com is out"],
-        "1. Preheat it.\n2. Mix. Bake.\n 10. Eat": ["1. Preheat it.", "\n2. Mix.", " Bake.", "\n 10. Eat"],
+        "1. Preheat it.\n2. Mix. Bake.\n 10. Eat": [
+            "1. Preheat it.",
+            "\n2. Mix.",
+            " Bake.",
+            "\n 10. Eat",
+        ],
         "# I. Start\n**1.2. Part** of it. So.": ["# I. Start", "\n**1.2. Part** of it.", " So."],
         "Zum Beispiel, z. B. Äpfel. D. h. Obst.": ["Zum Beispiel, z. B. Äpfel.", " D. h. Obst."],
         "Nr. 5 in St. Gallen, u. a. Anna. Ende.": ["Nr. 5 in St. Gallen, u. a. Anna.", " Ende."],
-        "Der 2. Weltkrieg. Tun: 1. Kochen. 2. Essen.": ["Der 2. Weltkrieg.", " Tun: 1. Kochen.", " 2. Essen."],
-        "Am 3. Mai kam er. Es war 1999. Dann ging er.": ["Am 3. Mai kam er.", " Es war 1999.", " Dann ging er."],
+        "Der 2. Weltkrieg. Tun: 1. Kochen. 2. Essen.": [
+            "Der 2. Weltkrieg.",
+            " Tun: 1. Kochen.",
+            " 2. Essen.",
+        ],
+        "Am 3. Mai kam er. Es war 1999. Dann ging er.": [
+            "Am 3. Mai kam er.",
+            " Es war 1999.",
+            " Dann ging er.",
+        ],
         "": [],
     }
     assert {text: pieces(sentence_spans(text), text) for text in expected} == expected
@@ -247,11 +337,15 @@ def test_snap_keeps_tokens_whole():
     }
     for tokens, groups in expected.items():
         text, ends = "".join(tokens), list(accumulate(map(len, tokens)))
-        assert snap(text, word_spans(text), list(zip([0, *ends], ends, strict=False))) == groups, text
+        assert snap(text, word_spans(text), list(zip([0, *ends], ends, strict=False))) == groups, (
+            text
+        )
     assert snap("abcdef", [(0, 6)], [(0, 2), (4, 6)]) == [[0], [1]]  # a gap ends a group
 
 
-@pytest.mark.parametrize("text", ["." * 20_000 + "x", " " * 20_000 + "x", "a" + "\n" * 20_000 + "x", "a. " * 10_000])
+@pytest.mark.parametrize(
+    "text", ["." * 20_000 + "x", " " * 20_000 + "x", "a" + "\n" * 20_000 + "x", "a. " * 10_000]
+)
 @pytest.mark.parametrize("segment", SEGMENTATIONS.values())
 def test_long_texts_take_linear_time(segment, text):
     began = time.process_time()

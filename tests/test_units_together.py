@@ -34,7 +34,9 @@ def exact(values, units):
 
 
 @pytest.mark.parametrize("units", [1, 2, 5, 8])
-def test_kernel_shap_with_all_coalitions_is_exact_and_scores_sum_to_what_all_units_together_change(units):
+def test_kernel_shap_with_all_coalitions_is_exact_and_scores_sum_to_what_all_units_together_change(
+    units,
+):
     game, values = random_game(units)
     found, whole = play(noiser.KernelShap(), game), float(values[-1] - values[0])
     assert found.info == {"exact": [True], "baseline_value": [float(values[0])]}
@@ -46,7 +48,9 @@ def test_kernel_shap_with_all_coalitions_is_exact_and_scores_sum_to_what_all_uni
 def test_sampled_orders_are_within_their_standard_errors():
     game, values = random_game(6)
     runs = [play(noiser.ShapleySampling(permutations=12), game, seed) for seed in range(200)]
-    scores, stderr = (torch.stack([getattr(run, name)[0] for run in runs]) for name in ("scores", "stderr"))
+    scores, stderr = (
+        torch.stack([getattr(run, name)[0] for run in runs]) for name in ("scores", "stderr")
+    )
     z = (scores.mean(0) - exact(values, 6)) / (scores.std(0) / len(runs) ** 0.5)
     assert z.abs().max() < 4, z
     ratio = stderr.mean(0) / scores.std(0)
@@ -90,31 +94,47 @@ def test_drawn_coalitions_have_the_kernel_as_their_mean(units, samples):
         run.index_add_(0, (kept * bits).sum(1), weights)
     for index in range(1, 2**units - 1):
         error = float(total[:, index].std()) / runs**0.5
-        assert float(total[:, index].mean()) == pytest.approx(kernel(index.bit_count(), units), abs=5 * error + 1e-9)
+        assert float(total[:, index].mean()) == pytest.approx(
+            kernel(index.bit_count(), units), abs=5 * error + 1e-9
+        )
 
 
 def test_regression_gets_every_additive_game_right_and_meets_the_sum_with_few_coalitions():
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(12, generator=generator, dtype=torch.float64)
     kept, weights = draw_coalitions(12, 60, generator)
-    torch.testing.assert_close(shapley_regression(kept, kept.double() @ truth, weights, truth.sum()), truth)
+    torch.testing.assert_close(
+        shapley_regression(kept, kept.double() @ truth, weights, truth.sum()), truth
+    )
     kept, weights = draw_coalitions(30, 4, generator)
-    found = shapley_regression(kept, torch.randn(len(kept), dtype=torch.float64), weights, torch.tensor(0.7).double())
+    found = shapley_regression(
+        kept, torch.randn(len(kept), dtype=torch.float64), weights, torch.tensor(0.7).double()
+    )
     assert found.isfinite().all()
     assert float(found.sum()) == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize("method", [noiser.KernelShap, partial(noiser.Joint, score="prob")], ids=["kernel", "joint"])
+@pytest.mark.parametrize(
+    "method", [noiser.KernelShap, partial(noiser.Joint, score="prob")], ids=["kernel", "joint"]
+)
 def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
     """Three units have 8 inputs in all; the nine of the second target take as many as `samples` says."""
-    weights, table, whole = torch.randn(9, generator=torch.Generator().manual_seed(0)).double(), {}, []
+    weights, table, whole = (
+        torch.randn(9, generator=torch.Generator().manual_seed(0)).double(),
+        {},
+        [],
+    )
     for g, units in enumerate((3, 9)):
         kept = torch.ones(2**units, 9, dtype=torch.bool)
         kept[:, :units] = subsets(units)
         values = (kept.double() @ weights).sigmoid().tolist()
-        table |= {(g, row.numpy().tobytes()): value for row, value in zip(kept, values, strict=True)}
+        table |= {
+            (g, row.numpy().tobytes()): value for row, value in zip(kept, values, strict=True)
+        }
         whole.append(values[-1])
-    game = StoredGame(torch.arange(9) < torch.tensor([[3], [9]]), torch.tensor(whole).double(), "prob", table)
+    game = StoredGame(
+        torch.arange(9) < torch.tensor([[3], [9]]), torch.tensor(whole).double(), "prob", table
+    )
     exact, errors = play(method(samples=2**9), game).scores, []
     assert (~exact.isnan()).sum(1).tolist() == [3, 9]
     for samples in (20, 160):
@@ -130,11 +150,17 @@ def test_a_target_inside_a_word_sees_the_word_whole(family):
     lm = tiny(family)
     query = query_of(lm, PROMPT, target=" purple children", unit="word")
     word = next(unit for unit in query.units if unit.text == " purple")
-    assert any(word.token_indices[0] <= row < word.token_indices[-1] for row in query.logit_positions)
+    assert any(
+        word.token_indices[0] <= row < word.token_indices[-1] for row in query.logit_positions
+    )
     nothing = torch.zeros(1, len(query.units), dtype=torch.bool)
     values = run_one(lm, Game(query, query.score("prob"), remover(query, "zero"))(nothing))
-    for row, token, (found,) in zip(query.logit_positions, query.target_ids, values.tolist(), strict=True):
-        gone = [i for unit in query.units if unit.token_indices[-1] <= row for i in unit.token_indices]
+    for row, token, (found,) in zip(
+        query.logit_positions, query.target_ids, values.tolist(), strict=True
+    ):
+        gone = [
+            i for unit in query.units if unit.token_indices[-1] <= row for i in unit.token_indices
+        ]
         assert found == pytest.approx(float(predict(lm, query, row, gone)[token]), abs=2e-6)
 
 
@@ -162,7 +188,9 @@ def test_lime_equals_the_closed_form(units):
     z = np.vstack([np.ones((1, units), int), (masks(20, units, 3) >= 0.3).int().numpy()])
     cosine = z.sum(1) / np.sqrt(np.maximum(z.sum(1), 1) * units)
     w = np.exp(-((1 - cosine) ** 2) / (2 * 0.3**2))
-    np.testing.assert_allclose(found.numpy(), weighted_ridge(z, values_of(values, z), w, 0.5), atol=1e-6)
+    np.testing.assert_allclose(
+        found.numpy(), weighted_ridge(z, values_of(values, z), w, 0.5), atol=1e-6
+    )
 
 
 def test_surrogates_say_how_well_they_fit():
@@ -183,7 +211,9 @@ def test_surrogates_say_how_well_they_fit():
 def test_context_cite_is_the_lasso():
     """The optimum is recognised by its subgradient: |correlation with the residual| is alpha where it is not 0."""
     alpha = 0.3
-    game, values = stored(lambda kept: 3.0 * (0 in kept) + 2 * ({1, 2} <= kept) - (3 in kept) + 0.1 * (4 in kept), 6)
+    game, values = stored(
+        lambda kept: 3.0 * (0 in kept) + 2 * ({1, 2} <= kept) - (3 in kept) + 0.1 * (4 in kept), 6
+    )
     scores = play(noiser.ContextCite(samples=24, alpha=alpha), game, seed=2).scores[0]
     z = (masks(24, 6, 2) < 0.5).int().numpy()
     y = values_of(values, z)
@@ -194,7 +224,9 @@ def test_context_cite_is_the_lasso():
     assert (weights == 0).any()
     assert (weights != 0).any()
     tolerance = 1e-3 * np.abs(y).max()
-    np.testing.assert_allclose(correlation[weights != 0], alpha * np.sign(weights[weights != 0]), atol=tolerance)
+    np.testing.assert_allclose(
+        correlation[weights != 0], alpha * np.sign(weights[weights != 0]), atol=tolerance
+    )
     assert (np.abs(correlation[weights == 0]) <= alpha + tolerance).all()
 
 
@@ -212,7 +244,9 @@ def banzhaf(values, units):
     """The mean step of each unit over all sets of the others."""
     kept = torch.arange(2**units)
     without = [kept[kept >> u & 1 == 0] for u in range(units)]
-    return torch.stack([(values[some + 2**u] - values[some]).mean() for u, some in enumerate(without)])
+    return torch.stack(
+        [(values[some + 2**u] - values[some]).mean() for u, some in enumerate(without)]
+    )
 
 
 def in_order(values, order):
@@ -240,7 +274,9 @@ def test_with_all_inputs_it_is_its_definition(score, units):
     assert not found.stderr.any()
 
 
-@pytest.mark.parametrize("removal", ["zero", "delete", "hidden"])  # with noise, other draws are another game
+@pytest.mark.parametrize(
+    "removal", ["zero", "delete", "hidden"]
+)  # with noise, other draws are another game
 def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
     lm, prompt = tiny("llama"), PROMPT + " near"
     whole = noiser.attribute(lm, prompt, method=noiser.Joint(removal=removal, samples=EVERY))
@@ -263,7 +299,9 @@ def test_a_targets_scores_do_not_depend_on_later_targets(samples, removal):
 def fitted(value, units, pairs, seed=0):
     """The effects in the middle, and their standard errors, of a game: a function from a set of units to a number."""
     kept = torch.rand(pairs, units, generator=torch.Generator().manual_seed(seed)) < 0.5
-    numbers = lambda rows: torch.tensor([value(frozenset(row.nonzero().flatten().tolist())) for row in rows]).double()
+    numbers = lambda rows: torch.tensor(
+        [value(frozenset(row.nonzero().flatten().tolist())) for row in rows]
+    ).double()
     every, none = frozenset(range(units)), frozenset()
     last = [value(every) - value(every - {u}) for u in range(units)]
     first = [value(frozenset({u})) - value(none) for u in range(units)]
@@ -273,21 +311,32 @@ def fitted(value, units, pairs, seed=0):
 def test_the_fit_minimises_what_it_says():
     draw = torch.Generator().manual_seed(3)
     kept = torch.rand(9, 6, generator=draw) < 0.5
-    differences, guesses = (torch.randn(*shape, generator=draw).double() for shape in ((9,), (2, 6)))
+    differences, guesses = (
+        torch.randn(*shape, generator=draw).double() for shape in ((9,), (2, 6))
+    )
     signs = 2 * kept.double() - 1
     prior = 0.3 * (signs @ guesses.T).square().mean()
-    scores, weights = torch.zeros(6).double().requires_grad_(), torch.zeros(2).double().requires_grad_()
-    search = torch.optim.LBFGS([scores, weights], max_iter=500, tolerance_grad=1e-12, tolerance_change=0)
+    scores, weights = (
+        torch.zeros(6).double().requires_grad_(),
+        torch.zeros(2).double().requires_grad_(),
+    )
+    search = torch.optim.LBFGS(
+        [scores, weights], max_iter=500, tolerance_grad=1e-12, tolerance_change=0
+    )
 
     def loss():
         search.zero_grad()
-        total = (differences - signs @ scores).square().sum() + (scores - weights @ guesses).square().sum()
+        total = (differences - signs @ scores).square().sum() + (
+            scores - weights @ guesses
+        ).square().sum()
         total = total + prior * (weights - 0.5).square().sum()
         total.backward()
         return total
 
     search.step(loss)
-    torch.testing.assert_close(_fit(kept, differences, guesses).scores, scores.detach(), atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        _fit(kept, differences, guesses).scores, scores.detach(), atol=1e-7, rtol=0
+    )
 
 
 def test_copies_share_what_one_of_them_would_have_and_a_sum_is_found_with_the_fewest_samples():
@@ -295,15 +344,22 @@ def test_copies_share_what_one_of_them_would_have_and_a_sum_is_found_with_the_fe
     for pairs in (24, 200):
         fit = fitted(lambda kept: float(bool({2, 5} & kept)), 12, pairs)
         assert fit.scores.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
-    torch.testing.assert_close(fit.scores[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        fit.scores[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0
+    )
     weights = [0.5, -1.0, 2.0, 0.25, 0.0, 3.0, 1.5, -0.5]
     fit = fitted(lambda kept: sum(weights[u] for u in kept), 8, 1)
     torch.testing.assert_close(fit.scores, torch.tensor(weights).double())
 
 
 def test_standard_errors_are_the_spread_over_seeds():
-    pairs = {(i, j): (-1.0) ** (i * j) * (1 + (3 * i + 5 * j) % 4) for i, j in itertools.combinations(range(10), 2)}
-    value = lambda kept: sum(w * (i in kept) * (j in kept) for (i, j), w in pairs.items()) ** 2 / 100
+    pairs = {
+        (i, j): (-1.0) ** (i * j) * (1 + (3 * i + 5 * j) % 4)
+        for i, j in itertools.combinations(range(10), 2)
+    }
+    value = lambda kept: (
+        sum(w * (i in kept) * (j in kept) for (i, j), w in pairs.items()) ** 2 / 100
+    )
     for drawn in (15, 60):
         fits = [fitted(value, 10, drawn, seed) for seed in range(200)]
         spread = torch.stack([fit.scores for fit in fits]).std(0)
@@ -313,7 +369,9 @@ def test_standard_errors_are_the_spread_over_seeds():
 
 def test_a_single_unit_has_the_whole_gain_and_the_earlier_name_is_read(tmp_path):
     att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint@1", unit="sentence")
-    assert float(att.scores) == pytest.approx(att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6)
+    assert float(att.scores) == pytest.approx(
+        att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6
+    )
     assert att.method == "joint@1"
     path = tmp_path / "a.json"
     att.save(path)

@@ -20,45 +20,107 @@ def obvious(lm):
     """p(target) of the whole sequence, less p with each unit's rows at zero."""
     query = query_of(lm, PROMPT)
     removed = [(), *(unit.token_indices for unit in query.units)]
-    p = torch.stack([predict(lm, query, query.logit_positions[0], each)[query.target_ids[0]] for each in removed])
+    p = torch.stack(
+        [
+            predict(lm, query, query.logit_positions[0], each)[query.target_ids[0]]
+            for each in removed
+        ]
+    )
     return (p[0] - p[1:]).float()
 
 
 def obvious_slopes(model, att):
     """Norms of each unit's rows times the slope of p(target) in them, from one pass over the whole sequence."""
-    rows = model.get_input_embeddings()(torch.tensor([tiny_tokenizer()(PROMPT)["input_ids"]])).detach().requires_grad_()
-    model(inputs_embeds=rows, use_cache=False).logits[0, -1].softmax(-1)[att.targets[0].token_id].backward()
+    rows = (
+        model.get_input_embeddings()(torch.tensor([tiny_tokenizer()(PROMPT)["input_ids"]]))
+        .detach()
+        .requires_grad_()
+    )
+    model(inputs_embeds=rows, use_cache=False).logits[0, -1].softmax(-1)[
+        att.targets[0].token_id
+    ].backward()
     products = (rows * rows.grad)[0].detach()
-    return torch.stack([products[list(unit.token_indices)].norm(dim=-1).sum() for unit in att.units])
+    return torch.stack(
+        [products[list(unit.token_indices)].norm(dim=-1).sum() for unit in att.units]
+    )
 
 
 def gemma4(multimodal=False, **more):
     """Dense Gemma 4, whose layers have heads of two sizes."""
     pytest.importorskip("transformers.models.gemma4")
-    options = {"global_head_dim": 16, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0} | more
+    options = {
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+    } | more
     text = transformers.Gemma4TextConfig(**(SIZES | GEMMA | options))
     if not multimodal:
         return transformers.Gemma4ForCausalLM(text)
-    tokens = {f"{kind}_token_id": 380 + place for place, kind in enumerate(("image", "video", "audio"))}
-    config = transformers.Gemma4Config(text_config=text.to_dict(), vision_config=None, audio_config=None, **tokens)
+    tokens = {
+        f"{kind}_token_id": 380 + place for place, kind in enumerate(("image", "video", "audio"))
+    }
+    config = transformers.Gemma4Config(
+        text_config=text.to_dict(), vision_config=None, audio_config=None, **tokens
+    )
     return transformers.Gemma4ForConditionalGeneration(config)
 
 
 def dots3_note(**options):
     """Latent attention whose layers differ in heads and ranks: the cache holds latents, attention sees keys."""
     pytest.importorskip("transformers.models.dots3_note")
-    sizes = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    sizes = {
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    }
     sizes |= {"head_dim": 12}
     sliding = {f"swa_{name}": size for name, size in (sizes | {"num_attention_heads": 2}).items()}
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "index_n_heads": 2}
-    layers = {"num_hidden_layers": 4, "num_key_value_heads": 4, "index_topk": 4, "index_head_dim": 8}
-    text = SIZES | sizes | sliding | experts | layers | {"sliding_window": 6, "swa_num_key_value_heads": 2} | options
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    audio = {"adapter_out_dim": 32, "adapter_input_size": 16, "downsample_hidden_size": 8, "feature_size": 16}
-    whisper = {"d_model": 16, "encoder_attention_heads": 2, "encoder_layers": 1, "encoder_ffn_dim": 32}
+    experts = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "index_n_heads": 2,
+    }
+    layers = {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "index_topk": 4,
+        "index_head_dim": 8,
+    }
+    text = (
+        SIZES
+        | sizes
+        | sliding
+        | experts
+        | layers
+        | {"sliding_window": 6, "swa_num_key_value_heads": 2}
+        | options
+    )
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    audio = {
+        "adapter_out_dim": 32,
+        "adapter_input_size": 16,
+        "downsample_hidden_size": 8,
+        "feature_size": 16,
+    }
+    whisper = {
+        "d_model": 16,
+        "encoder_attention_heads": 2,
+        "encoder_layers": 1,
+        "encoder_ffn_dim": 32,
+    }
     vision = small | {"mlp_layer_types": ["dense"], "adapter_in_dim": 16, "adapter_out_dim": 32}
     audio |= {"whisper_config": whisper | {"num_mel_bins": 16}}
-    config = transformers.Dots3NoteConfig(text_config=text, vision_config=vision, audio_config=audio)
+    config = transformers.Dots3NoteConfig(
+        text_config=text, vision_config=vision, audio_config=audio
+    )
     return transformers.Dots3NoteForConditionalGeneration(config)
 
 
@@ -100,12 +162,16 @@ def test_numbers_are_those_of_the_obvious_loop(name):
     assert expected.abs().max() > 1e-4
     torch.testing.assert_close(att.scores[0], expected, atol=1e-7, rtol=1e-4)
     if slopes and name != "inference mode":
-        torch.testing.assert_close(slopes.scores[0], obvious_slopes(model, slopes), atol=1e-7, rtol=1e-3)
+        torch.testing.assert_close(
+            slopes.scores[0], obvious_slopes(model, slopes), atol=1e-7, rtol=1e-3
+        )
     assert lm.abilities.packs is not (name in ("window of the cache", "latent, indexed"))
 
 
 def test_an_architecture_whose_own_code_fails_is_one_clear_error():
-    model = gemma4(num_hidden_layers=4, layer_types=GEMMA["layer_types"] * 2, num_kv_shared_layers=2).eval()
+    model = gemma4(
+        num_hidden_layers=4, layer_types=GEMMA["layer_types"] * 2, num_kv_shared_layers=2
+    ).eval()
     lm = noiser.wrap(model, tiny_tokenizer())
     with pytest.raises(ModelError, match=r"^Gemma4ForCausalLM failed while it ran: TypeError"):
         noiser.attribute(lm, PROMPT)
@@ -130,7 +196,9 @@ def test_a_compiled_model_scores_as_it_is_written(how):
     assert [dict(vars(module)) for module in model.modules()] == before
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of PEFT
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # of PEFT
 LORA = {"r": 4, "init_lora_weights": False}
 
 
@@ -163,14 +231,19 @@ def predicted(model, ids, gone=()):
 def test_the_adapted_model_is_explained(kind, options, tokens):
     """A learned prompt stands before the tokens, and its rows before those of their logits."""
     model = adapted("llama", kind, **options)
-    att = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion", max_new_tokens=tokens)
+    att = noiser.attribute(
+        noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion", max_new_tokens=tokens
+    )
     ids = [*tiny_tokenizer()(PROMPT)["input_ids"]]
     for target, scores in zip(att.targets, att.scores, strict=True):
         clean = predicted(model, ids)
         assert target.token_id == int(clean.argmax())
         for unit, score in zip(att.units, scores.tolist(), strict=True):
             if max(unit.token_indices) < len(ids):
-                drop = clean[target.token_id] - predicted(model, ids, unit.token_indices)[target.token_id]
+                drop = (
+                    clean[target.token_id]
+                    - predicted(model, ids, unit.token_indices)[target.token_id]
+                )
                 assert score == pytest.approx(float(drop), abs=1e-5)
         ids.append(target.token_id)
 
@@ -179,7 +252,9 @@ def test_the_head_runs_where_it_is_needed_alone():
     model, rows = adapted("llama", **LORA, target_modules=["q_proj"]), []
     lm = noiser.wrap(model, tiny_tokenizer())
     lm.abilities.packs = False
-    model.get_output_embeddings().register_forward_hook(lambda *call: rows.append(call[-1].shape[1]))
+    model.get_output_embeddings().register_forward_hook(
+        lambda *call: rows.append(call[-1].shape[1])
+    )
     noiser.attribute(lm, PROMPT, method="input_x_gradient")
     noiser.attribute(lm, PROMPT, method="occlusion")
     assert set(rows) == {1}

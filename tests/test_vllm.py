@@ -7,7 +7,13 @@ import torch
 
 import noiser
 import vllm_for_tests
-from noiser.errors import DependencyError, ModelError, ModelNotFoundError, ParameterError, UnsupportedModelError
+from noiser.errors import (
+    DependencyError,
+    ModelError,
+    ModelNotFoundError,
+    ParameterError,
+    UnsupportedModelError,
+)
 from noiser.judges import make_judge
 from noiser.methods import METHODS
 from noiser.server.jobs import Stopped
@@ -17,7 +23,9 @@ from test_contract import CHAT, METHOD_NAMES, PROMPT, method_of
 from tiny import save_tiny
 from vllm_for_tests import assert_same
 
-PREDICTING = [name for name in METHOD_NAMES if not getattr(METHODS.get(name).factory, "looks_inside", False)]
+PREDICTING = [
+    name for name in METHOD_NAMES if not getattr(METHODS.get(name).factory, "looks_inside", False)
+]
 QUESTION = "LeBron James professionally plays the sport of"
 QUESTIONS = {
     "one target": {},
@@ -41,9 +49,14 @@ def engine_of(lm):
 
 @pytest.mark.parametrize(
     ("name", "question"),
-    [*((name, "words") for name in ("noiser", "lime", "joint")), *(("occlusion", question) for question in QUESTIONS)],
+    [
+        *((name, "words") for name in ("noiser", "lime", "joint")),
+        *(("occlusion", question) for question in QUESTIONS),
+    ],
 )
-def test_gives_the_local_models_numbers_and_says_which_model_it_is(served, local, folder, name, question):
+def test_gives_the_local_models_numbers_and_says_which_model_it_is(
+    served, local, folder, name, question
+):
     options = QUESTIONS[question] | {"method": method_of(name)}
     found = noiser.attribute(served, PROMPT, **options)
     assert_same(found, noiser.attribute(local, PROMPT, **options))
@@ -59,27 +72,42 @@ def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
     found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=2)
     for one, prompt in zip(found, prompts, strict=True):
         assert_same(one, noiser.attribute(local, prompt, method="occlusion", max_new_tokens=2))
-    assert len(llm.calls) == 3  # two tokens of every continuation, then what all prompts ask together
+    assert (
+        len(llm.calls) == 3
+    )  # two tokens of every continuation, then what all prompts ask together
 
 
 @pytest.mark.parametrize("family", ["gemma3", "granite", "llama"])
-def test_measures_the_factor_of_the_embeddings_and_notices_another_models_table(family, tmp_path, monkeypatch):
+def test_measures_the_factor_of_the_embeddings_and_notices_another_models_table(
+    family, tmp_path, monkeypatch
+):
     vllm_for_tests.install(monkeypatch)
     folder = save_tiny(family, tmp_path / family)
-    served, local = noiser.load_model(f"vllm:{folder}", device="cpu"), noiser.load_model(folder, device="cpu")
-    assert served.abilities.embedding_scale == pytest.approx(local.abilities.embedding_scale, rel=1e-6)
+    served, local = (
+        noiser.load_model(f"vllm:{folder}", device="cpu"),
+        noiser.load_model(folder, device="cpu"),
+    )
+    assert served.abilities.embedding_scale == pytest.approx(
+        local.abilities.embedding_scale, rel=1e-6
+    )
     torch.testing.assert_close(served.embed(torch.arange(9)), local.embed(torch.arange(9)))
     with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
-        noiser.model.served.measure_embedding_scale(engine_of(served), served.model.embedding.weight.flip(0), None)
+        noiser.model.served.measure_embedding_scale(
+            engine_of(served), served.model.embedding.weight.flip(0), None
+        )
 
 
 def test_cites_sources_as_a_local_model_does_that_cannot_hide_tokens(served, local):
     lm = noiser.wrap(local.model, local.tokenizer)
     lm.abilities.packs = False
-    found, expected = (noiser.cite(each, "Who sings?", SOURCES, max_new_tokens=3) for each in (served, lm))
+    found, expected = (
+        noiser.cite(each, "Who sings?", SOURCES, max_new_tokens=3) for each in (served, lm)
+    )
     assert found.answer == expected.answer
     assert found.losses == pytest.approx(expected.losses, abs=1e-4)
-    torch.testing.assert_close(found.attribution.scores, expected.attribution.scores, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        found.attribution.scores, expected.attribution.scores, atol=1e-4, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", sorted({*METHOD_NAMES} - {*PREDICTING}))
@@ -95,7 +123,9 @@ def test_the_bench_and_the_page_take_it_as_any_model(served):
     def stop(*_):
         raise Stopped
 
-    hook = served.model.register_forward_pre_hook(stop)  # as the page does, to look for a stop before every pass
+    hook = served.model.register_forward_pre_hook(
+        stop
+    )  # as the page does, to look for a stop before every pass
     try:
         with pytest.raises(Stopped):
             noiser.attribute(served, PROMPT, method="occlusion")
@@ -105,9 +135,14 @@ def test_the_bench_and_the_page_take_it_as_any_model(served):
         make_judge("local", lm=served)
 
 
-def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wrong(served, local, monkeypatch):
+def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wrong(
+    served, local, monkeypatch
+):
     llm = engine_of(served)
-    for trouble, expected in ((RuntimeError("Dead"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)):
+    for trouble, expected in (
+        (RuntimeError("Dead"), ModelError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ):
         llm.trouble = trouble
         with pytest.raises(expected, match=r"vLLM failed: RuntimeError: Dead|^$"):
             noiser.attribute(served, PROMPT, method="occlusion")
@@ -118,7 +153,13 @@ def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wron
 
 
 def test_the_workers_keep_the_rows_of_requests(monkeypatch):
-    for name in ("vllm", "vllm.v1", "vllm.v1.sample", "vllm.v1.sample.logits_processor", "vllm.distributed"):
+    for name in (
+        "vllm",
+        "vllm.v1",
+        "vllm.v1.sample",
+        "vllm.v1.sample.logits_processor",
+        "vllm.distributed",
+    ):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["vllm.v1.sample.logits_processor"].AdapterLogitsProcessor = object
     sys.modules["vllm.distributed"].get_tensor_model_parallel_rank = lambda: rank
@@ -131,7 +172,9 @@ def test_the_workers_keep_the_rows_of_requests(monkeypatch):
     assert second([], logits[0]).equal(logits[0])
     first([], logits[1])
     logits[:] = -1  # vLLM uses the buffer again
-    second([], torch.tensor([8.0, 9.0]))  # of a prompt in chunks: later logits take the place of earlier ones
+    second(
+        [], torch.tensor([8.0, 9.0])
+    )  # of a prompt in chunks: later logits take the place of earlier ones
     rows, sent = worker.TakeLogits().take_logits()
     assert rows == [10, 12]
     assert torch.frombuffer(bytearray(sent), dtype=torch.float32).tolist() == [2, 3, 8, 9]
@@ -157,13 +200,17 @@ QUIET = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def vllm():
-    pytest.importorskip("vllm", reason="scripts/vllm sets up an environment with it and runs these tests there")
+    pytest.importorskip(
+        "vllm", reason="scripts/vllm sets up an environment with it and runs these tests there"
+    )
 
 
 @pytest.fixture(scope="module", params=["smollm2-135m-instruct", "gemma-3-270m"])
 def both(vllm, request):
     local = noiser.load_model(request.param, dtype="float32", device="cpu")
-    return noiser.load_model(f"vllm:{request.param}", dtype="float32", device="cpu", max_model_len=1024), local
+    return noiser.load_model(
+        f"vllm:{request.param}", dtype="float32", device="cpu", max_model_len=1024
+    ), local
 
 
 @QUIET
@@ -172,7 +219,12 @@ def both(vllm, request):
 def test_vllm_gives_the_local_models_numbers(both, name):
     method = method_of(name)
     words = {"unit": "word", "target": " basketball in Los Angeles"}
-    for options in ({}, words, words | {"target_unit": "all"}, {"target": " football", "foil": " golf"}):
+    for options in (
+        {},
+        words,
+        words | {"target_unit": "all"},
+        {"target": " football", "foil": " golf"},
+    ):
         if name == "noiser_relative" and "foil" in options:
             continue
         found, expected = (noiser.attribute(lm, QUESTION, method=method, **options) for lm in both)
@@ -186,7 +238,16 @@ def server(vllm):
     folder = find("smollm2-135m-instruct").source
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
-    command += ["--served-model-name", "smol", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += [
+        "--served-model-name",
+        "smol",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+    ]
     command += ["--max-model-len", "512", "--block-size", "32", "--enforce-eager"]
     with running(command, port) as address:
         yield address
@@ -200,4 +261,6 @@ def test_vllms_server_gives_the_local_models_numbers_by_deletion(server):
     method = noiser.Occlusion(baseline="delete", score="logprob")
     options = {"method": method, "unit": "word", "target": " basketball and"}
     found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
-    torch.testing.assert_close(found.scores[:, 1:], expected.scores[:, 1:], atol=1e-3, rtol=0, equal_nan=True)
+    torch.testing.assert_close(
+        found.scores[:, 1:], expected.scores[:, 1:], atol=1e-3, rtol=0, equal_nan=True
+    )

@@ -61,7 +61,9 @@ def numbers(record):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_link_of_the_earlier_page_shows_the_same_scores(web, name):
-    record = answer(web.ask(**{"methods": "noiser"} | dict(parse_qsl(GOLDEN[name]["link"]))))["saved"][0]
+    record = answer(web.ask(**{"methods": "noiser"} | dict(parse_qsl(GOLDEN[name]["link"]))))[
+        "saved"
+    ][0]
     expected = numbers(GOLDEN[name])
     shown = numbers(record.get("attribution", record))[: len(expected)]
     assert shown == pytest.approx(expected, abs=1e-5, nan_ok=True)
@@ -101,7 +103,9 @@ QUESTIONS = {
     },
     "v1/attribute": (
         {"prompt": PROMPT, "unit": [[0, 9], [9, 15]], **NOISER},
-        lambda lm: noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit=[(0, 9), (9, 15)]),
+        lambda lm: noiser.attribute(
+            lm, PROMPT, method=noiser.Noiser(samples=2, steps=3), unit=[(0, 9), (9, 15)]
+        ),
     ),
     "v1/cite": (
         {"question": "Who sleeps?", "sources": TRAINS, "answer": " The dog."},
@@ -135,9 +139,14 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
     found, expected = answer(web.ask(name if "/" in name else "ask", **asked)), call(lm)
     results = getattr(expected, "attributions", [expected])
     saved = found["saved"] if "html" in found else [found]
-    assert without_costs(saved) == without_costs([json.loads(json.dumps(each.to_dict())) for each in results])
+    assert without_costs(saved) == without_costs(
+        [json.loads(json.dumps(each.to_dict())) for each in results]
+    )
     if "html" in found:
-        shown, wanted = (re.sub(r"noiser-\w+|[\d.,]+", "", html) for html in (found["html"], expected._repr_html_()))
+        shown, wanted = (
+            re.sub(r"noiser-\w+|[\d.,]+", "", html)
+            for html in (found["html"], expected._repr_html_())
+        )
         assert shown == wanted
     else:
         assert without_costs(web.client.post(name, json=asked).json()) == without_costs(found)
@@ -181,13 +190,18 @@ def test_the_chart_is_that_of_the_library_s_tolerance(web):
     numbers = [float(text) for text in re.findall(r"p\(target\) ([\d.e-]+)", found["html"])]
     assert numbers == pytest.approx(curve.probabilities[1][curve.ks > 0].tolist(), rel=0.01)
     assert found["html"].count('"point flips"') == int(curve.flips[1].sum())
-    assert "expected 0 to 1" in refused(web.ask("tolerate", answer=att.to_dict(), unit=1, target=2))["message"]
+    assert (
+        "expected 0 to 1"
+        in refused(web.ask("tolerate", answer=att.to_dict(), unit=1, target=2))["message"]
+    )
 
 
 def test_measured_numbers_are_those_of_evaluate(web):
     lm = chatty("llama")
     atts = noiser.compare(lm, PROMPT, ["occlusion", "random"], target=" late", foil=" river")
-    html = answer(web.ask("measure", answers=[att.to_dict() for att in atts], metrics=["lds"], seed=0))["html"]
+    html = answer(
+        web.ask("measure", answers=[att.to_dict() for att in atts], metrics=["lds"], seed=0)
+    )["html"]
     for att in atts:
         value = noiser.evaluate(lm, att, metrics="lds").estimates["lds"].value
         assert f"<td>{value:.3f}</td>".replace("-", "−") in html
@@ -197,7 +211,10 @@ def test_the_page_s_choices_are_the_library_s():
     chosen = re.findall(r"<option>(\w+)", PAGE.partition('name="metrics"')[2])
     assert "faithfulness" in chosen
     assert not {*chosen} - {*METRICS.names()}
-    links = [parse_qsl(urlsplit(link.replace("&amp;", "&")).query) for link in re.findall(r'href="(\?[^"]+)"', PAGE)]
+    links = [
+        parse_qsl(urlsplit(link.replace("&amp;", "&")).query)
+        for link in re.findall(r'href="(\?[^"]+)"', PAGE)
+    ]
     assert len(links) == 4
     for link in links:
         asked = Ask.model_validate(dict(link))
@@ -220,10 +237,18 @@ def test_chat_as_a_transcript_or_as_json():
     ("question", "status", "kind"),
     [
         ({"prompt": PROMPT, "method": "oclusion"}, 400, "UnknownNameError"),
-        ({"prompt": PROMPT, "method": "noiser", "parameters": {"sample": 2}}, 400, "UnknownNameError"),
+        (
+            {"prompt": PROMPT, "method": "noiser", "parameters": {"sample": 2}},
+            400,
+            "UnknownNameError",
+        ),
         ({"prompt": PROMPT, "parameters": {"samples": 2}}, 400, "ParameterError"),
         ({"prompt": PROMPT, "sead": 1}, 422, "ParameterError"),
-        ({"prompt": PROMPT, "check": 10**9}, 422, "ParameterError"),  # memory, before a stop is noticed
+        (
+            {"prompt": PROMPT, "check": 10**9},
+            422,
+            "ParameterError",
+        ),  # memory, before a stop is noticed
         ({}, 422, "ParameterError"),
     ],
 )
@@ -234,13 +259,20 @@ def test_errors_of_the_api(web, question, status, kind):
 
 def test_a_wrong_body_is_told_what_is_wrong(web):
     reply = web.client.post("v1/evaluate", json={"examples": ["a", {"prompt": "b", "goal": "c"}]})
-    assert reply.json()["error"]["message"].startswith("examples.1.Example.goal: Extra inputs are not permitted")
+    assert reply.json()["error"]["message"].startswith(
+        "examples.1.Example.goal: Extra inputs are not permitted"
+    )
     assert "content-type: application/json" in web.client.post("v1/attribute", content="{}").text
 
 
 def test_what_there_is(web):
-    assert [model["id"] for model in web.client.get("v1/models").json()["data"]][:2] == ["llama", "gemma3"]
-    assert [method["id"] for method in web.client.get("v1/methods").json()["data"]] == METHODS.names()
+    assert [model["id"] for model in web.client.get("v1/models").json()["data"]][:2] == [
+        "llama",
+        "gemma3",
+    ]
+    assert [
+        method["id"] for method in web.client.get("v1/methods").json()["data"]
+    ] == METHODS.names()
     schema = web.client.get("openapi.json").json()
     named = ("models", "methods", "attribute", "cite", "diff", "evaluate", "chat/completions")
     assert {*schema["paths"]} == {f"/v1/{name}" for name in named}
@@ -252,12 +284,22 @@ def test_what_there_is(web):
 
 
 def test_a_model_that_fails_is_an_error_and_the_next_question_is_answered(caplog):
-    loads = {"llama": chatty, "broken": failing, "typo": lambda name: noiser.load_model(f"/no/{name}")}
+    loads = {
+        "llama": chatty,
+        "broken": failing,
+        "typo": lambda name: noiser.load_model(f"/no/{name}"),
+    }
     with served(load=lambda name: loads[name](name), named=("typo", "llama", "broken")) as web:
         error = refused(web.ask(prompt=PROMPT, model="broken"))
-        assert (error["type"], "RuntimeError: <b>weights</b> gone" in error["message"]) == ("ServerError", True)
+        assert (error["type"], "RuntimeError: <b>weights</b> gone" in error["message"]) == (
+            "ServerError",
+            True,
+        )
         assert answer(web.ask(prompt=PROMPT, model="llama", methods="occlusion"))["saved"]
-        assert web.client.post("v1/attribute", json={"prompt": PROMPT, "model": "broken"}).status_code == 500
+        assert (
+            web.client.post("v1/attribute", json={"prompt": PROMPT, "model": "broken"}).status_code
+            == 500
+        )
     assert "The model typo cannot be loaded: " in caplog.text  # at the start
 
 
@@ -281,7 +323,10 @@ def test_folders_of_one_name_are_models_of_their_own_and_others_are_known_by_the
     named = [tmp_path / name for name in ("a/last", "b/last", "c/best")]
     for folder in named:
         folder.mkdir(parents=True)
-    models = Models([*map(str, named)], lambda name: noiser.wrap(chatty("llama").model, chatty("llama").tokenizer))
+    models = Models(
+        [*map(str, named)],
+        lambda name: noiser.wrap(chatty("llama").model, chatty("llama").tokenizer),
+    )
     assert [*models.names][:3] == [str(named[0]), str(named[1]), "best"]
     with served(load=models._load, named=models._named) as web:
         saved = answer(web.ask(prompt=PROMPT, model="best", methods="random"))["saved"][0]
@@ -306,7 +351,10 @@ def test_a_stop_ends_the_work_within_a_pass_and_leaves_nothing_behind(method, pa
 
         with models.use("", job) as lm:
             first, second = lm.model.model.layers
-            handles = first.register_forward_hook(hook), second.register_forward_hook(lambda *_: finished.append(1))
+            handles = (
+                first.register_forward_hook(hook),
+                second.register_forward_hook(lambda *_: finished.append(1)),
+            )
             try:
                 return noiser.attribute(lm, PROMPT, method=method, progress=job.progress)
             finally:
@@ -321,7 +369,10 @@ def test_a_stop_ends_the_work_within_a_pass_and_leaves_nothing_behind(method, pa
 
 
 def test_a_reader_that_goes_away_stops_the_work(web):
-    body = {"prompt": "The trains to the coast run late and the children sing", "max_new_tokens": 20}
+    body = {
+        "prompt": "The trains to the coast run late and the children sing",
+        "max_new_tokens": 20,
+    }
     with web.client.stream("POST", "ask", json=body) as reply:
         next(reply.iter_lines())
     wait_for_jobs(20)
@@ -342,7 +393,9 @@ def test_a_reader_that_goes_away_stops_the_work(web):
 )
 def test_only_the_server_s_own_page_and_programs_can_ask(web, headers, status):
     headers = {name: value.format(port=web.port) for name, value in headers.items()}
-    reply = web.client.post("v1/attribute", json={"prompt": PROMPT, "method": "random"}, headers=headers)
+    reply = web.client.post(
+        "v1/attribute", json={"prompt": PROMPT, "method": "random"}, headers=headers
+    )
     assert reply.status_code == status
     assert ("--allowed-host" in reply.text) == (status == 400)
     assert "access-control-allow-origin" not in reply.headers
@@ -360,7 +413,10 @@ def test_a_body_is_bounded_before_it_is_read(web):
     for content in (large, iter([large])):
         reply = web.client.post("ask", content=content)
         assert (reply.status_code, reply.json()["error"]["type"]) == (413, "TooLarge")
-    for content in (iter([b"[]"]), "prompt=x"):  # one says no length, and is small; a form other sites can send
+    for content in (
+        iter([b"[]"]),
+        "prompt=x",
+    ):  # one says no length, and is small; a form other sites can send
         assert web.client.post("ask", content=content).status_code == 422
     for field in ("prompt", "target", "model", "foil"):
         reply = web.client.post("ask", json={"prompt": PROMPT, field: {"path": "/etc/passwd"}})
@@ -371,7 +427,9 @@ def test_a_body_is_bounded_before_it_is_read(web):
 def test_no_question_of_visitors_at_the_same_moment_is_a_failure(web, caplog):
     def asked(question):
         path, content = question
-        status = web.client.post(path, content=content, headers={"content-type": "application/json"}).status_code
+        status = web.client.post(
+            path, content=content, headers={"content-type": "application/json"}
+        ).status_code
         assert status == 200 or 400 <= status < 500, (path, content[:300])
         return status
 
@@ -387,10 +445,17 @@ def test_a_password_is_asked_for_before_anything_is_read():
             assert reply.status_code == 401
             assert reply.headers["www-authenticate"].startswith("Basic ")
         with socket.create_connection(("127.0.0.1", web.port), 10) as half:
-            half.sendall(b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n{")
+            half.sendall(
+                b"POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n{"
+            )
             assert b"401" in half.recv(100)
         assert web.client.get("v1/models", auth=("me", "sécret")).status_code == 200
-        assert web.client.get("v1/models", headers={"authorization": "Bearer me:sécret".encode()}).status_code == 200
+        assert (
+            web.client.get(
+                "v1/models", headers={"authorization": "Bearer me:sécret".encode()}
+            ).status_code
+            == 200
+        )
 
 
 def test_who_needs_a_password_and_what_a_login_is(web):
@@ -409,8 +474,12 @@ def test_who_needs_a_password_and_what_a_login_is(web):
 
 def test_the_command_passes_on_what_it_was_given(monkeypatch):
     given = {}
-    monkeypatch.setattr("noiser.server.serve", lambda named, load, **options: given.update(options, named=named))
-    result = CliRunner().invoke(app, ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example"])
+    monkeypatch.setattr(
+        "noiser.server.serve", lambda named, load, **options: given.update(options, named=named)
+    )
+    result = CliRunner().invoke(
+        app, ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example"]
+    )
     assert result.exit_code == 0, result.output
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
     assert {name: value for name, value in given.items() if value is not None} == {

@@ -12,7 +12,9 @@ from noiser.numbers import number_format
 from web_for_tests import PROMPT, SOURCES, chatty, held, served
 
 pytestmark = pytest.mark.slow
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+)
 sync_api.expect.set_options(timeout=40_000)  # two cores may be busy with other tests
 expect = sync_api.expect
 
@@ -25,7 +27,9 @@ def browser():
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_api.sync_playwright() as playwright:
         try:
-            found = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", NAMES])
+            found = playwright.chromium.launch(
+                executable_path=executable, args=["--no-sandbox", NAMES]
+            )
         except sync_api.Error as error:
             pytest.skip(f"no chromium could be started: {str(error).splitlines()[0]}")
         yield found
@@ -38,12 +42,17 @@ def visit(web, browser):
     contexts, requests, errors = [], [], []
 
     def open_page(query="", answered=True, **options):
-        contexts.append(browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)))
+        contexts.append(
+            browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
+        )
         contexts[-1].set_default_timeout(40_000)
         page = contexts[-1].new_page()
         page.on("request", lambda request: requests.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: errors.append(message.text) if message.type == "error" else None,
+        )
         page.goto(web.address + query)
         if answered:
             done(page)
@@ -53,7 +62,9 @@ def visit(web, browser):
     for context in contexts:
         context.close()
     assert [url for url in requests if not url.startswith((web.address, "data:", "blob:"))] == []
-    assert [error for error in errors if "422" not in error] == []  # the browser reports a refusal, too
+    assert [
+        error for error in errors if "422" not in error
+    ] == []  # the browser reports a refusal, too
 
 
 def field(page, name):
@@ -118,7 +129,9 @@ def test_compare_measure_and_save(visit, tmp_path):
     press(page, "Ask")
     expect(page.locator("#answer section.t2 .row")).to_have_count(2)
     done(page)
-    page.locator("#answer section.t2 .row").nth(1).locator(".u").first.click()  # the second method's, second token
+    page.locator("#answer section.t2 .row").nth(1).locator(
+        ".u"
+    ).first.click()  # the second method's, second token
     expect(page.locator("#chart h3")).to_be_visible()
     field(page, "metrics").select_option("lds")
     press(page, "Measure")
@@ -127,12 +140,17 @@ def test_compare_measure_and_save(visit, tmp_path):
         page.get_by_text("Save as JSON").click()
     records = json.loads(download.value.path().read_text(encoding="utf-8"))
     loaded = [noiser.Attribution.from_dict(record) for record in records]
-    assert [(att.method.partition("@")[0], len(att.targets)) for att in loaded] == [("noiser", 2), ("random", 2)]
+    assert [(att.method.partition("@")[0], len(att.targets)) for att in loaded] == [
+        ("noiser", 2),
+        ("random", 2),
+    ]
 
 
 def test_a_foil(visit):
     page = visit("?prompt=The trains run late.&target= rain&foil= river&methods=occlusion")
-    att = noiser.attribute(chatty("llama"), "The trains run late.", method="occlusion", target=" rain", foil=" river")
+    att = noiser.attribute(
+        chatty("llama"), "The trains run late.", method="occlusion", target=" rain", foil=" river"
+    )
     assert shown(att.scores[0, 0]) in page.locator("#answer .u").first.get_attribute("title")
     assert page.get_by_label("Foil").input_value() == " river"
 
@@ -166,7 +184,9 @@ def test_stop_and_ask_again(visit):
     expect(page.locator("#status")).to_have_text(re.compile("^Stopped"))
     assert time.monotonic() - began < 5
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
-    page.locator("#answer .u").first.click()  # the answer before is still there, and can be asked about and kept
+    page.locator(
+        "#answer .u"
+    ).first.click()  # the answer before is still there, and can be asked about and kept
     expect(page.locator("#chart svg")).to_be_visible()
     expect(page.locator("#save")).to_be_visible()
     ask_by_key(page, "The")
@@ -269,7 +289,10 @@ def test_a_name_that_is_made_to_point_here_is_refused(web, browser):
 
 def test_a_page_of_another_site_can_neither_ask_read_nor_frame(web, browser):
     page = browser.new_page()
-    page.route("http://site.example/", lambda route: route.fulfill(body="<h1>Another</h1>", content_type="text/html"))
+    page.route(
+        "http://site.example/",
+        lambda route: route.fulfill(body="<h1>Another</h1>", content_type="text/html"),
+    )
     page.goto("http://site.example/")
     send = """async ([address, type, mode]) => {
       try {
@@ -280,7 +303,10 @@ def test_a_page_of_another_site_can_neither_ask_read_nor_frame(web, browser):
     seen = []
     page.on("response", lambda response: seen.append((response.request.method, response.status)))
     assert page.evaluate(send, [f"{web.address}ask", "application/json", "cors"]) == "TypeError"
-    assert page.evaluate(send, [f"{web.address}v1/attribute", "text/plain", "no-cors"]) in (0, "TypeError")
+    assert page.evaluate(send, [f"{web.address}v1/attribute", "text/plain", "no-cors"]) in (
+        0,
+        "TypeError",
+    )
     assert all(status in (403, 405) for _, status in seen), seen
     page.set_content(f'<iframe src="{web.address}" width=500 height=500></iframe>')
     page.wait_for_timeout(1000)
@@ -292,7 +318,9 @@ def test_a_password_is_asked_for(browser):
     with served(auth="me:secret word") as web:
         with pytest.raises(sync_api.Error, match="AUTH"), browser.new_context() as context:
             context.new_page().goto(web.address)
-        with browser.new_context(http_credentials={"username": "me", "password": "secret word"}) as context:
+        with browser.new_context(
+            http_credentials={"username": "me", "password": "secret word"}
+        ) as context:
             page = context.new_page()
             page.goto(web.address)
             done(page)

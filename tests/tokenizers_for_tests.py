@@ -3,7 +3,15 @@
 import json
 from collections.abc import Callable
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 SENTENCES = [
@@ -23,24 +31,36 @@ CHAT_TEMPLATE = (
 )
 
 
-def _train(core: Tokenizer, trainer, sentences=SENTENCES, specials=("<s>", "</s>", "<unk>"), **options) -> None:
-    core.train_from_iterator(sentences, trainer(special_tokens=[*specials], show_progress=False, **options))
+def _train(
+    core: Tokenizer, trainer, sentences=SENTENCES, specials=("<s>", "</s>", "<unk>"), **options
+) -> None:
+    core.train_from_iterator(
+        sentences, trainer(special_tokens=[*specials], show_progress=False, **options)
+    )
 
 
-def _finish(core: Tokenizer, unk: str | None = None, *, bos: bool = True) -> PreTrainedTokenizerFast:
+def _finish(
+    core: Tokenizer, unk: str | None = None, *, bos: bool = True
+) -> PreTrainedTokenizerFast:
     if bos:
         core.post_processor = processors.Sequence(
             [
                 *([core.post_processor] if core.post_processor else []),
-                processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))]),
+                processors.TemplateProcessing(
+                    single="<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))]
+                ),
             ]
         )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token=unk)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token=unk
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
-def _byte_level(*, trim: bool, prefix: bool = False, normalizer: normalizers.Normalizer | None = None):
+def _byte_level(
+    *, trim: bool, prefix: bool = False, normalizer: normalizers.Normalizer | None = None
+):
     core = Tokenizer(models.BPE())
     if normalizer is not None:
         core.normalizer = normalizer
@@ -48,7 +68,13 @@ def _byte_level(*, trim: bool, prefix: bool = False, normalizer: normalizers.Nor
     core.decoder = decoders.ByteLevel()
     core.post_processor = processors.ByteLevel(trim_offsets=trim)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    _train(core, trainers.BpeTrainer, specials=["<s>", "</s>"], vocab_size=500, initial_alphabet=alphabet)
+    _train(
+        core,
+        trainers.BpeTrainer,
+        specials=["<s>", "</s>"],
+        vocab_size=500,
+        initial_alphabet=alphabet,
+    )
     return _finish(core)
 
 
@@ -67,16 +93,27 @@ def _byte_fallback() -> PreTrainedTokenizerFast:
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     specials = ["<unk>", "<s>", "</s>"]
-    known = [sentence for sentence in SENTENCES if sentence.isascii()]  # `limit_alphabet` breaks ties anew each time
+    known = [
+        sentence for sentence in SENTENCES if sentence.isascii()
+    ]  # `limit_alphabet` breaks ties anew each time
     _train(trained, trainers.BpeTrainer, known, specials, vocab_size=350)
     model = json.loads(trained.to_str())["model"]
     vocab = model["vocab"] | {f"<0x{byte:02X}>": len(model["vocab"]) + byte for byte in range(256)}
     merges = [tuple(merge) for merge in model["merges"]]
-    core = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    core = Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     core.add_special_tokens(specials)
-    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     core.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return _finish(core, "<unk>")
 

@@ -21,18 +21,31 @@ class LLM:
     def __init__(self, model, **settings):
         assert settings["enable_prompt_embeds"]
         self.settings, self.calls, self.kept = settings, [], {}
-        self.network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        details = {"dtype": torch.float32, "max_model_len": 200, "quantization": None, "hf_config": self.network.config}
-        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=SimpleNamespace(**details)))
+        self.network = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32
+        ).eval()
+        details = {
+            "dtype": torch.float32,
+            "max_model_len": 200,
+            "quantization": None,
+            "hf_config": self.network.config,
+        }
+        self.llm_engine = SimpleNamespace(
+            vllm_config=SimpleNamespace(model_config=SimpleNamespace(**details))
+        )
         self.trouble = None
 
     @torch.no_grad()
     def generate(self, prompts, parameters, use_tqdm):
         trouble, self.trouble = self.trouble, None
         if trouble:  # some of it has run
-            self.kept |= {settings.extra_args["noiser_row"]: torch.zeros(384) for settings in parameters[:2]}
+            self.kept |= {
+                settings.extra_args["noiser_row"]: torch.zeros(384) for settings in parameters[:2]
+            }
             raise trouble
-        self.calls.append([len(prompt.get("prompt_embeds", prompt.get("prompt_token_ids"))) for prompt in prompts])
+        self.calls.append(
+            [len(prompt.get("prompt_embeds", prompt.get("prompt_token_ids"))) for prompt in prompts]
+        )
         for prompt, settings in reversed(list(zip(prompts, parameters, strict=True))):
             if "prompt_embeds" in prompt:
                 logits = self.network(inputs_embeds=prompt["prompt_embeds"][None]).logits
@@ -55,7 +68,9 @@ def install(monkeypatch):
 
 
 def assert_same(found, expected, atol=2e-5, *, ranks=True):
-    assert [target.token_id for target in found.targets] == [target.token_id for target in expected.targets]
+    assert [target.token_id for target in found.targets] == [
+        target.token_id for target in expected.targets
+    ]
     assert [unit.text for unit in found.units] == [unit.text for unit in expected.units]
     torch.testing.assert_close(found.scores, expected.scores, atol=atol, rtol=1e-3, equal_nan=True)
     for one, other in zip(found.targets, expected.targets, strict=True):

@@ -38,7 +38,12 @@ def small(name):
 def held(name):
     """Within it the passes of a model wait, so that a question is met while it runs."""
     go = threading.Event()
-    handle = small(name).model.get_decoder().layers[0].register_forward_pre_hook(lambda *_: go.wait(60) and None)
+    handle = (
+        small(name)
+        .model.get_decoder()
+        .layers[0]
+        .register_forward_pre_hook(lambda *_: go.wait(60) and None)
+    )
     yield
     go.set()
     handle.remove()
@@ -76,30 +81,93 @@ def served(load=small, named=("llama", "gemma3", "plain"), **options):
 def wait_for_jobs(seconds=60):
     """Waits until no thread explains or writes; fails if that takes longer."""
     deadline = time.monotonic() + seconds
-    while any(thread.name.startswith(("noiser-job", "noiser-writer")) for thread in threading.enumerate()):
+    while any(
+        thread.name.startswith(("noiser-job", "noiser-writer")) for thread in threading.enumerate()
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 def nonsense(chance, count):
     """(path, body) of questions of a right form with wrong values, or of no form at all."""
-    kinds = {"/ask": Ask, "/tolerate": Tolerate, "/measure": Measure, "/v1/chat/completions": Completion}
-    kinds |= {"/v1/attribute": Attribute, "/v1/cite": Cite, "/v1/diff": Diff, "/v1/evaluate": Evaluate}
-    values = [None, True, -1, 0, 3, 1e308, 10**30, "", "x", "\ud800", [], {}, [[]], [None], {"path": "/etc/passwd"}]
-    values += [PROMPT, "occlusion", "random", [PROMPT], [[0, 3]], ["lds"], [{"role": "user", "content": 3}], {"a": 0}]
+    kinds = {
+        "/ask": Ask,
+        "/tolerate": Tolerate,
+        "/measure": Measure,
+        "/v1/chat/completions": Completion,
+    }
+    kinds |= {
+        "/v1/attribute": Attribute,
+        "/v1/cite": Cite,
+        "/v1/diff": Diff,
+        "/v1/evaluate": Evaluate,
+    }
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        3,
+        1e308,
+        10**30,
+        "",
+        "x",
+        "\ud800",
+        [],
+        {},
+        [[]],
+        [None],
+        {"path": "/etc/passwd"},
+    ]
+    values += [
+        PROMPT,
+        "occlusion",
+        "random",
+        [PROMPT],
+        [[0, 3]],
+        ["lds"],
+        [{"role": "user", "content": 3}],
+        {"a": 0},
+    ]
     for _ in range(count):
         path, kind = chance.choice([*kinds.items()])
-        good = {"prompt": "The", "question": "Who?", "examples": ["The"], "method": "random", "methods": "random"}
-        good |= {"metrics": ["lds"], "max_new_tokens": 2, "sources": "" if kind is Ask else ["The dog."]}
+        good = {
+            "prompt": "The",
+            "question": "Who?",
+            "examples": ["The"],
+            "method": "random",
+            "methods": "random",
+        }
+        good |= {
+            "metrics": ["lds"],
+            "max_new_tokens": 2,
+            "sources": "" if kind is Ask else ["The dog."],
+        }
         good |= {"before": "The", "after": "A"} if kind is Diff else {}
-        good |= {"messages": [{"role": "user", "content": "The"}], "max_tokens": 2, "temperature": 1}
-        wrong = {name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.08}
+        good |= {
+            "messages": [{"role": "user", "content": "The"}],
+            "max_tokens": 2,
+            "temperature": 1,
+        }
+        wrong = {
+            name: chance.choice(values) for name in kind.model_fields if chance.random() < 0.08
+        }
         text = json.dumps({name: good[name] for name in kind.model_fields if name in good} | wrong)
-        ends = [*[text] * 12, text[: chance.randrange(len(text))], "[" * 900, "[" * 100_000, "1" * 5000, "NaN"]
+        ends = [
+            *[text] * 12,
+            text[: chance.randrange(len(text))],
+            "[" * 900,
+            "[" * 100_000,
+            "1" * 5000,
+            "NaN",
+        ]
         yield path, chance.choice(ends).encode("utf-8")
 
 
 def events(text):
     """(name, value) of each server-sent event."""
     parts = [part.split("\n") for part in text.strip().split("\n\n")]
-    return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in parts]
+    return [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in parts
+    ]

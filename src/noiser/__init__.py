@@ -67,7 +67,8 @@ _NAMES = {
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}
 _ROOMS = (
-    "attribution bench data engine errors evaluation explain judges methods metrics model objectives registry types"
+    "attribution bench data engine errors evaluation explain judges "
+    "methods metrics model objectives registry types"
 )
 
 __all__ = ["NoiserError", "Span", "Target", "__version__", *sorted(_HOMES)]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -34,7 +34,9 @@ def check_count(name: str, got: object, least: int = 1) -> int:
 def check_seed(got: object) -> int:
     """The number. Raises ParameterError unless it is a seed that torch takes."""
     if not isinstance(got, Integral) or isinstance(got, bool) or not -(2**63) <= int(got) < 2**64:
-        raise ParameterError(f"seed is {got!r}; expected an integer that torch takes, -2^63 to 2^64 - 1.")
+        raise ParameterError(
+            f"seed is {got!r}; expected an integer that torch takes, -2^63 to 2^64 - 1."
+        )
     return int(got)
 
 
@@ -45,8 +47,12 @@ def _check_number(fits: Callable[[float], bool], expected: str, name: str, got: 
 
 
 check_positive = partial(_check_number, lambda got: 0 < got < math.inf, "a positive number")
-check_not_negative = partial(_check_number, lambda got: 0 <= got < math.inf, "a finite number of at least 0")
-check_probability = partial(_check_number, lambda got: 0 < got < 1, "a number between 0 and 1, both excluded")
+check_not_negative = partial(
+    _check_number, lambda got: 0 <= got < math.inf, "a finite number of at least 0"
+)
+check_probability = partial(
+    _check_number, lambda got: 0 < got < 1, "a number between 0 and 1, both excluded"
+)
 
 
 @contextmanager

@@ -21,7 +21,9 @@ LARGEST = 64 << 20
 """The most bytes that a reply may have."""
 
 _OFFICIAL = "https://api.openai.com/v1"
-_ADDRESS = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::\d+)?(?:/[^\s?#@\\]*)?", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::\d+)?(?:/[^\s?#@\\]*)?", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,11 @@ class Endpoint:
 
 
 def choose(
-    base_url: str | None, api_key: str | None, api_key_env: str | None, user: str, error: Callable[[str], NoiserError]
+    base_url: str | None,
+    api_key: str | None,
+    api_key_env: str | None,
+    user: str,
+    error: Callable[[str], NoiserError],
 ) -> Endpoint:
     """The endpoint of these settings; `error` makes the error of a missing key, with the name `user`."""
     environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
@@ -45,13 +51,19 @@ def choose(
             "expected an address such as https://HOST/v1, and a key in a variable that api_key_env names."
         )
     if api_key_env and api_key_env.upper().startswith("OPENAI_") and address != environment:
-        raise ParameterError(f"The key in {api_key_env} is sent only to OPENAI_BASE_URL or OpenAI; name another one.")
+        raise ParameterError(
+            f"The key in {api_key_env} is sent only to OPENAI_BASE_URL or OpenAI; name another one."
+        )
     variable = api_key_env or ("OPENAI_API_KEY" if address == environment else "")
     key = (api_key or os.environ.get(variable, "")).strip()
     if key and match[1].lower() != "https" and not _is_local(address):
-        raise ParameterError(f"The key would be sent unencrypted to {address}; expected https://, or this machine.")
+        raise ParameterError(
+            f"The key would be sent unencrypted to {address}; expected https://, or this machine."
+        )
     if not key and (api_key_env or address == _OFFICIAL):
-        raise error(f"{user} has no key for {address}; expected one in the environment variable {variable}.")
+        raise error(
+            f"{user} has no key for {address}; expected one in the environment variable {variable}."
+        )
     return Endpoint(address, key or None)
 
 
@@ -71,7 +83,9 @@ def client(endpoint: Endpoint, *, timeout: float = 60.0, max_retries: int = 5) -
     """
     http = _Client(timeout, trust_env=not _is_local(endpoint.address))
     key, address = endpoint.key or "none", endpoint.address
-    return openai.OpenAI(base_url=address, api_key=key, timeout=timeout, max_retries=max_retries, http_client=http)
+    return openai.OpenAI(
+        base_url=address, api_key=key, timeout=timeout, max_retries=max_retries, http_client=http
+    )
 
 
 class _Client(openai.DefaultHttpxClient):
@@ -94,7 +108,9 @@ class _Client(openai.DefaultHttpxClient):
 def _refuse_encodings(response: Any) -> None:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
-        raise openai.OpenAIError(f"The reply is encoded as {encoding:.40}, which was not asked for.")
+        raise openai.OpenAIError(
+            f"The reply is encoded as {encoding:.40}, which was not asked for."
+        )
 
 
 class _Limits(threading.local):
@@ -119,12 +135,21 @@ class _Limited:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
-    def connect_tcp(self, host: str, port: int, timeout: float | None = None, **more: Any) -> _Limited:
-        return _Limited(self._network.connect_tcp(host, port, self._limits.seconds(timeout), **more), self._limits)
+    def connect_tcp(
+        self, host: str, port: int, timeout: float | None = None, **more: Any
+    ) -> _Limited:
+        return _Limited(
+            self._network.connect_tcp(host, port, self._limits.seconds(timeout), **more),
+            self._limits,
+        )
 
-    def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> _Limited:
+    def start_tls(
+        self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
+    ) -> _Limited:
         seconds = self._limits.seconds(timeout)
-        return _Limited(self._network.start_tls(ssl_context, server_hostname, seconds), self._limits)
+        return _Limited(
+            self._network.start_tls(ssl_context, server_hostname, seconds), self._limits
+        )
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         found: bytes = self._network.read(max_bytes, self._limits.seconds(timeout))
@@ -138,7 +163,9 @@ def is_fatal(error: Exception) -> bool:
     """Whether every other request would fail alike: a wrong key, model or address, an empty account, no server."""
     if isinstance(error, openai.APIStatusError):
         return error.status_code in (401, 402, 403, 404, 405) or error.code == "insufficient_quota"
-    return isinstance(error, openai.APIConnectionError) and not isinstance(error, openai.APITimeoutError)
+    return isinstance(error, openai.APIConnectionError) and not isinstance(
+        error, openai.APITimeoutError
+    )
 
 
 def problem(error: Exception, endpoint: Endpoint) -> str:
@@ -146,12 +173,23 @@ def problem(error: Exception, endpoint: Endpoint) -> str:
     text, key = f"{error} {error.__cause__ or ''}", endpoint.key
 
     def spelled(part: str) -> str:
-        escapes = (rf"{re.escape(c)}|(?:%|\\+x|\\+u00|&\#x0*){ord(c):02x};?|&\#0*{ord(c)};" for c in part)
+        escapes = (
+            rf"{re.escape(c)}|(?:%|\\+x|\\+u00|&\#x0*){ord(c):02x};?|&\#0*{ord(c)};" for c in part
+        )
         return r"[\W_]{0,4}?".join(f"(?:{each})" for each in escapes)
 
-    if key:  # forwards and backwards, with its characters escaped or apart, in base64 and hexadecimal
-        coded = [base64.b64encode(bytes(lead) + key.encode()).decode()[lead and lead + 1 : -4] for lead in range(3)]
-        patterns = [spelled(key), spelled(key[::-1]), *(rf"{spelled(part)}[\w+/=]*" for part in coded)]
+    if (
+        key
+    ):  # forwards and backwards, with its characters escaped or apart, in base64 and hexadecimal
+        coded = [
+            base64.b64encode(bytes(lead) + key.encode()).decode()[lead and lead + 1 : -4]
+            for lead in range(3)
+        ]
+        patterns = [
+            spelled(key),
+            spelled(key[::-1]),
+            *(rf"{spelled(part)}[\w+/=]*" for part in coded),
+        ]
         for pattern in (*patterns, key.encode().hex()):
             text = re.sub(pattern, "[key]", text, flags=re.IGNORECASE)
     return " ".join(text.split())[:240]

@@ -36,7 +36,9 @@ class UnknownNameError(NoiserError, LookupError):
         names = sorted(known)
         near = difflib.get_close_matches(str(got), names, n=1, cutoff=0.5)
         suggestion = f"Did you mean {near[0]!r}? " if near else ""
-        super().__init__(f"Unknown {kind} {got!r}. {suggestion}Known: {', '.join(names)}. {hint}".rstrip())
+        super().__init__(
+            f"Unknown {kind} {got!r}. {suggestion}Known: {', '.join(names)}. {hint}".rstrip()
+        )
 
 
 class ModelError(NoiserError, RuntimeError):

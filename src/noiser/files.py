@@ -45,7 +45,11 @@ def json_messages(text: str) -> list[dict[str, Any]] | None:
     """The messages of a chat in JSON, also as `messages` of an object; None for any other text."""
     value = json_or_text(text)
     messages = value.get("messages") if isinstance(value, dict) else value
-    return messages if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages) else None
+    return (
+        messages
+        if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
+        else None
+    )
 
 
 def json_text(value: Any) -> str:
@@ -101,7 +105,9 @@ def write_bytes(path: str | PathLike[str], content: bytes) -> None:
     if Path(path).exists() and not destination.is_file():
         Path(path).write_bytes(content)
         return
-    draft = destination.with_name(f".noiser-{secrets.token_hex(8)}.tmp")  # left by a process that is killed meanwhile
+    draft = destination.with_name(
+        f".noiser-{secrets.token_hex(8)}.tmp"
+    )  # left by a process that is killed meanwhile
     try:
         with draft.open("xb") as file:
             file.write(content)
@@ -139,7 +145,11 @@ def only_process(lock_path: Path, waiting_for: str) -> Generator[None]:
     try:
         held = lock.acquire(timeout=0)
     except Timeout:
-        print(f"noiser: another process is preparing {waiting_for!r}; waiting for it", file=sys.stderr, flush=True)
+        print(
+            f"noiser: another process is preparing {waiting_for!r}; waiting for it",
+            file=sys.stderr,
+            flush=True,
+        )
         held = lock.acquire()
     with held:
         yield

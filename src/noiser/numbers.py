@@ -27,7 +27,11 @@ def number(value: float, form: Form = "decimal") -> str:
 
 def interval(low: float, high: float, form: Form = "decimal") -> str:
     """The text of an interval, such as "[0.050, 0.210]"; empty where an end is NaN."""
-    return "" if math.isnan(low) or math.isnan(high) else f"[{number(low, form)}, {number(high, form)}]"
+    return (
+        ""
+        if math.isnan(low) or math.isnan(high)
+        else f"[{number(low, form)}, {number(high, form)}]"
+    )
 
 
 def duration(seconds: float) -> str:
@@ -35,7 +39,13 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s" if seconds >= 1 else "under a second"
+    return (
+        f"{minutes} min {rest:02} s"
+        if minutes
+        else f"{rest} s"
+        if seconds >= 1
+        else "under a second"
+    )
 
 
 class NumberFormat(NamedTuple):
@@ -62,7 +72,9 @@ class NumberFormat(NamedTuple):
         """The value and its standard error, both rounded; the value alone if the error is NaN."""
         if is_exact(value, stderr):
             return f"{self(value)} (exact)"
-        return self(value) if math.isnan(stderr) else f"{self(value, stderr)} ± {self(stderr, stderr)}"
+        return (
+            self(value) if math.isnan(stderr) else f"{self(value, stderr)} ± {self(stderr, stderr)}"
+        )
 
 
 def is_exact(value: float, stderr: float) -> bool:

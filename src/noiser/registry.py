@@ -79,12 +79,16 @@ class Registry(Generic[T]):
         self._own: dict[str, Entry[T]] = {}
         self.families: dict[str, Family] = {}
 
-    def register(self, name: str, factory: Callable[..., T], *, summary: str, version: int = 1) -> None:
+    def register(
+        self, name: str, factory: Callable[..., T], *, summary: str, version: int = 1
+    ) -> None:
         """Adds an entry. Raises ValueError when another factory has that name and version."""
         entry = Entry(name=name, version=version, factory=factory, summary=summary)
         taken = self._own.setdefault(entry.versioned_name, entry)
         if taken.factory is not factory:
-            raise ValueError(f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, {factory}")
+            raise ValueError(
+                f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, {factory}"
+            )
 
     def names(self) -> list[str]:
         """All names, without versions, in the order they were registered."""
@@ -93,25 +97,38 @@ class Registry(Generic[T]):
     def get(self, name: str) -> Entry[T]:
         """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UnknownNameError(self.kind, name, self.names(), "Register what is your own, and pass its name.")
+            raise UnknownNameError(
+                self.kind, name, self.names(), "Register what is your own, and pass its name."
+            )
         prefix, colon, bare = name.partition(":")
         if colon and (family := self.families.get(prefix)):
             bare = bare.removesuffix("@1")
             factory = pkgutil.resolve_name(family.place)(bare)
-            return Entry(name=f"{prefix}:{bare}", version=1, factory=factory, summary=family.summary)
-        fitting = [entry for entry in self._entries.values() if name in (entry.name, entry.versioned_name)]
+            return Entry(
+                name=f"{prefix}:{bare}", version=1, factory=factory, summary=family.summary
+            )
+        fitting = [
+            entry for entry in self._entries.values() if name in (entry.name, entry.versioned_name)
+        ]
         if not fitting and (present := renamed(name)) != name:
             return self.get(present)
         if not fitting:
-            raise UnknownNameError(self.kind, name, [*self.names(), *(f"{prefix}:NAME" for prefix in self.families)])
+            raise UnknownNameError(
+                self.kind, name, [*self.names(), *(f"{prefix}:NAME" for prefix in self.families)]
+            )
         return max(fitting, key=lambda entry: entry.version)
 
     def entry_of(self, made: T) -> Entry[T] | None:
         """The newest entry of the object's class, unless a function such as "noiser_relative" makes an equal object."""
-        own = next((entry for entry in reversed(self._entries.values()) if entry.factory is type(made)), None)
+        own = next(
+            (entry for entry in reversed(self._entries.values()) if entry.factory is type(made)),
+            None,
+        )
         if own is None or own.plain == made:
             return own
-        others = (each for each in map(self.get, self.names()) if not isinstance(each.factory, type))
+        others = (
+            each for each in map(self.get, self.names()) if not isinstance(each.factory, type)
+        )
         return next((each for each in others if each.plain == made), own)
 
     @cached_property

@@ -188,10 +188,14 @@ class Question:
         for name in ("target", "foil", "target_unit", "unit"):
             object.__setattr__(self, name, plain(getattr(self, name)))
         if self.max_new_tokens is not None:
-            object.__setattr__(self, "max_new_tokens", check_count("max_new_tokens", self.max_new_tokens))
+            object.__setattr__(
+                self, "max_new_tokens", check_count("max_new_tokens", self.max_new_tokens)
+            )
         if self.special_tokens is not None:
             check_choice("special_tokens", self.special_tokens, get_args(SpecialTokens))
         if self.of is not None and not callable(self.of):
-            raise ParameterError(f"of is {self.of!r}; expected a function, such as noiser.objectives.entropy.")
+            raise ParameterError(
+                f"of is {self.of!r}; expected a function, such as noiser.objectives.entropy."
+            )
         if self.of is not None and self.foil is not None:
             raise ParameterError("foil= and of= cannot be combined; pass one of them.")

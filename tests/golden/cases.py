@@ -32,7 +32,9 @@ def numbers_of(*attributions):
 
 def numbered(found):
     """The numbers of several results in one, by names that count them."""
-    pairs = [(index, name, value) for index, each in enumerate(found) for name, value in each.items()]
+    pairs = [
+        (index, name, value) for index, each in enumerate(found) for name, value in each.items()
+    ]
     return {f"{name}{index or ''}": value for index, name, value in pairs if value is not None}
 
 
@@ -47,7 +49,10 @@ def attributed(lm, prompt, **options):
 def cited(lm, question, sources, **options):
     """The scores per source, what each sentence loses without all of them, and the attribution."""
     found = listed(noiser.cite(lm, question, sources, max_new_tokens=6, **options))
-    return numbered({"by_source": one.scores, "losses": one.losses, **numbers_of(one.attribution)} for one in found)
+    return numbered(
+        {"by_source": one.scores, "losses": one.losses, **numbers_of(one.attribution)}
+        for one in found
+    )
 
 
 @cache
@@ -82,18 +87,30 @@ QUESTIONS = {
     "chat": (CHAT, {"unit": "word", "target": " rain", **TOKEN}),
     "turn": (CHAT, {"unit": "turn", "max_new_tokens": 1}),
     "source": (IN_SOURCES, {"sources": SOURCES, "unit": "source"}),
-    "source_sentence": (IN_SOURCES, {"sources": SOURCES, "unit": "sentence", "target": " attic", **TOKEN}),
+    "source_sentence": (
+        IN_SOURCES,
+        {"sources": SOURCES, "unit": "sentence", "target": " attic", **TOKEN},
+    ),
     "token_id": (PROMPT, {"target": 70, "special_tokens": "perturbed"}),
     "foil": (PROMPT, {"target": " rain", "foil": " dog"}),
     "three": (PROMPT, {"max_new_tokens": 3}),
     "three_alone": (PROMPT, {"max_new_tokens": 3, "continuation_units": False}),
     "target_word": (PROMPT, {"unit": "word", "target": " in the river", "target_unit": "word"}),
-    "target_sentence": (LONG, {"unit": "sentence", "target": " Dogs run. It rains.", "target_unit": "sentence"}),
+    "target_sentence": (
+        LONG,
+        {"unit": "sentence", "target": " Dogs run. It rains.", "target_unit": "sentence"},
+    ),
     "target_all": (PROMPT, {"target": " near the bank", "target_unit": "all"}),
     "target_spans": (PROMPT, {"target": " near the bank", "target_unit": [(0, 9), (9, 14)]}),
     "of": (PROMPT, {"of": favourite}),
-    "entropy": (PROMPT, {"of": noiser.objectives.entropy, "target": " in the", "target_unit": "all"}),
-    "many": (MANY, {"target": [None, " rain", None], "foil": [None, " dog", None], "seed": [0, 5, 2]}),
+    "entropy": (
+        PROMPT,
+        {"of": noiser.objectives.entropy, "target": " in the", "target_unit": "all"},
+    ),
+    "many": (
+        MANY,
+        {"target": [None, " rain", None], "foil": [None, " dog", None], "seed": [0, 5, 2]},
+    ),
     "many_words": ([PROMPT, LONG], {"unit": "word", "max_new_tokens": 2}),
     "seed": (PROMPT, {"seed": 7}),
 }
@@ -198,15 +215,21 @@ def cases(family, batch_tokens=None):
     if family == FULL:
         yield from metrics(lm)
         yield "noiser@1/three", partial(asked, lm, "noiser@1", "three")
-        for name, changed in [(name, changed) for name, several in VARIANTS.items() for changed in several]:
-            label = " ".join(f"{key}={'own' if key == 'noise' else value}" for key, value in changed.items())
+        for name, changed in [
+            (name, changed) for name, several in VARIANTS.items() for changed in several
+        ]:
+            label = " ".join(
+                f"{key}={'own' if key == 'noise' else value}" for key, value in changed.items()
+            )
             yield f"{name}/{label}", partial(asked, lm, name, "three", **changed)
         yield from citations(lm)
 
 
 def asked(lm, name, question, **changed):
     prompt, options = QUESTIONS[question]
-    return attributed(lm, prompt, method=make_method(name, **{**SMALL.get(name, {}), **changed}), **options)
+    return attributed(
+        lm, prompt, method=make_method(name, **{**SMALL.get(name, {}), **changed}), **options
+    )
 
 
 def citations(lm):
@@ -214,7 +237,10 @@ def citations(lm):
         yield f"cite/{unit}", partial(cited, lm, QUESTION, SOURCES, unit=unit, answer=ANSWER)
     yield "cite/chat", partial(cited, lm, CHAT, SOURCES, unit="source", answer=ANSWER)
     many = {"answer": [ANSWER, " It rains."], "unit": "source"}
-    yield "cite/many", partial(cited, lm, [QUESTION, "Who sings?"], [SOURCES, SOURCES[::-1]], **many)
+    yield (
+        "cite/many",
+        partial(cited, lm, [QUESTION, "Who sings?"], [SOURCES, SOURCES[::-1]], **many),
+    )
 
 
 def metrics(lm):
@@ -223,8 +249,15 @@ def metrics(lm):
             if name == "stability":
                 again = partial(noiser.attribute, lm, prompt, **options)
                 settings = {"reattribute": lambda seed, again=again: again(seed=seed)}
-            label = " ".join(f"{key}={value}" for key, value in settings.items() if key not in ("spans", "reattribute"))
-            yield f"{name}/{question} {label}".strip(), partial(_measured, lm, prompt, options, name, settings)
+            label = " ".join(
+                f"{key}={value}"
+                for key, value in settings.items()
+                if key not in ("spans", "reattribute")
+            )
+            yield (
+                f"{name}/{question} {label}".strip(),
+                partial(_measured, lm, prompt, options, name, settings),
+            )
 
 
 def _measured(lm, prompt, options, name, settings):

@@ -31,7 +31,10 @@ def main():
 
 def save(kept):
     """Writes numbers by family and case, then by name, into one file."""
-    shapes = {case: {name: value.shape for name, value in numbers.items()} for case, numbers in kept.items()}
+    shapes = {
+        case: {name: value.shape for name, value in numbers.items()}
+        for case, numbers in kept.items()
+    }
     values = [value.ravel() for numbers in kept.values() for value in numbers.values()]
     np.savez_compressed(FILE, shapes=np.array(json.dumps(shapes)), values=np.concatenate(values))
     print(f"{len(kept)} cases, {FILE.stat().st_size / 1000:.0f} kB")
@@ -59,9 +62,12 @@ def stored():
     """The stored numbers, by family and case, then by name."""
     with np.load(FILE) as file:
         shapes, values = json.loads(str(file["shapes"])), torch.from_numpy(file["values"]).double()
-    parts = iter(values.split([math.prod(shape) for fields in shapes.values() for shape in fields.values()]))
+    parts = iter(
+        values.split([math.prod(shape) for fields in shapes.values() for shape in fields.values()])
+    )
     return {
-        case: {name: next(parts).reshape(shape) for name, shape in fields.items()} for case, fields in shapes.items()
+        case: {name: next(parts).reshape(shape) for name, shape in fields.items()}
+        for case, fields in shapes.items()
     }
 
 

@@ -36,14 +36,20 @@ def test_method(lm):
     assert att.scores.isfinite().all()
     alone = noiser.attribute(lm, "France", method="leave_one_in", target="Paris")
     occluded = noiser.attribute(lm, "France", method=noiser.Occlusion(score="prob"), target="Paris")
-    torch.testing.assert_close(alone.scores, occluded.scores)  # with one unit, in and out are the same difference
+    torch.testing.assert_close(
+        alone.scores, occluded.scores
+    )  # with one unit, in and out are the same difference
 
 
 def test_data_metric_and_judge(lm):
     examples = noiser.data.load("capitals", limit=2)
     assert [example.target for example in examples] == ["Paris", "Tokyo"]
     found = noiser.evaluate(
-        lm, examples, method="leave_one_in", metrics=["concentration", "answerability"], judge="last_word"
+        lm,
+        examples,
+        method="leave_one_in",
+        metrics=["concentration", "answerability"],
+        judge="last_word",
     )
     assert not found.skipped
     assert all(1 <= record["effective_units"] <= 5 for record in found.records)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 Colour = tuple[int, int, int]  # red, green and blue of sRGB, 0 to 255
 
 DARK_PAPER = (24, 26, 32)
-_POSITIVE, _NEGATIVE = (230, 159, 0), (86, 180, 233)  # orange and sky blue of Okabe and Ito, for colour-blind readers
+_POSITIVE, _NEGATIVE = (
+    (230, 159, 0),
+    (86, 180, 233),
+)  # orange and sky blue of Okabe and Ito, for colour-blind readers
 _GREY = (128, 128, 128)
 
 _HIDDEN = regex.compile(  # without joiners and Arabic signs
@@ -46,7 +49,10 @@ def labels(att: Attribution) -> list[str]:
     """The units' labels, cut to 30 characters; those that would be equal have the place of their first character."""
     short = [shorten(label(unit.text), 30) for unit in att.units]
     counts = Counter(short)
-    return [f"{text} @{unit.start}" if counts[text] > 1 else text for text, unit in zip(short, att.units, strict=True)]
+    return [
+        f"{text} @{unit.start}" if counts[text] > 1 else text
+        for text, unit in zip(short, att.units, strict=True)
+    ]
 
 
 def provenance(*attributions: Attribution) -> str:
@@ -54,16 +60,29 @@ def provenance(*attributions: Attribution) -> str:
     methods: dict[str, list[str]] = {}
     for att in attributions:
         revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
-        joined = "aggregated" in att.info and " ({reduce} over {from})".format_map(att.info["aggregated"])
-        rest = (f"{att.model.name}{revision} ({att.model.dtype})", f"unit {att.unit}{joined or ''}", f"seed {att.seed}")
+        joined = "aggregated" in att.info and " ({reduce} over {from})".format_map(
+            att.info["aggregated"]
+        )
+        rest = (
+            f"{att.model.name}{revision} ({att.model.dtype})",
+            f"unit {att.unit}{joined or ''}",
+            f"seed {att.seed}",
+        )
         methods.setdefault(" · ".join(map(label, rest)), []).append(label(method_text(att)))
     return "\n".join(f"{', '.join(names)} · {rest}" for rest, names in methods.items())
 
 
 def checks(*attributions: Attribution) -> list[str]:
     """The result of `check=` in words: a sentence for each checked attribution, safe to show."""
-    found = [(name, att.info.get("check")) for name, att in zip(headings(attributions), attributions, strict=True)]
-    return [(f"{name}: " if len(found) > 1 else "") + check_text(check) for name, check in found if check]
+    found = [
+        (name, att.info.get("check"))
+        for name, att in zip(headings(attributions), attributions, strict=True)
+    ]
+    return [
+        (f"{name}: " if len(found) > 1 else "") + check_text(check)
+        for name, check in found
+        if check
+    ]
 
 
 def check_text(check: Mapping[str, Any]) -> str:
@@ -87,11 +106,17 @@ def method_text(att: Attribution, *, version: bool = True) -> str:
 def headings(attributions: Sequence[Attribution]) -> list[str]:
     """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
     texts: list[str] = []
-    several = len({att.method for att in attributions}) > len({unversioned(att.method) for att in attributions})
+    several = len({att.method for att in attributions}) > len(
+        {unversioned(att.method) for att in attributions}
+    )
     for att in attributions:
         same = [other.parameters for other in attributions if other.method == att.method]
         values = {name: short(value) for name, value in att.parameters.items()}
-        differing = [f"{name}={v}" for name, v in values.items() if any(v != short(other.get(name)) for other in same)]
+        differing = [
+            f"{name}={v}"
+            for name, v in values.items()
+            if any(v != short(other.get(name)) for other in same)
+        ]
         texts.append(label(" ".join([method_text(att, version=several), *differing])))
     return texts
 
@@ -110,7 +135,10 @@ def shorten(text: str, most: int) -> str:
 
 def check_comparable(attributions: Sequence[Attribution]) -> None:
     """Raises ParameterError unless there is an attribution, and all are of one prompt and the same targets."""
-    asked = [(att.text[: att.prompt_length], [target.text for target in att.targets]) for att in attributions]
+    asked = [
+        (att.text[: att.prompt_length], [target.text for target in att.targets])
+        for att in attributions
+    ]
     if not asked:
         raise ParameterError("There is nothing to compare; expected at least one attribution.")
     if other := next((each for each in asked if each != asked[0]), None):
@@ -132,7 +160,9 @@ def tint(weight: float | None, paper: Colour) -> Colour:
     hue, strength = _GREY, 0.3
     if weight is not None:
         hue, strength = _POSITIVE if weight >= 0 else _NEGATIVE, min(1.0, abs(weight))
-    red, green, blue = (round(low + (high - low) * strength) for low, high in zip(paper, hue, strict=True))
+    red, green, blue = (
+        round(low + (high - low) * strength) for low, high in zip(paper, hue, strict=True)
+    )
     return red, green, blue
 
 

@@ -23,14 +23,24 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 
 _PAPER: Colour = (255, 255, 255)
-_TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP, _SCALE_WIDTH, _SCALE_STEPS, _MARGIN = 9.0, 7.0, 15.0, 8.0, 90.0, 60, 6.0
+_TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP, _SCALE_WIDTH, _SCALE_STEPS, _MARGIN = (
+    9.0,
+    7.0,
+    15.0,
+    8.0,
+    90.0,
+    60,
+    6.0,
+)
 _ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
 """In sizes of the text: how far a tint reaches above and below the baseline, and the thickest bar."""
 _WITH_ARCS, _FULL = 1.6, 0.98
 """The height of lines with arcs between them, and the part of a line that is filled: hinting widens letters."""
 
 
-def figure(attributions: Sequence[Attribution], target: int, width: float, *, pairs: bool = False) -> Figure:
+def figure(
+    attributions: Sequence[Attribution], target: int, width: float, *, pairs: bool = False
+) -> Figure:
     """A heat map with a colour scale for each attribution of one prompt; see `Attribution.plot`."""
     try:
         from matplotlib.figure import Figure  # without global state
@@ -40,7 +50,9 @@ def figure(attributions: Sequence[Attribution], target: int, width: float, *, pa
     check_comparable(attributions)
     (row,) = check_targets(attributions[0], [target])
     if not width > 1:
-        raise ParameterError(f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column.")
+        raise ParameterError(
+            f"width is {width!r}; expected inches, more than 1, such as 3.3 for a column."
+        )
     axes = drawing.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     page = _Page(axes, 72 * width - 2 * _MARGIN, _LINE * (_WITH_ARCS if pairs else 1))
@@ -76,12 +88,20 @@ class _Page:
         largest = max((abs(pair.score) for pair in pairs), default=1.0)
         for pair in (pair for pair in pairs if tops.keys() >= {*pair.units}):
             start, end = (tops[unit] for unit in pair.units)
-            self._arc(start, end, 0.5 + abs(pair.score) / largest, "dashed" if pair.kind == "either" else "solid")
+            self._arc(
+                start,
+                end,
+                0.5 + abs(pair.score) / largest,
+                "dashed" if pair.kind == "either" else "solid",
+            )
         for line in heat.pairs if pairs else ():
             self.line_of(line, size=_SMALL_SIZE)
         if heat.largest:
             self._scale(f"-{heat.largest}" if "blue" in heat.meaning else "0", heat.largest)
-            self.line_of("  ".join(f"{colour}: {words}" for colour, words in heat.meaning.items()), size=_SMALL_SIZE)
+            self.line_of(
+                "  ".join(f"{colour}: {words}" for colour, words in heat.meaning.items()),
+                size=_SMALL_SIZE,
+            )
         self.y += _GAP
 
     def line_of(self, text: str, **style: Any) -> None:
@@ -89,7 +109,13 @@ class _Page:
         self.new_line()
 
     def write(
-        self, text: str, colour: Colour | None = None, bar: float = 0.0, *, size: float = _TEXT_SIZE, bold: bool = False
+        self,
+        text: str,
+        colour: Colour | None = None,
+        bar: float = 0.0,
+        *,
+        size: float = _TEXT_SIZE,
+        bold: bool = False,
     ) -> Point:
         """The middle of the upper edge of a text that is now at the cursor, continued below where it does not fit."""
         top, weight = None, "bold" if bold else "normal"
@@ -102,7 +128,15 @@ class _Page:
                     continue
                 self._paint(self.x, width, size, colour, bar)
                 if piece.strip():
-                    self.axes.text(self.x, self.y, piece, size=size, weight=weight, parse_math=False, usetex=False)
+                    self.axes.text(
+                        self.x,
+                        self.y,
+                        piece,
+                        size=size,
+                        weight=weight,
+                        parse_math=False,
+                        usetex=False,
+                    )
                 top = top or (self.x + width / 2, self.y - _ABOVE * size)
                 self.x += width
         return top or (self.x, self.y)
@@ -110,7 +144,9 @@ class _Page:
     def new_line(self) -> None:
         self.x, self.y = 0.0, self.y + self.line
 
-    def _paint(self, x: float, width: float, size: float, colour: Colour | None, bar: float) -> None:
+    def _paint(
+        self, x: float, width: float, size: float, colour: Colour | None, bar: float
+    ) -> None:
         """A colour and its bar, as thick as a weight says, behind a text."""
         from matplotlib.patches import Rectangle
 
@@ -119,17 +155,27 @@ class _Page:
             return
         top, bottom, thickness = self.y - _ABOVE * size, self.y + _BELOW * size, _BAR * size * bar
         face = tuple(value / 255 for value in colour)
-        self.axes.add_patch(Rectangle((x, top), width, bottom - top, facecolor=face, edgecolor="none"))
+        self.axes.add_patch(
+            Rectangle((x, top), width, bottom - top, facecolor=face, edgecolor="none")
+        )
         middle = (bottom if thickness > 0 else top) - thickness / 2
-        self.axes.hlines(middle, x, x + width, colors="black", linewidths=abs(thickness), snap=False)
+        self.axes.hlines(
+            middle, x, x + width, colors="black", linewidths=abs(thickness), snap=False
+        )
 
     def _arc(self, start: Point, end: Point, width: float, style: str) -> None:
         """A curve above two points."""
         from matplotlib import patches, path
 
         middle = ((start[0] + end[0]) / 2, min(start[1], end[1]) - 2 * (_WITH_ARCS - 1) * _LINE)
-        curve = path.Path([start, middle, end], [path.Path.MOVETO, path.Path.CURVE3, path.Path.CURVE3])
-        self.axes.add_patch(patches.PathPatch(curve, fill=False, linewidth=width, linestyle=style, edgecolor="black"))
+        curve = path.Path(
+            [start, middle, end], [path.Path.MOVETO, path.Path.CURVE3, path.Path.CURVE3]
+        )
+        self.axes.add_patch(
+            patches.PathPatch(
+                curve, fill=False, linewidth=width, linestyle=style, edgecolor="black"
+            )
+        )
 
     def _scale(self, low: str, high: str) -> None:
         """The colours from the lowest to the highest score, as long as there is room."""
@@ -140,7 +186,9 @@ class _Page:
         for index in range(_SCALE_STEPS):
             weight = first + (1 - first) * index / (_SCALE_STEPS - 1)
             # A little wider than a step: viewers show a seam between rectangles that only touch.
-            self._paint(self.x + index * step, 1.5 * step, _SMALL_SIZE, tint(weight, _PAPER), weight)
+            self._paint(
+                self.x + index * step, 1.5 * step, _SMALL_SIZE, tint(weight, _PAPER), weight
+            )
         self.x += (_SCALE_STEPS + 1) * step
         self.line_of(f"  {high}", size=_SMALL_SIZE)
 

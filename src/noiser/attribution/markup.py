@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 from noiser.attribution import display
 from noiser.attribution.display import checks, dark_ink, headings, label, provenance, short, visible
-from noiser.attribution.heatmap import Cell, HeatMap, Numbers, has_signal, heat_map, legends, numbers
+from noiser.attribution.heatmap import (
+    Cell,
+    HeatMap,
+    Numbers,
+    has_signal,
+    heat_map,
+    legends,
+    numbers,
+)
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
 from noiser.files import html_page, html_table
 from noiser.numbers import number_format
@@ -33,7 +41,9 @@ def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = No
     """A complete page with one attribution, or with several of one prompt: a row per method, target by target."""
     card, first, count = _card(attributions, "noiser", targets), attributions[0], len(attributions)
     prompt = label(first.text[: first.prompt_length])[:80]
-    return page_of_card(card, f"{prompt} – {label(first.method) if count == 1 else f'{count} methods'}")
+    return page_of_card(
+        card, f"{prompt} – {label(first.method) if count == 1 else f'{count} methods'}"
+    )
 
 
 def fragment(attributions: Sequence[Attribution]) -> str:
@@ -55,7 +65,9 @@ def page_of_card(card: str, title: str, style: str = "") -> str:
     return html_page(title, rules, f"<main>{headings}{card}</main>")
 
 
-def _card(attributions: Sequence[Attribution], identifier: str, targets: Sequence[int] | None = None) -> str:
+def _card(
+    attributions: Sequence[Attribution], identifier: str, targets: Sequence[int] | None = None
+) -> str:
     """A section per target; without `targets`, of the first ones, and a note says how to see the rest."""
     display.check_comparable(attributions)
     first, note = attributions[0], ""
@@ -68,9 +80,13 @@ def _card(attributions: Sequence[Attribution], identifier: str, targets: Sequenc
         note = f"<p class=facts>The first {len(rows)} of {count} targets; {rest}</p>"
     most = _IN_TABLES if len(rows) > _AT_ONCE else None
     shown = [_section(attributions, row, most) for row in rows]
-    sections = "".join(f'<section class="t{index}">{each}</section>' for index, each in enumerate(shown, 1))
+    sections = "".join(
+        f'<section class="t{index}">{each}</section>' for index, each in enumerate(shown, 1)
+    )
     chooser = _chooser([label(first.targets[row].text) for row in rows], identifier)
-    feet = "".join(f"<p>{escape(text)}</p>" for text in checks(*attributions)) + "".join(map(_footer, attributions))
+    feet = "".join(f"<p>{escape(text)}</p>" for text in checks(*attributions)) + "".join(
+        map(_footer, attributions)
+    )
     return f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div><footer>{feet}</footer></div>'
 
 
@@ -95,15 +111,29 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
 def _section(attributions: Sequence[Attribution], row: int, most: int | None) -> str:
     att, maps = attributions[0], [heat_map(att, row) for att in attributions]
     heat, target = maps[0], f"<b class=target dir=auto>{escape(maps[0].target)}</b>"
-    texts = ["".join(_cell(a, row, cell) for cell in heat.cells) for a, heat in zip(attributions, maps, strict=True)]
-    groups = [[*attributions]] if all(each.units == att.units for each in attributions) else [[a] for a in attributions]
+    texts = [
+        "".join(_cell(a, row, cell) for cell in heat.cells)
+        for a, heat in zip(attributions, maps, strict=True)
+    ]
+    groups = (
+        [[*attributions]]
+        if all(each.units == att.units for each in attributions)
+        else [[a] for a in attributions]
+    )
     tables = "".join(_table(numbers(group, row, most)) for group in groups)
     scores = f"<details><summary>scores in numbers</summary>{tables}</details>"
     if len(attributions) == 1:
         drawn = [("paths to this target", path_arcs)] * ("through" in att.info)
         drawn += [("pairs of units", pair_arcs)] * any(pair.target == row for pair in att.pairs)
-        drawings = [f"<details open><summary>{name}</summary>{arcs(*of(att, row))}</details>" for name, of in drawn]
-        other = f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>" if heat.foil else ""
+        drawings = [
+            f"<details open><summary>{name}</summary>{arcs(*of(att, row))}</details>"
+            for name, of in drawn
+        ]
+        other = (
+            f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>"
+            if heat.foil
+            else ""
+        )
         shown = f'<p class="map" dir="auto">{texts[0]}<span class=to> → </span>{target}{other}</p>'
         if sum(len(cell.text) for cell in heat.cells) > _LONG:
             return f"<p>{target}{other}</p>{_facts(heat)}{scores}{shown}{''.join(drawings)}"
@@ -135,8 +165,12 @@ def _tint(weight: float | None) -> str:
 def _title(att: Attribution, row: int, column: int) -> str:
     score = float(att.scores[row, column])
     stderr = math.nan if att.stderr is None else float(att.stderr[row, column])
-    text = f"{label(att.units[column].text)}: score {number_format([score]).with_error(score, stderr)}"
-    if att.thresholds is not None and not math.isnan(threshold := float(att.thresholds[row, column])):
+    text = (
+        f"{label(att.units[column].text)}: score {number_format([score]).with_error(score, stderr)}"
+    )
+    if att.thresholds is not None and not math.isnan(
+        threshold := float(att.thresholds[row, column])
+    ):
         text += f", threshold {threshold:.3g}"
     return text if has_signal(score, stderr) else f"{text}, no signal"
 
@@ -144,9 +178,14 @@ def _title(att: Attribution, row: int, column: int) -> str:
 def _facts(heat: HeatMap) -> str:
     low, kind = (f"-{heat.largest}", "scale") if "blue" in heat.meaning else ("0", "scale one")
     bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
-    scale = f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat.meaning)}" if heat.largest else ""
+    scale = (
+        f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat.meaning)}"
+        if heat.largest
+        else ""
+    )
     best = " · ".join(
-        f"{side}: " + " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in pairs)
+        f"{side}: "
+        + " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in pairs)
         for side, pairs in heat.strongest.items()
     )
     lines = [escape(heat.facts), scale, best or "no unit has a signal", *map(escape, heat.pairs)]
@@ -156,7 +195,10 @@ def _facts(heat: HeatMap) -> str:
 def _key(meaning: Mapping[str, str]) -> str:
     """The colours in words."""
     signs = {"orange": "p", "blue": "n", "grey": "g"}
-    keys = (f'<i class="key {signs[colour]}"></i>{colour}: {escape(words)}' for colour, words in meaning.items())
+    keys = (
+        f'<i class="key {signs[colour]}"></i>{colour}: {escape(words)}'
+        for colour, words in meaning.items()
+    )
     return "; ".join(keys)
 
 
@@ -167,18 +209,25 @@ def _table(table: Numbers) -> str:
     for (unit, *texts), weights in zip(table.rows, table.weights, strict=True):
         values, weight = [*map(escape, texts)], weights[0]
         if not bars:
-            values = [v and f'<span class="v {_tint(w)}>{v}</span>' for v, w in zip(values, weights, strict=True)]
+            values = [
+                v and f'<span class="v {_tint(w)}>{v}</span>'
+                for v, w in zip(values, weights, strict=True)
+            ]
         elif weight is None:
             values.append("no signal")
         else:
-            values.append(f'<i class="bar {"n" if weight < 0 else "p"}" style="--a:{abs(weight):.3f}"></i>')
+            values.append(
+                f'<i class="bar {"n" if weight < 0 else "p"}" style="--a:{abs(weight):.3f}"></i>'
+            )
         rows.append([escape(unit), *values])
     note = f"<p class=facts>{table.note}</p>" if table.note else ""
     return html_table([*map(escape, table.head), *[""] * bars], rows) + note
 
 
 def _footer(att: Attribution) -> str:
-    parameters = ", ".join(label(f"{name}={short(value)}") for name, value in att.parameters.items())
+    parameters = ", ".join(
+        label(f"{name}={short(value)}") for name, value in att.parameters.items()
+    )
     versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
     return f"<p>{escape(' · '.join(filter(None, (provenance(att), parameters, versions))))}</p>"
 

@@ -39,9 +39,14 @@ class Arc(NamedTuple):
 
 def arcs(lines: Sequence[tuple[str, str]], links: Sequence[Arc]) -> str:
     """The lines, each a number and a plain text, as HTML, with an arc of an SVG on their left for each link."""
-    longest, height = max((abs(link.end - link.start) for link in links), default=1), _LINE * len(lines)
+    longest, height = (
+        max((abs(link.end - link.start) for link in links), default=1),
+        _LINE * len(lines),
+    )
     paths = "".join(_path(link, longest) for link in sorted(links, key=lambda link: link.weight))
-    items = "".join(f"<li><span>{escape(number)}</span><bdi>{escape(text)}</bdi></li>" for number, text in lines)
+    items = "".join(
+        f"<li><span>{escape(number)}</span><bdi>{escape(text)}</bdi></li>" for number, text in lines
+    )
     return (
         f'<div class=arcs><svg width={_WIDTH} height={height} viewBox="0 0 {_WIDTH} {height}" aria-hidden=true>'
         f'{paths}</svg><ol style="line-height:{_LINE}px">{items}</ol></div>'
@@ -107,23 +112,35 @@ def through(att: Attribution) -> Attribution:
     for column, owners in zip(written, _owners(att, written), strict=True):
         between[:, owners] += weights[:, [column]] / len(owners)
     less = torch.ones_like(between[0]).diag() - between
-    scores = torch.linalg.solve_triangular(less, weights[:, prompt], upper=False, unitriangular=True)
+    scores = torch.linalg.solve_triangular(
+        less, weights[:, prompt], upper=False, unitriangular=True
+    )
     nothing = dict.fromkeys(("thresholds", "k_min", "stderr"))
     info = {**att.info, "through": between.tolist()}
     return replace(
-        att, scores=scores.float(), units=tuple(att.units[i] for i in prompt), pairs=(), info=info, **nothing
+        att,
+        scores=scores.float(),
+        units=tuple(att.units[i] for i in prompt),
+        pairs=(),
+        info=info,
+        **nothing,
     )
 
 
 def _owners(att: Attribution, written: Sequence[int]) -> list[list[int]]:
     """The target that each unit is in; or all targets that are pieces of one character, as the unit is."""
-    starts, tokens = list[int](), list[int | None]()  # the first token of each target, and the target of each token
+    starts, tokens = (
+        list[int](),
+        list[int | None](),
+    )  # the first token of each target, and the target of each token
     for row, target in enumerate(att.targets):
         tokens += [None] * len(target.before)
         starts.append(len(tokens))
         tokens += [row] * len(target.token_ids)
     last = att.scores.new_tensor([unit.token_indices[-1] for unit in att.units])
-    rows = zip(att.scores, starts, strict=True)  # a row has scores up to the token before its target
+    rows = zip(
+        att.scores, starts, strict=True
+    )  # a row has scores up to the token before its target
     first = max(int(last[~row.isnan()].amax()) + 1 - start for row, start in rows) if written else 0
     found: list[list[int]] = []
     for unit in (att.units[column] for column in written):
@@ -145,7 +162,9 @@ def flow(att: Attribution, target: int) -> Float64[Tensor, "targets units_and_ta
     """
     between = torch.tensor(att.info["through"], dtype=torch.float64)
     less = torch.ones_like(between[0]).diag() - between
-    return torch.linalg.inv(less)[target, :, None] * torch.cat([less @ att.scores.double().cpu(), between], 1)
+    return torch.linalg.inv(less)[target, :, None] * torch.cat(
+        [less @ att.scores.double().cpu(), between], 1
+    )
 
 
 def path_arcs(att: Attribution, target: int) -> tuple[list[tuple[str, str]], list[Arc]]:

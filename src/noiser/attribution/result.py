@@ -86,16 +86,27 @@ class Attribution:
     def __post_init__(self) -> None:
         shape = (len(self.targets), len(self.units))
         there = f"{shape[0]} targets and {shape[1]} units"
-        for name, expected in (("scores", shape), ("thresholds", shape), ("stderr", shape), ("k_min", shape[:1])):
+        for name, expected in (
+            ("scores", shape),
+            ("thresholds", shape),
+            ("stderr", shape),
+            ("k_min", shape[:1]),
+        ):
             values: Tensor | None = getattr(self, name)
             if values is not None and values.shape != expected:
-                raise ParameterError(f"{name} has shape {[*values.shape]}; expected {[*expected]} for {there}.")
+                raise ParameterError(
+                    f"{name} has shape {[*values.shape]}; expected {[*expected]} for {there}."
+                )
         for pair in self.pairs:
-            if not (0 <= pair.target < shape[0] and all(0 <= unit < shape[1] for unit in pair.units)):
+            if not (
+                0 <= pair.target < shape[0] and all(0 <= unit < shape[1] for unit in pair.units)
+            ):
                 raise ParameterError(f"{pair} is of no target or unit; there are {there}.")
 
     def __eq__(self, other: object) -> bool:
-        return self.to_dict() == other.to_dict() if isinstance(other, Attribution) else NotImplemented
+        return (
+            self.to_dict() == other.to_dict() if isinstance(other, Attribution) else NotImplemented
+        )
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -104,9 +115,14 @@ class Attribution:
         check_count("k", k)
         (target,) = check_targets(self, [target])
         row = self.scores[target]
-        order: list[int] = torch.argsort(row.nan_to_num(-torch.inf), descending=True, stable=True).tolist()
+        order: list[int] = torch.argsort(
+            row.nan_to_num(-torch.inf), descending=True, stable=True
+        ).tolist()
         best = [(index, self.units[index]) for index in order if not row[index].isnan()][:k]
-        return [TopUnit(span.text.strip() or span.text, float(row[index]), index, span) for index, span in best]
+        return [
+            TopUnit(span.text.strip() or span.text, float(row[index]), index, span)
+            for index, span in best
+        ]
 
     def normalized(self, kind: str = "sum") -> Float[Tensor, "targets units"]:
         """Scores made comparable between targets and methods, as a new tensor.
@@ -152,12 +168,23 @@ class Attribution:
         import pandas as pd
 
         units = [*enumerate(self.units)]
-        rows = [(row, t.text, i, *unit[:3]) for row, t in enumerate(self.targets) for i, unit in units]
-        frame = pd.DataFrame(rows, columns=["target_index", "target", "unit_index", "unit", "start", "end"])
+        rows = [
+            (row, t.text, i, *unit[:3]) for row, t in enumerate(self.targets) for i, unit in units
+        ]
+        frame = pd.DataFrame(
+            rows, columns=["target_index", "target", "unit_index", "unit", "start", "end"]
+        )
         k_min = None if self.k_min is None else self.k_min[:, None]
-        columns = {"score": self.scores, "stderr": self.stderr, "threshold": self.thresholds, "k_min": k_min}
+        columns = {
+            "score": self.scores,
+            "stderr": self.stderr,
+            "threshold": self.thresholds,
+            "k_min": k_min,
+        }
         for name, values in columns.items():
-            frame[name] = torch.nan if values is None else values.expand(self.scores.shape).flatten().tolist()
+            frame[name] = (
+                torch.nan if values is None else values.expand(self.scores.shape).flatten().tolist()
+            )
         return frame
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -178,7 +205,9 @@ class Attribution:
         """The attribution whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
         return store.restored(cls, Literal["noiser.attribution"], data)
 
-    def to_html(self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None) -> str:
+    def to_html(
+        self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None
+    ) -> str:
         """A complete page without network and scripts, of some targets or as many as a browser shows without delay."""
         return written(markup.page([self], targets), path)
 
@@ -186,7 +215,9 @@ class Attribution:
         """A Markdown table of the scores for each target."""
         return markup.markdown(self)
 
-    def plot(self, *others: Attribution, target: int = 0, width: float = 6.5, pairs: bool = False) -> Figure:
+    def plot(
+        self, *others: Attribution, target: int = 0, width: float = 6.5, pairs: bool = False
+    ) -> Figure:
         """A figure for a paper with matplotlib: the text with its colours and a colour scale.
 
         Args:
@@ -207,7 +238,10 @@ class Attribution:
         return _terminal().to_text([self])
 
     def __repr__(self) -> str:
-        texts = shorten(self.text[: self.prompt_length], 50), "".join(target.text for target in self.targets)
+        texts = (
+            shorten(self.text[: self.prompt_length], 50),
+            "".join(target.text for target in self.targets),
+        )
         shape = f"{len(self.targets)} × {len(self.units)} {self.unit}"
         facts = ", ".join(map(label, (method_text(self), self.model.name, shape)))
         return f"Attribution({texts[0]!r} → {texts[1]!r}, {facts})"

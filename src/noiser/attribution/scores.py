@@ -29,9 +29,13 @@ def normalize(scores: Row, kind: str = "sum") -> Row:
     check_choice("normalization", kind, NORMALIZATIONS)
     if torch.isinf(scores).any():
         count = f"{int(torch.isinf(scores).sum())} of {scores.numel()}"
-        raise NumericalError(f"{count} scores are infinite. Run the attribution again in float32 or bfloat16.")
+        raise NumericalError(
+            f"{count} scores are infinite. Run the attribution again in float32 or bfloat16."
+        )
     valid = ~torch.isnan(scores)
-    return NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype).masked_fill(~valid, torch.nan)
+    return (
+        NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype).masked_fill(~valid, torch.nan)
+    )
 
 
 def _over(values: Row, total: Tensor, valid: Valid) -> Row:
@@ -86,7 +90,9 @@ def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
         scores=_by_group(att.scores, groups, _REDUCTIONS[reduce]),
         units=tuple(_joined(att, columns) for columns in groups),
         unit=unit if isinstance(unit, str) else "spans",
-        stderr=None if att.stderr is None or spread is None else _by_group(att.stderr, groups, spread),
+        stderr=None
+        if att.stderr is None or spread is None
+        else _by_group(att.stderr, groups, spread),
         pairs=(),
         thresholds=att.thresholds
         if att.thresholds is None
@@ -108,12 +114,16 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
         said = f"The scores belong to units of kind {att.unit!r}, which are not parts of {unit}s"
         raise UnitError(f"{said}. Attribute again with unit={unit!r}.")
     special = {*att.info.get("special_tokens", ())}
-    alone = [span.start == span.end or not special.isdisjoint(span.token_indices) for span in att.units]
+    alone = [
+        span.start == span.end or not special.isdisjoint(span.token_indices) for span in att.units
+    ]
     groups = [(column,) for column, is_alone in enumerate(alone) if is_alone]
     for run in _runs(att, [column for column, is_alone in enumerate(alone) if not is_alone]):
         tokens = [(att.units[column].start, att.units[column].end) for column in run]
         first, last = tokens[0][0], max(end for _, end in tokens)
-        spans = [(first + start, first + end) for start, end in SEGMENTATIONS[unit](att.text[first:last])]
+        spans = [
+            (first + start, first + end) for start, end in SEGMENTATIONS[unit](att.text[first:last])
+        ]
         groups += [tuple(run[index] for index in group) for group in snap(att.text, spans, tokens)]
     return sorted(groups)
 
@@ -121,9 +131,16 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
 def _is_finer(att: Attribution, unit: str) -> bool:
     """Whether units of this kind can be made of the attribution's."""
     if att.unit == "auto" and unit != "token":
-        return not any(len(span.token_indices) > 1 and len(SEGMENTATIONS[unit](span.text)) > 1 for span in att.units)
+        return not any(
+            len(span.token_indices) > 1 and len(SEGMENTATIONS[unit](span.text)) > 1
+            for span in att.units
+        )
     kind = "word" if att.unit == "spans" else att.unit
-    return kind in _ORDER and _ORDER.index(kind) <= _ORDER.index(unit) and (att.unit, unit) != ("spans", "word")
+    return (
+        kind in _ORDER
+        and _ORDER.index(kind) <= _ORDER.index(unit)
+        and (att.unit, unit) != ("spans", "word")
+    )
 
 
 def _runs(att: Attribution, columns: Sequence[int]) -> list[list[int]]:
@@ -132,7 +149,11 @@ def _runs(att: Attribution, columns: Sequence[int]) -> list[list[int]]:
     covered = -1
     for column in columns:
         span = att.units[column]
-        if not runs or span.start > covered or att.units[runs[-1][0]].start < att.prompt_length <= span.start:
+        if (
+            not runs
+            or span.start > covered
+            or att.units[runs[-1][0]].start < att.prompt_length <= span.start
+        ):
             runs.append([])
         runs[-1].append(column)
         covered = max(covered, span.end)
@@ -143,12 +164,19 @@ def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list
     """The units of which each span has more than any other span; units in no span are left out."""
     spans = checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
-    found = owners(att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order])
-    groups = {place: tuple(i for i, index in enumerate(found) if index == rank) for rank, place in enumerate(order)}
+    found = owners(
+        att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order]
+    )
+    groups = {
+        place: tuple(i for i, index in enumerate(found) if index == rank)
+        for rank, place in enumerate(order)
+    }
     for place, (start, end) in enumerate(spans):
         span = f"Span {(start, end)}, {att.text[start:end]!r},"
         if start < att.prompt_length < end:
-            raise UnitError(f"{span} joins the prompt and its continuation, which begins at {att.prompt_length}.")
+            raise UnitError(
+                f"{span} joins the prompt and its continuation, which begins at {att.prompt_length}."
+            )
         if not groups[place]:
             raise UnitError(f"{span} holds no {att.unit} of these. Widen it.")
     return [groups[place] for place in range(len(spans))]
@@ -159,11 +187,18 @@ def _joined(att: Attribution, columns: Columns) -> Span:
         return att.units[columns[0]]
     members = [att.units[column] for column in columns]
     start, end = min(member.start for member in members), max(member.end for member in members)
-    return Span(att.text[start:end], start, end, tuple(sorted({i for each in members for i in each.token_indices})))
+    return Span(
+        att.text[start:end],
+        start,
+        end,
+        tuple(sorted({i for each in members for i in each.token_indices})),
+    )
 
 
 def _by_group(
     values: Float[Tensor, "targets units"], groups: Sequence[Columns], reduction: Reduction
 ) -> Float[Tensor, "targets groups"]:
     """Each group of columns reduced; NaN in a row where any member is NaN."""
-    return torch.stack([values[:, :0].sum(1), *(reduction(values[:, list(group)]) for group in groups)], 1)[:, 1:]
+    return torch.stack(
+        [values[:, :0].sum(1), *(reduction(values[:, list(group)]) for group in groups)], 1
+    )[:, 1:]

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 
 import numpy as np
 import torch
-from pydantic import BaseModel, BeforeValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetPydanticSchema,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core.core_schema import no_info_after_validator_function
 from torch import Tensor
 
@@ -29,7 +36,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # what JSON lets through and an editor does not
+_UNSAFE = re.compile(
+    "[\x7f-\x9f\u2028\u2029\ud800-\udfff]"
+)  # what JSON lets through and an editor does not
 SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number of a file: null for NaN, a text for an infinite one."""
 
@@ -37,10 +46,15 @@ SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value i
 def _saved(kind: Any) -> GetPydanticSchema:
     """The form of a tensor in a file."""
     tensor = partial(torch.tensor, dtype=torch.float32, device="cpu")
-    return GetPydanticSchema(lambda _, make: no_info_after_validator_function(tensor, make.generate_schema(kind)))
+    return GetPydanticSchema(
+        lambda _, make: no_info_after_validator_function(tensor, make.generate_schema(kind))
+    )
 
 
-ROW, ROWS = _saved(list[SavedNumber]), _saved(list[list[SavedNumber]])  # annotations of fields that are tensors
+ROW, ROWS = (
+    _saved(list[SavedNumber]),
+    _saved(list[list[SavedNumber]]),
+)  # annotations of fields that are tensors
 
 
 class _Head(BaseModel, Generic[T]):
@@ -70,10 +84,15 @@ def restored(kind: type[T], form: Any, data: Any) -> T:
         _adapter(_Head[form]).validate_python(data)
         return _adapter(kind).validate_python(data)
     except RecursionError:
-        raise StoredFileError("The file is damaged: it is nested too deeply. Make it again.") from None
+        raise StoredFileError(
+            "The file is damaged: it is nested too deeply. Make it again."
+        ) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key, fault = ".".join(map(str, first["loc"])) or "the file", first["msg"].removeprefix("Value error, ")
+        key, fault = (
+            ".".join(map(str, first["loc"])) or "the file",
+            first["msg"].removeprefix("Value error, "),
+        )
         raise StoredFileError(
             f"{key}: {fault}, got {reprlib.repr(first['input'])}. The file is damaged, something else, or of a newer "
             "version; docs/schema.md describes the keys."
@@ -83,7 +102,9 @@ def restored(kind: type[T], form: Any, data: Any) -> T:
 def with_nan(value: Any) -> Any:
     """A value of `info`, with NaN where its lists have null."""
     if isinstance(value, list):
-        return [math.nan if item is None else with_nan(item) for item in cast("list[object]", value)]
+        return [
+            math.nan if item is None else with_nan(item) for item in cast("list[object]", value)
+        ]
     if isinstance(value, dict):
         return {key: with_nan(item) for key, item in cast("dict[str, object]", value).items()}
     return value
@@ -93,8 +114,14 @@ def dumps(att: Attribution) -> str:
     """The text that `save` writes: one line per key, unit, target and row of numbers."""
     line, lines = partial(json.dumps, ensure_ascii=False, allow_nan=False), list[str]()
     for key, value in to_dict(att).items():
-        rows = value if isinstance(value, list) and any(isinstance(item, list | dict) for item in value) else None
-        text = line(value) if rows is None else "[\n    " + ",\n    ".join(map(line, rows)) + "\n  ]"
+        rows = (
+            value
+            if isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+            else None
+        )
+        text = (
+            line(value) if rows is None else "[\n    " + ",\n    ".join(map(line, rows)) + "\n  ]"
+        )
         lines.append(f'"{key}": {text}')
     text = "{\n  " + ",\n  ".join(lines) + "\n}\n"
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -103,7 +130,10 @@ def dumps(att: Attribution) -> str:
 def to_dict(att: Attribution) -> dict[str, Any]:
     """Everything in `att` as dicts, lists, texts and finite numbers; NaN becomes None."""
     values: dict[str, Any] = {field.name: getattr(att, field.name) for field in fields(att)}
-    values |= {"targets": [_target(target) for target in att.targets], "foil": att.foil and _target(att.foil)}
+    values |= {
+        "targets": [_target(target) for target in att.targets],
+        "foil": att.foil and _target(att.foil),
+    }
     return {"format": "noiser.attribution", "schema": 1, **to_jsonable(values)}
 
 
@@ -117,15 +147,26 @@ def to_jsonable(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+        return (
+            value
+            if math.isfinite(value)
+            else None
+            if math.isnan(value)
+            else f"{'-' * (value < 0)}Infinity"
+        )
     if isinstance(value, Tensor):
         value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
-        return to_jsonable((value.astype(str).astype(float) if value.dtype == np.float32 else value).tolist())
+        return to_jsonable(
+            (value.astype(str).astype(float) if value.dtype == np.float32 else value).tolist()
+        )
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {str(key): to_jsonable(item) for key, item in cast("Mapping[object, object]", value).items()}
+        return {
+            str(key): to_jsonable(item)
+            for key, item in cast("Mapping[object, object]", value).items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [to_jsonable(item) for item in cast("list[object]", value)]
     return str(value)

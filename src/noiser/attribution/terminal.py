@@ -16,7 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from noiser.attribution import display, heatmap
-from noiser.attribution.display import DARK_PAPER, Colour, dark_ink, headings, label, labels, shorten, tint, visible
+from noiser.attribution.display import (
+    DARK_PAPER,
+    Colour,
+    dark_ink,
+    headings,
+    label,
+    labels,
+    shorten,
+    tint,
+    visible,
+)
 from noiser.attribution.heatmap import HeatMap, Numbers, errors_of, has_signal, heat_map, numbers
 from noiser.numbers import NumberFormat, number_format
 
@@ -36,16 +46,26 @@ def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)
     if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
-        console = Console(file=file, force_jupyter=False, color_system=None, force_terminal=False, width=console.width)
+        console = Console(
+            file=file,
+            force_jupyter=False,
+            color_system=None,
+            force_terminal=False,
+            width=console.width,
+        )
     with console.capture() as capture:
         console.print(Group(*sections(attributions, console, plain=plain)))
     text = "\n".join(part.rstrip(" ") for part in capture.get().split("\n")).rstrip("\n")
     if console.encoding.startswith("utf"):
         return text
-    return text.translate(_ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
+    return (
+        text.translate(_ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
+    )
 
 
-def sections(attributions: Sequence[Attribution], console: Console, *, plain: bool = False) -> Iterator[RenderableType]:
+def sections(
+    attributions: Sequence[Attribution], console: Console, *, plain: bool = False
+) -> Iterator[RenderableType]:
     """The first targets, or all, as a matrix or, to compare, in sections; then where the numbers come from."""
     display.check_comparable(attributions)
     colours = console.color_system is not None and not console.no_color
@@ -69,9 +89,13 @@ def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[Rendera
     several = len(maps) > 1
     if several:
         yield _line(maps[0].question, "dim")
-    for heat, heading, legend in zip(maps, headings(attributions), heatmap.legends(maps), strict=True):
+    for heat, heading, legend in zip(
+        maps, headings(attributions), heatmap.legends(maps), strict=True
+    ):
         words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
-        facts = [_line(heat.facts, "dim")] * (not several) + [_line(heatmap.strongest(heat))] * bool(heat.largest)
+        facts = [_line(heat.facts, "dim")] * (not several) + [
+            _line(heatmap.strongest(heat))
+        ] * bool(heat.largest)
         facts += [*map(_line, heat.pairs), *[_line(words, "dim")] * bool(words)]
         if several:
             yield _line(heading, "bold", indent=1)
@@ -80,7 +104,11 @@ def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[Rendera
 
 
 def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
-    heat, several, units = heat_map(attributions[0], row), len(attributions) > 1, attributions[0].units
+    heat, several, units = (
+        heat_map(attributions[0], row),
+        len(attributions) > 1,
+        attributions[0].units,
+    )
     yield _line(_text(heat), indent=0)
     yield _line(heat.question if several else heat.facts)
     if several and all(att.units == units for att in attributions):
@@ -105,7 +133,9 @@ def _text(heat: HeatMap, target: str = "") -> str:
 def _matrix(att: Attribution, rows: Sequence[int], width: int) -> Iterator[RenderableType]:
     """The text once, then units by targets, as many targets below each other as fit; no signal stands in brackets."""
     said = "".join(att.targets[row].text for row in rows)
-    yield _line(_text(heat_map(att, 0), f"{label(said)}{'…' * (len(rows) < len(att.targets))}"), indent=0)
+    yield _line(
+        _text(heat_map(att, 0), f"{label(said)}{'…' * (len(rows) < len(att.targets))}"), indent=0
+    )
     units, sizes = labels(att), att.scores.abs().nan_to_num()
     chosen = sorted(sizes[list(rows)].amax(0).argsort(descending=True)[:_MOST_UNITS].tolist())
     step = max(1, (width - 34) // 12)
@@ -114,13 +144,19 @@ def _matrix(att: Attribution, rows: Sequence[int], width: int) -> Iterator[Rende
         for column, row in zip(columns, block, strict=True):
             show, errors = number_format(att.scores[row].tolist()), errors_of(att, row)
             largest, scores = float(sizes[row].max()) or 1.0, att.scores[row].tolist()
-            column += [_number(show, scores[unit], errors[unit], scores[unit] / largest) for unit in chosen]
+            column += [
+                _number(show, scores[unit], errors[unit], scores[unit] / largest) for unit in chosen
+            ]
         names = [Text("  probability", "dim"), *(Text(f"  {units[unit]}") for unit in chosen)]
         heads = (shorten(label(att.targets[row].text), 10) for row in block)
         yield Text()
-        yield _grid([f"  {heatmap.kind_of_units(att)}", *heads], [*zip(names, *columns, strict=True)])
+        yield _grid(
+            [f"  {heatmap.kind_of_units(att)}", *heads], [*zip(names, *columns, strict=True)]
+        )
     for row in rows:
-        yield from (_line(f"{label(att.targets[row].text)}: {line}") for line in heat_map(att, row).pairs)
+        yield from (
+            _line(f"{label(att.targets[row].text)}: {line}") for line in heat_map(att, row).pairs
+        )
     if len(chosen) < len(units):
         yield _line(f"(the {len(chosen)} strongest of {len(units)} units)")
 
@@ -142,8 +178,13 @@ def _numbers(table: Numbers) -> Iterator[RenderableType]:
     rows = [[Text(f"  {unit}"), *map(Text, texts)] for unit, *texts in table.rows]
     if table.head[1] == "score":
         weights = [weight for weight, *_ in table.weights]
-        bars = ["no signal" if w is None else ("█" if w > 0 else "░") * round(_BAR * abs(w)) for w in weights]
-        yield _grid([], [[*row[:2], Text(bar)] for row, bar in zip(rows, bars, strict=True)], bars=True)
+        bars = [
+            "no signal" if w is None else ("█" if w > 0 else "░") * round(_BAR * abs(w))
+            for w in weights
+        ]
+        yield _grid(
+            [], [[*row[:2], Text(bar)] for row, bar in zip(rows, bars, strict=True)], bars=True
+        )
     else:
         yield _grid([f"  {table.head[0]}", *table.head[1:]], rows)
     if table.note:

@@ -56,7 +56,9 @@ class _Several:
         waiting, deaths, finished = enumerate(jobs), Counter[int](), False
         again, running = list[tuple[int, Job]](), dict[Any, tuple[int, Job]]()
         while True:
-            room = 1 if again else self.workers  # jobs that ran when a worker died run alone, to tell which it was
+            room = (
+                1 if again else self.workers
+            )  # jobs that ran when a worker died run alone, to tell which it was
             while len(running) < room and (entry := again.pop() if again else next(waiting, None)):
                 running[self._begin(entry[1])] = entry
             if not running:
@@ -70,7 +72,9 @@ class _Several:
                     if deaths[number] < ATTEMPTS:
                         again.append((number, job))
                         continue
-                    result = RunError(f"workers died of it {ATTEMPTS} times; most often memory is short ({error})")
+                    result = RunError(
+                        f"workers died of it {ATTEMPTS} times; most often memory is short ({error})"
+                    )
                     if not finished:
                         raise result from error
                 finished = True
@@ -202,4 +206,6 @@ def _connect(ray: Any) -> None:
         ray.init(log_to_driver=False, **({} if address else {"include_dashboard": False}))
     except (OSError, ValueError, RuntimeError) as error:
         where = address or "this machine"
-        raise RunError(f"Cannot reach the Ray cluster at {where}: {error}. See: ray status") from error
+        raise RunError(
+            f"Cannot reach the Ray cluster at {where}: {error}. See: ray status"
+        ) from error

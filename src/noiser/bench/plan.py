@@ -14,7 +14,9 @@ from noiser.bench.store import ATTRIBUTION, Label, Row
 from noiser.errors import PlanError, UnknownNameError
 from noiser.types import Profile, RemovalName, SpanUnit, TargetUnitName, TextUnitName
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Texts = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
 """A list of texts, or one text."""
 
 Count = Annotated[int, Field(ge=1)]
@@ -23,7 +25,15 @@ Limit = Count | dict[str, Count] | None
 
 _KINDS = ("models", "data", "methods", "metrics")
 
-WORKING = {"api_key_env", "budget_tokens", "cache_dir", "concurrency", "job", "max_retries", "timeout"}
+WORKING = {
+    "api_key_env",
+    "budget_tokens",
+    "cache_dir",
+    "concurrency",
+    "job",
+    "max_retries",
+    "timeout",
+}
 """Settings of a judge that change no answer."""
 
 
@@ -40,7 +50,9 @@ class Entry(BaseModel):
         """The last part of the name is the label, unless the plan gives another one."""
         if isinstance(values, dict) and "label" not in values:
             last = re.split(r"[/\\]", str(values.get("name", "own")).rstrip("/\\"))[-1]
-            values = values | {"label": re.sub(r"[^A-Za-z0-9._+@-]+", "-", last).lstrip(".-_+@") or "unnamed"}
+            values = values | {
+                "label": re.sub(r"[^A-Za-z0-9._+@-]+", "-", last).lstrip(".-_+@") or "unnamed"
+            }
         return cast("Any", values)
 
     @property
@@ -140,7 +152,9 @@ class MetricEntry(Entry):
         if self.judge_args and self.judge is None:
             raise ValueError("judge_args are settings of a judge; expected judge as well")
         if "api_key" in self.judge_args:
-            raise ValueError("api_key would be stored; put it into OPENAI_API_KEY, or name a variable as api_key_env")
+            raise ValueError(
+                "api_key would be stored; put it into OPENAI_API_KEY, or name a variable as api_key_env"
+            )
         return self
 
     @property
@@ -174,7 +188,9 @@ class Plan(BaseModel):
         for kind in _KINDS:
             labels = [*self.labels(kind), *([ATTRIBUTION] if kind == "metrics" else [])]
             if twice := [label for label in labels if labels.count(label) > 1]:
-                raise ValueError(f"two {kind} have the label {twice[0]!r}; give each a label of its own")
+                raise ValueError(
+                    f"two {kind} have the label {twice[0]!r}; give each a label of its own"
+                )
         for entry in (*self.models, *self.methods, *self.metrics):
             limited = entry.limit if isinstance(entry.limit, dict) else ()
             named = [(kind, name) for kind in _KINDS for name in getattr(entry, kind, ())]
@@ -201,7 +217,11 @@ class Plan(BaseModel):
                 kinds[method.label, ATTRIBUTION] = fewer = lowest(most, _limit(method, data))
                 for metric in self.metrics:
                     allowed = _allows(metric.models, model) and _allows(metric.data, data)
-                    if allowed and _allows(metric.methods, method.label) and _allows(method.metrics, metric.label):
+                    if (
+                        allowed
+                        and _allows(metric.methods, method.label)
+                        and _allows(method.metrics, metric.label)
+                    ):
                         kinds[method.label, metric.label] = lowest(fewer, _limit(metric, data))
         return kinds
 
@@ -220,7 +240,11 @@ class Plan(BaseModel):
 
     def wanted(self) -> Callable[[Row], bool]:
         """A test for rows that the plan asks for; a folder keeps rows of an earlier, larger plan."""
-        limits = {(*pair, *kind): limit for pair in self.pairs() for kind, limit in self.kinds(*pair).items()}
+        limits = {
+            (*pair, *kind): limit
+            for pair in self.pairs()
+            for kind, limit in self.kinds(*pair).items()
+        }
 
         def asks_for(row: Row) -> bool:
             limit = limits.get((row.model, row.data, row.method, row.metric), 0)
@@ -247,7 +271,9 @@ def read_plan(path: Path) -> tuple[Plan, str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"Cannot read the plan {path}: {error}. Expected a TOML file; see docs/bench.md.") from error
+        raise PlanError(
+            f"Cannot read the plan {path}: {error}. Expected a TOML file; see docs/bench.md."
+        ) from error
     return parse_plan(text, str(path)), text
 
 
@@ -256,8 +282,14 @@ def parse_plan(text: str, source: str) -> Plan:
     try:
         return Plan.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PlanError(f"{source} is not valid TOML: {error}. See docs/bench.md for the form of a plan.") from error
+        raise PlanError(
+            f"{source} is not valid TOML: {error}. See docs/bench.md for the form of a plan."
+        ) from error
     except ValidationError as error:
         found = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-        problems = "; ".join(": ".join(filter(None, each)) for each in found).replace("Value error, ", "")
-        raise PlanError(f"{source}: {problems}. See docs/bench.md for the form of a plan.") from error
+        problems = "; ".join(": ".join(filter(None, each)) for each in found).replace(
+            "Value error, ", ""
+        )
+        raise PlanError(
+            f"{source}: {problems}. See docs/bench.md for the form of a plan."
+        ) from error

@@ -25,7 +25,11 @@ from noiser.registry import renamed
 def resolve(plan: Plan, source: str) -> dict[str, Any]:
     """A plan with versioned names and every default, as JSON. Raises PlanError, which names `source`."""
     models = {entry.label: entry.meaning for entry in plan.models}
-    resolved: dict[str, Any] = {"seed": plan.seed, "block": plan.block, "models": to_jsonable(models)}
+    resolved: dict[str, Any] = {
+        "seed": plan.seed,
+        "block": plan.block,
+        "models": to_jsonable(models),
+    }
     look_up: dict[str, Any] = {"data": _data, "methods": _method, "metrics": _metric}
     for kind in look_up:
         resolved[kind] = {}
@@ -38,7 +42,9 @@ def resolve(plan: Plan, source: str) -> dict[str, Any]:
 
 
 def _data(entry: DataEntry) -> dict[str, Any]:
-    return entry.meaning | ({"name": DATA_SETS.get(entry.name).versioned_name} if entry.name else {})
+    return entry.meaning | (
+        {"name": DATA_SETS.get(entry.name).versioned_name} if entry.name else {}
+    )
 
 
 def _method(entry: MethodEntry) -> dict[str, Any]:
@@ -62,17 +68,25 @@ def check_change(
 
     It may have more entries, or restrict more; entries without rows, those that `used` does not name, may change or go.
     """
-    changes = [f"{key} was {old[key]!r} and is {new[key]!r}" for key in ("seed", "block") if old[key] != new[key]]
+    changes = [
+        f"{key} was {old[key]!r} and is {new[key]!r}"
+        for key in ("seed", "block")
+        if old[key] != new[key]
+    ]
     for kind in ("models", "data", "methods", "metrics"):
         for label, meaning in old[kind].items():
             where = f"{kind}, {label!r}"
             if label in used[kind] and label not in new[kind]:
                 changes.append(f"{where} is no longer there")
             elif label in used[kind]:
-                changes += [f"{where}, {change}" for change in _differences(meaning, new[kind][label])]
+                changes += [
+                    f"{where}, {change}" for change in _differences(meaning, new[kind][label])
+                ]
     if changes:
         remedy = "Put the old values back, give new entries labels of their own, or start another folder."
-        raise PlanError(f"The plan changes what is stored in {folder}: {'; '.join(changes)}. {remedy}")
+        raise PlanError(
+            f"The plan changes what is stored in {folder}: {'; '.join(changes)}. {remedy}"
+        )
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -102,7 +116,9 @@ class Selection(NamedTuple):
     model: str
     data: str
     total: int  # how many examples there are
-    checked: int | None  # how many of them the model was asked, in the order of the draw; None where all are taken
+    checked: (
+        int | None
+    )  # how many of them the model was asked, in the order of the draw; None where all are taken
     right: int | None  # how many answers were right
     chosen: Sequence[str]  # ids, in the order of the draw
     failed: Mapping[str, str]  # by id, the error's type of examples that could not be asked
@@ -110,7 +126,11 @@ class Selection(NamedTuple):
 
     def lacks(self, limit: int | None) -> bool:
         """Whether a model has to be asked further."""
-        return self.checked is not None and self.checked < self.total and (limit is None or len(self.chosen) < limit)
+        return (
+            self.checked is not None
+            and self.checked < self.total
+            and (limit is None or len(self.chosen) < limit)
+        )
 
     def extended(self, answers: Mapping[str, bool | str], limit: int | None) -> Selection:
         """The selection after further answers, in the order of the draw: right, wrong, or an error's type."""
@@ -126,8 +146,12 @@ class Selection(NamedTuple):
         """The chosen examples, each with its position. Raises StoredFileError where the data set lacks one."""
         chosen = self.chosen[:limit]
         if gone := [example for example in chosen if example not in drawn.examples]:
-            raise StoredFileError(f"{self.data!r} lacks {gone[0]!r}, chosen before. Use the data of that run.")
-        return tuple(replace(drawn.examples[name], index=index) for index, name in enumerate(chosen))
+            raise StoredFileError(
+                f"{self.data!r} lacks {gone[0]!r}, chosen before. Use the data of that run."
+            )
+        return tuple(
+            replace(drawn.examples[name], index=index) for index, name in enumerate(chosen)
+        )
 
 
 def selections_of(store: Store) -> dict[tuple[str, str], Selection]:
@@ -136,7 +160,9 @@ def selections_of(store: Store) -> dict[tuple[str, str], Selection]:
         stored = [Selection(**each) for each in store.meta.get("selections", ())]
         return {(each.model, each.data): each for each in stored}
     except TypeError as error:
-        raise StoredFileError(f"The selections in {store.path} are damaged: {error}. Use another copy.") from error
+        raise StoredFileError(
+            f"The selections in {store.path} are damaged: {error}. Use another copy."
+        ) from error
 
 
 def first_selection(model: str, entry: DataEntry, drawn: Drawn, limit: int | None) -> Selection:
@@ -157,7 +183,10 @@ def draw_all(plan: Plan, data_dir: str | PathLike[str] | None) -> dict[str, Draw
 def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> Drawn:
     """All examples of an entry, in the order of the draw."""
     if entry.prompts is not None:
-        items = [Item(index=0, id=f"{entry.label}-{i}", prompt=prompt) for i, prompt in enumerate(entry.prompts)]
+        items = [
+            Item(index=0, id=f"{entry.label}-{i}", prompt=prompt)
+            for i, prompt in enumerate(entry.prompts)
+        ]
         return Drawn({item.id: item for item in items}, ())
     assert entry.name is not None
     dataset = load(entry.name, data_dir)
@@ -171,9 +200,15 @@ def draw(entry: DataEntry, seed: int, data_dir: str | PathLike[str] | None) -> D
         and (entry.max_characters is None or len(example.prompt) <= entry.max_characters)
     ]
     if not examples:
-        raise ParameterError(f"{entry.label!r} has no example left; expected wider categories or max_characters.")
-    if (entry.only_correct or entry.explain == "answer") and not all(example.target for example in examples):
-        raise ParameterError(f"{entry.label!r} needs answers, and examples of {entry.name} have none.")
+        raise ParameterError(
+            f"{entry.label!r} has no example left; expected wider categories or max_characters."
+        )
+    if (entry.only_correct or entry.explain == "answer") and not all(
+        example.target for example in examples
+    ):
+        raise ParameterError(
+            f"{entry.label!r} needs answers, and examples of {entry.name} have none."
+        )
     ordered = in_draw_order(examples, seed)
     if entry.stratified:
         turns = defaultdict[str, Iterator[int]](itertools.count)

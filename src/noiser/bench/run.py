@@ -20,7 +20,15 @@ from typing import Any, Literal, NamedTuple
 
 from noiser.bench.executors import Inline, Processes, RayActors
 from noiser.bench.plan import Plan, lowest, read_plan
-from noiser.bench.resolve import Drawn, Selection, check_change, draw_all, first_selection, resolve, selections_of
+from noiser.bench.resolve import (
+    Drawn,
+    Selection,
+    check_change,
+    draw_all,
+    first_selection,
+    resolve,
+    selections_of,
+)
 from noiser.bench.store import ATTRIBUTION, Key, Store, locked
 from noiser.bench.work import Done, Job, Questions, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
@@ -90,7 +98,9 @@ def run_bench(
         elif workers == 0:
             chosen = Inline(make)
         else:  # workers share the cores, unless the user has said how many threads there are to be
-            threads = None if "OMP_NUM_THREADS" in os.environ else max(1, _cores() // (workers or 1))
+            threads = (
+                None if "OMP_NUM_THREADS" in os.environ else max(1, _cores() // (workers or 1))
+            )
             chosen = Processes(partial(make, threads), workers or 1)
         try:
             run = _Run(wanted, drawn, store, chosen, progress or (lambda _done, _total, _job: None))
@@ -104,18 +114,30 @@ def most_rows(plan: str | PathLike[str], data_dir: str | PathLike[str] | None = 
     wanted, _ = read_plan(Path(plan))
     resolve(wanted, str(plan))
     sizes = {label: len(drawn.examples) for label, drawn in draw_all(wanted, data_dir).items()}
-    return sum(wanted.row_count(*pair, lowest(sizes[pair[1]], limit) or 0) for pair, limit in wanted.pairs().items())
+    return sum(
+        wanted.row_count(*pair, lowest(sizes[pair[1]], limit) or 0)
+        for pair, limit in wanted.pairs().items()
+    )
 
 
 def keys_sent(plan: str | PathLike[str]) -> Iterator[str]:
     """Which keys a plan sends where, as sentences. Raises PlanError."""
     wanted, _ = read_plan(Path(plan))
     places = [(entry.engine_args, entry.name) for entry in wanted.models]
-    places += [(m.judge_args, m.judge_args.get("base_url", "OPENAI_BASE_URL or OpenAI")) for m in wanted.metrics]
-    return (f"The key in {key} goes to {place}." for settings, place in places if (key := settings.get("api_key_env")))
+    places += [
+        (m.judge_args, m.judge_args.get("base_url", "OPENAI_BASE_URL or OpenAI"))
+        for m in wanted.metrics
+    ]
+    return (
+        f"The key in {key} goes to {place}."
+        for settings, place in places
+        if (key := settings.get("api_key_env"))
+    )
 
 
-def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mapping[str, Any]) -> None:
+def _begin(
+    store: Store, text: str, resolved: Mapping[str, Any], session: Mapping[str, Any]
+) -> None:
     """Records the plan and this session, and forgets facts about entries that changed before they had rows."""
     before, used = store.meta, store.labels()
     if "resolved" in before:
@@ -127,8 +149,14 @@ def _begin(store: Store, text: str, resolved: Mapping[str, Any], session: Mappin
     store.set_meta(
         plan=text,
         resolved=resolved,
-        models={label: known for label, known in before.get("models", {}).items() if label in used["models"]},
-        selections=[each for each in before.get("selections", ()) if each["data"] in same | used["data"]],
+        models={
+            label: known
+            for label, known in before.get("models", {}).items()
+            if label in used["models"]
+        },
+        selections=[
+            each for each in before.get("selections", ()) if each["data"] in same | used["data"]
+        ],
         sessions=[*before.get("sessions", ()), {"started": started, **session, **surroundings}],
         **surroundings,
     )
@@ -172,10 +200,16 @@ class _Run:
     def jobs(self, *, retry_errors: bool) -> Iterator[Job]:
         """The jobs with missing rows: model by model, so that each is loaded once, then block by block."""
         for model in self.plan.labels("models"):
-            limits = {data: limit for (owner, data), limit in self.plan.pairs().items() if owner == model}
+            limits = {
+                data: limit for (owner, data), limit in self.plan.pairs().items() if owner == model
+            }
             samples = {data: self._sample(model, data, limit) for data, limit in limits.items()}
-            stored = {data: self.store.examples(model, data, errors=not retry_errors) for data in samples}
-            for block in range(math.ceil(max(map(len, samples.values()), default=0) / self.plan.block)):
+            stored = {
+                data: self.store.examples(model, data, errors=not retry_errors) for data in samples
+            }
+            for block in range(
+                math.ceil(max(map(len, samples.values()), default=0) / self.plan.block)
+            ):
                 for data, examples in samples.items():
                     here = examples[block * self.plan.block : (block + 1) * self.plan.block]
                     missing: dict[str, dict[str, frozenset[str]]] = {}
@@ -201,7 +235,10 @@ class _Run:
                 continue
             self._check_model(job.model, done)
             self.store.add(done.rows, done.texts)
-            rows, errors = rows + len(done.rows), errors + sum(row.error is not None for row in done.rows)
+            rows, errors = (
+                rows + len(done.rows),
+                errors + sum(row.error is not None for row in done.rows),
+            )
             self.tell(rows, total, name)
         return Outcome(rows, errors, tuple(lost))
 
@@ -218,8 +255,12 @@ class _Run:
             self.store.set_meta(models={**models, label: {"identity": identity}})
             return
         stored = models[label]["identity"]
-        if changed := [key for key in identity if key != "name" and identity[key] != stored.get(key)]:
-            changes = "; ".join(f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in changed)
+        if changed := [
+            key for key in identity if key != "name" and identity[key] != stored.get(key)
+        ]:
+            changes = "; ".join(
+                f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in changed
+            )
             text = f"The model {label!r} is not the one that the stored rows are about: {changes}"
             raise StoredFileError(f"{text}. Load the same weights, or start another folder.")
 
@@ -227,7 +268,12 @@ class _Run:
 def status(folder: Path) -> str:
     """A table of rows stored and wanted per model and data set, and the errors by type, each with a message."""
     store, first = Store(folder), dict[str, Key]()
-    rows, errors, types, seconds = Counter[Any](), Counter[Any](), Counter[str](), defaultdict[Any, float](float)
+    rows, errors, types, seconds = (
+        Counter[Any](),
+        Counter[Any](),
+        Counter[str](),
+        defaultdict[Any, float](float),
+    )
     for row in filter(store.plan.wanted(), store.rows()):
         pair = (row.model, row.data)
         rows[pair] += 1
@@ -237,20 +283,39 @@ def status(folder: Path) -> str:
             types[row.error] += 1
             first.setdefault(row.error, row.key)
     selections = selections_of(store)
-    lines, complete = [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")], True
+    lines, complete = (
+        [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")],
+        True,
+    )
     for pair, limit in store.plan.pairs().items():
         selection = selections.get(pair)
         chosen = len(selection.chosen[:limit]) if selection else 0
         wanted = store.plan.row_count(*pair, chosen)
         complete &= selection is not None and not selection.lacks(limit) and rows[pair] >= wanted
-        asked = f"{selection.right} of {selection.checked}" if selection and selection.checked is not None else ""
+        asked = (
+            f"{selection.right} of {selection.checked}"
+            if selection and selection.checked is not None
+            else ""
+        )
         total = f"{chosen} of {selection.total}" if selection else "not yet"
-        lines.append((*pair, asked, total, f"{rows[pair]} of {wanted}", str(errors[pair]), f"{seconds[pair]:.0f}"))
+        lines.append(
+            (
+                *pair,
+                asked,
+                total,
+                f"{rows[pair]} of {wanted}",
+                str(errors[pair]),
+                f"{seconds[pair]:.0f}",
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     state = "complete" if complete else "not complete"
     head = f"{store.plan.name}: {state}, {rows.total():,} rows, {sum(seconds.values()):,.0f} seconds of work"
-    kinds = [(name, count, store.text(first[name]).get("error", "")) for name, count in types.most_common()]
+    kinds = [
+        (name, count, store.text(first[name]).get("error", ""))
+        for name, count in types.most_common()
+    ]
     said = [f"  {count} × {name}: {text}".removesuffix(": ") for name, count, text in kinds]
     return "\n".join([head, "", *table, *(["", "Errors:", *said] if said else [])])
 

@@ -61,7 +61,9 @@ class Row(NamedTuple):
     units: int  # how many units have a column; 0 where the attribution failed
     targets: int  # how many targets are explained; 0 where the attribution failed
     probability: float | None  # of the first of them
-    values: Mapping[str, float | str | None]  # numbers by column, and words of a closed set such as "correct"
+    values: Mapping[
+        str, float | str | None
+    ]  # numbers by column, and words of a closed set such as "correct"
     error: str | None  # the type of the error; None if there was none, and else `values` is empty
     seconds: float | None = None  # wall clock; examples that ran side by side get equal shares
     threads: int | None = None  # CPU threads of the process
@@ -96,7 +98,9 @@ class Store:
         self.path = Path(path)
         exists, packed = (self.path / FILE).is_file(), (self.path / ROWS).is_file()
         if not (exists or packed or create):
-            raise StoredFileError(f"There is no benchmark in {self.path}; expected {FILE} or {ROWS}.")
+            raise StoredFileError(
+                f"There is no benchmark in {self.path}; expected {FILE} or {ROWS}."
+            )
         with self._explained():
             if create:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -106,9 +110,13 @@ class Store:
                 self._db.executescript(_TABLES)
                 if packed:
                     self._read_pack()
-                self._db.execute(f"PRAGMA user_version = {SCHEMA}")  # last: a kill before it changes nothing
+                self._db.execute(
+                    f"PRAGMA user_version = {SCHEMA}"
+                )  # last: a kill before it changes nothing
             elif schema != SCHEMA:
-                raise StoredFileError(f"{self.path} has schema {schema}; this version of noiser reads {SCHEMA}.")
+                raise StoredFileError(
+                    f"{self.path} has schema {schema}; this version of noiser reads {SCHEMA}."
+                )
 
     @cached_property
     def plan(self) -> Plan:
@@ -129,14 +137,18 @@ class Store:
     def set_meta(self, **values: Any) -> None:
         """Replaces facts about the run."""
         with self._explained(), self._db:
-            self._db.executemany("REPLACE INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in values.items()])
+            self._db.executemany(
+                "REPLACE INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in values.items()]
+            )
         for name in ("meta", "plan"):
             self.__dict__.pop(name, None)
 
     def rows(self) -> Iterator[Row]:
         """All rows, ordered by their labels and positions."""
         with self._explained():
-            found = map(Row._make, self._select(f'SELECT {_COLUMNS} FROM rows ORDER BY {_KINDS}, "index"'))
+            found = map(
+                Row._make, self._select(f'SELECT {_COLUMNS} FROM rows ORDER BY {_KINDS}, "index"')
+            )
             found = [row._replace(values=json.loads(cast("str", row.values))) for row in found]
         yield from found
 
@@ -150,11 +162,15 @@ class Store:
             lines = [(*key, json.dumps(value)) for key, value in texts]
             self._db.executemany("REPLACE INTO texts VALUES (?, ?, ?, ?, ?, ?)", lines)
 
-    def examples(self, model: str, data: str, *, errors: bool = True) -> dict[tuple[str, str], set[str]]:
+    def examples(
+        self, model: str, data: str, *, errors: bool = True
+    ) -> dict[tuple[str, str], set[str]]:
         """The ids of examples that have a row, by method and metric; optionally without rows that are errors."""
         found: dict[tuple[str, str], set[str]] = {}
         where = "model = ? AND data = ?" + ("" if errors else " AND error IS NULL")
-        for *kind, example in self._select(f"SELECT method, metric, example FROM rows WHERE {where}", (model, data)):
+        for *kind, example in self._select(
+            f"SELECT method, metric, example FROM rows WHERE {where}", (model, data)
+        ):
             found.setdefault((kind[0], kind[1]), set()).add(example)
         return found
 
@@ -162,7 +178,9 @@ class Store:
         """The labels of "models", "data", "methods" and "metrics" that have rows."""
         columns = zip(*self._select(f"SELECT DISTINCT {_KINDS} FROM rows"), strict=True)
         kinds = ("models", "data", "methods", "metrics")
-        return {kind: set[str]() for kind in kinds} | dict(zip(kinds, map(set, columns), strict=False))
+        return {kind: set[str]() for kind in kinds} | dict(
+            zip(kinds, map(set, columns), strict=False)
+        )
 
     def text(self, key: Key) -> Mapping[str, Any]:
         """The text of a row; empty where there is none."""
@@ -175,18 +193,29 @@ class Store:
 
         where = "model = ? AND data = ? AND method = ? AND metric = ?"
         query = f"SELECT example, value FROM texts WHERE {where} ORDER BY rowid"
-        texts = {name: json.loads(text) for name, text in self._select(query, (model, data, method, ATTRIBUTION))}
-        return {name: Attribution.from_dict(text[ATTRIBUTION]) for name, text in texts.items() if ATTRIBUTION in text}
+        texts = {
+            name: json.loads(text)
+            for name, text in self._select(query, (model, data, method, ATTRIBUTION))
+        }
+        return {
+            name: Attribution.from_dict(text[ATTRIBUTION])
+            for name, text in texts.items()
+            if ATTRIBUTION in text
+        }
 
     def pack(self, folder: Path) -> list[Path]:
         """The files of a pack, now in a folder: all but the texts, and paths of models only by their last part."""
         facts = {name: value for name, value in self.meta.items() if name != "plan"}
         head = {"format": FORMAT, "schema": SCHEMA, **facts}
-        rows = "".join(json.dumps(row._asdict(), separators=(",", ":")) + "\n" for row in self.rows())
+        rows = "".join(
+            json.dumps(row._asdict(), separators=(",", ":")) + "\n" for row in self.rows()
+        )
         files = {
             PLAN: self._without_paths(self.meta["plan"]).encode(),
             ROWS: gzip.compress(rows.encode(), mtime=0),
-            RUN: self._without_paths(json.dumps(head, indent=1, ensure_ascii=False) + "\n").encode(),
+            RUN: self._without_paths(
+                json.dumps(head, indent=1, ensure_ascii=False) + "\n"
+            ).encode(),
         }
         with self._explained(folder):
             return write_files(folder, files)
@@ -194,9 +223,13 @@ class Store:
     def _without_paths(self, text: str) -> str:
         names = [entry.name for entry in self.plan.models]
         names += [(entry.judge or "").partition(":")[2] for entry in self.plan.metrics]
-        settings = [entry.engine_args for entry in self.plan.models] + [entry.judge_args for entry in self.plan.metrics]
+        settings = [entry.engine_args for entry in self.plan.models] + [
+            entry.judge_args for entry in self.plan.metrics
+        ]
         names += [str(value) for values in settings for value in values.values()]
-        for name in sorted({name for name in names if Path(name).is_absolute()}, key=len, reverse=True):
+        for name in sorted(
+            {name for name in names if Path(name).is_absolute()}, key=len, reverse=True
+        ):
             text = text.replace(name, Path(name).name)
         return text
 
@@ -204,7 +237,9 @@ class Store:
         try:
             facts = json.loads(renamed((self.path / RUN).read_text(encoding="utf-8")))
             if (facts.pop("format", None), schema := facts.pop("schema", None)) != (FORMAT, SCHEMA):
-                raise StoredFileError(f"{self.path / RUN} has schema {schema}; this version of noiser reads {SCHEMA}.")
+                raise StoredFileError(
+                    f"{self.path / RUN} has schema {schema}; this version of noiser reads {SCHEMA}."
+                )
             self.set_meta(plan=renamed((self.path / PLAN).read_text(encoding="utf-8")), **facts)
             left = INFLATION * (self.path / ROWS).stat().st_size
             with gzip.open(self.path / ROWS) as file:
@@ -213,10 +248,20 @@ class Store:
                     if left < 0 or max(map(len, batch)) == MOST_BYTES:
                         raise ValueError("its rows are larger than any that are made here")
                     self.add(Row(**json.loads(renamed(line.decode()))) for line in batch)
-        except (AttributeError, ValueError, TypeError, EOFError, RecursionError, gzip.BadGzipFile, zlib.error) as error:
+        except (
+            AttributeError,
+            ValueError,
+            TypeError,
+            EOFError,
+            RecursionError,
+            gzip.BadGzipFile,
+            zlib.error,
+        ) as error:
             if isinstance(error, StoredFileError):
                 raise
-            raise StoredFileError(f"The pack in {self.path} is damaged: {error}. Use another copy.") from error
+            raise StoredFileError(
+                f"The pack in {self.path} is damaged: {error}. Use another copy."
+            ) from error
 
     def _select(self, query: str, values: Iterable[str] = ()) -> list[tuple[Any, ...]]:
         """All lines at once: an open query would keep the file locked."""
@@ -234,7 +279,9 @@ class Store:
             text = "What is stored is whole; when the reason is gone, the same command goes on where this one stopped."
             raise RunError(f"Cannot use {place}: {error}. {text}") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise StoredFileError(f"{place} is damaged: {error}. Use another copy, or another folder.") from error
+            raise StoredFileError(
+                f"{place} is damaged: {error}. Use another copy, or another folder."
+            ) from error
 
 
 @contextlib.contextmanager
@@ -246,9 +293,13 @@ def locked(folder: Path) -> Generator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(inside(folder, ".lock")).acquire(timeout=0)
     except Timeout as error:
-        raise RunError(f"Another run is at work in {folder}. Wait for it, or stop it first.") from error
+        raise RunError(
+            f"Another run is at work in {folder}. Wait for it, or stop it first."
+        ) from error
     except OSError as error:
-        raise RunError(f"Cannot write {folder}: {error}. Expected a folder that is writable.") from error
+        raise RunError(
+            f"Cannot write {folder}: {error}. Expected a folder that is writable."
+        ) from error
     with lock:
         yield
 
@@ -257,7 +308,9 @@ def inside(folder: Path, name: str) -> Path:
     """The path of a file in a folder. Raises RunError where a link in the folder leads out of it."""
     root = folder.resolve()
     if not (path := (root / name).resolve()).is_relative_to(root):
-        raise RunError(f"{folder / name} is a link to {path}, which is outside of {folder}. Remove the link.")
+        raise RunError(
+            f"{folder / name} is a link to {path}, which is outside of {folder}. Remove the link."
+        )
     return path
 
 

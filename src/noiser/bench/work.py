@@ -41,7 +41,9 @@ class Job(NamedTuple):
     method: str
     block: int  # its index; methods on a block share what a prompt has once
     examples: tuple[Item, ...]  # those of the block that lack a row
-    missing: Mapping[str, frozenset[str]]  # ids of examples without a row, by metric, "attribution" among them
+    missing: Mapping[
+        str, frozenset[str]
+    ]  # ids of examples without a row, by metric, "attribution" among them
     attributions: Mapping[str, Mapping[str, Any]] = {}  # those stored, by example, as JSON
 
 
@@ -72,7 +74,9 @@ class Worker:
             lm = self._model(job.model)
             identity = lm.identity._asdict()
             if isinstance(job, Questions):
-                return Done(identity, answers={each.id: _is_right(lm, each) for each in job.examples})
+                return Done(
+                    identity, answers={each.id: _is_right(lm, each) for each in job.examples}
+                )
             rows, texts = list[Row](), list[Text]()
             for item, found in zip(job.examples, self._measured(job, lm), strict=True):
                 _note(self.plan, job, item, found, rows, texts)
@@ -85,14 +89,25 @@ class Worker:
             self._block, self._caches = block, {}
         stored = {example: Attribution.from_dict(att) for example, att in job.attributions.items()}
         items = [
-            replace(item, attribution=stored.get(item.id), of_method=True, cache=self._caches.setdefault(item.id, {}))
+            replace(
+                item,
+                attribution=stored.get(item.id),
+                of_method=True,
+                cache=self._caches.setdefault(item.id, {}),
+            )
             for item in job.examples
         ]
         method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
-        seed, profile, metrics = self.plan.seed, method.profile, dict[str, tuple[Metric, Settings]]()
+        seed, profile, metrics = (
+            self.plan.seed,
+            method.profile,
+            dict[str, tuple[Metric, Settings]](),
+        )
         for label in (label for label in job.missing if label != ATTRIBUTION):
             entry = self.plan.entry("metrics", label)
-            settings = Settings(**entry.settings, seed=seed, profile=profile, judge=self._judge(entry, lm))
+            settings = Settings(
+                **entry.settings, seed=seed, profile=profile, judge=self._judge(entry, lm)
+            )
             metrics[label] = METRICS.get(entry.name).factory(), settings
         asked = profile, method.unit, data.max_new_tokens, data.target_unit
         made, question = asked_of(make_method(method.name, **method.args), *asked)
@@ -121,7 +136,9 @@ class Worker:
         if kind == "local" and not name:
             return make_judge("local", lm=lm, **entry.judge_args)
         if entry.label not in self._judges:
-            job = {"job": f"{self.plan.name}/{entry.label}"} if kind == "openai" else {}  # whose budget is one
+            job = (
+                {"job": f"{self.plan.name}/{entry.label}"} if kind == "openai" else {}
+            )  # whose budget is one
             judge, model = ("local", self._load(name)) if kind == "local" else (entry.judge, None)
             self._judges[entry.label] = make_judge(judge, lm=model, **job | entry.judge_args)
         return self._judges[entry.label]
@@ -131,12 +148,16 @@ def _is_right(lm: LanguageModel, item: Item) -> bool | str:
     """Whether the model gives the answer, and not without what decides it; or the error's type."""
     try:
         assert item.gold is not None, "`draw` has checked it"
-        return says(lm, item.prompt, item.gold) and not any(says(lm, other, item.gold) for other in item.without)
+        return says(lm, item.prompt, item.gold) and not any(
+            says(lm, other, item.gold) for other in item.without
+        )
     except Exception as error:  # a prompt that cannot be asked is counted, and the others go on
         return type(error).__name__
 
 
-def _note(plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row], texts: list[Text]) -> None:
+def _note(
+    plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row], texts: list[Text]
+) -> None:
     """Adds the rows that an example lacks, and the texts that belong to them."""
     att = found.attribution if isinstance(found.attribution, Attribution) else None
     place = Key(job.model, job.data, job.method, ATTRIBUTION, item.id)
@@ -146,7 +167,10 @@ def _note(plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row],
         if metric == ATTRIBUTION:
             numbers, seconds = _facts(att) if att else found.attribution, found.attribution_seconds
         else:
-            numbers, seconds = found.numbers.get(metric, found.attribution), found.seconds.get(metric)
+            numbers, seconds = (
+                found.numbers.get(metric, found.attribution),
+                found.seconds.get(metric),
+            )
         columns = numbers if isinstance(numbers, Mapping) else {}
         error, plain = numbers if isinstance(numbers, Exception) else None, to_jsonable(columns)
         row = Row(
@@ -157,13 +181,21 @@ def _note(plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row],
             units=len(att.units) if att else 0,
             targets=len(att.targets) if att else 0,
             probability=att.targets[0].probability if att else None,
-            values={k: v for k, v in plain.items() if v is None or v in _WORDS or isinstance(v, int | float)},
+            values={
+                k: v
+                for k, v in plain.items()
+                if v is None or v in _WORDS or isinstance(v, int | float)
+            },
             error=type(error).__name__ if error else None,
             seconds=None if seconds is None else round(seconds, 6),
             threads=torch.get_num_threads(),
         )
         rows.append(row)
-        words = {name: value for name, value in columns.items() if isinstance(value, str) and value not in _WORDS}
+        words = {
+            name: value
+            for name, value in columns.items()
+            if isinstance(value, str) and value not in _WORDS
+        }
         if error or words:
             texts.append((row.key, words or {"error": str(error)}))
 

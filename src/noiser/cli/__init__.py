@@ -37,35 +37,51 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Which parts of the input made a language model say that?"""
 
 
 def serve(
-    model: Annotated[list[str] | None, typer.Option("--model", "-m", help="Repeatable; first is chosen.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; any that others can reach needs --auth.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 7860,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Repeatable; first is chosen.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any that others can reach needs --auth.")
+    ] = ("127.0.0.1"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")
+    ] = 7860,
     auth: Annotated[
-        str | None, typer.Option(metavar="USER:PASSWORD", envvar="NOISER_AUTH", help="Asked of every visitor.")
+        str | None,
+        typer.Option(metavar="USER:PASSWORD", envvar="NOISER_AUTH", help="Asked of every visitor."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Another name that visitors reach the server by; repeatable."),
+        typer.Option(
+            metavar="NAME", help="Another name that visitors reach the server by; repeatable."
+        ),
     ] = None,
     upstream: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A server, up to /v1, that writes what the model explains.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="A server, up to /v1, that writes what the model explains."
+        ),
     ] = None,
     key_env: Annotated[
-        str | None, typer.Option("--upstream-key-env", metavar="NAME", help="The variable with its key.")
+        str | None,
+        typer.Option("--upstream-key-env", metavar="NAME", help="The variable with its key."),
     ] = None,
     loading: o.Loading = o.LOADING,
 ) -> None:
     """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts, metrics."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is there: beside others, spinning costs seconds
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # before torch is there: beside others, spinning costs seconds
     try:
         from noiser.server import serve
     except ModuleNotFoundError as error:
@@ -73,10 +89,21 @@ def serve(
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:  # other options are meant for the models that were named
-        return (loading if name in names else o.Loading(dtype=loading.dtype, device=loading.device)).load(name)
+        return (
+            loading if name in names else o.Loading(dtype=loading.dtype, device=loading.device)
+        ).load(name)
 
     hosts = allowed_host or ()
-    serve(names, load, host=host, port=port, auth=auth, allowed_hosts=hosts, upstream=upstream, api_key_env=key_env)
+    serve(
+        names,
+        load,
+        host=host,
+        port=port,
+        auth=auth,
+        allowed_hosts=hosts,
+        upstream=upstream,
+        api_key_env=key_env,
+    )
 
 
 for function in (attribute, compare, cite, diff, evaluate, report, methods, metrics, models, serve):

@@ -41,9 +41,9 @@ def attribute(
 
 def compare(
     prompt: o.PromptOptions,
-    methods: Annotated[str, typer.Option(help="Names with commas, such as joint,occlusion:score=logprob.")] = (
-        "joint,noiser,occlusion"
-    ),
+    methods: Annotated[
+        str, typer.Option(help="Names with commas, such as joint,occlusion:score=logprob.")
+    ] = ("joint,noiser,occlusion"),
     model: o.Model = "gemma-3-270m",
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
@@ -62,7 +62,9 @@ def compare(
         found = run(lm, methods=names, seed=seed, progress=progress, **question)
     plain = output.output is not None
     output.write(
-        lambda: to_text(found.attributions, plain=plain), lambda: [att.to_dict() for att in found], found.to_html
+        lambda: to_text(found.attributions, plain=plain),
+        lambda: [att.to_dict() for att in found],
+        found.to_html,
     )
     for failure in found.failures:
         say(f"noiser: error: {failure}", err=True)
@@ -71,15 +73,30 @@ def compare(
 
 
 def cite(
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")],
-    source: Annotated[list[Path], typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable.")],
+    question: Annotated[
+        str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")
+    ],
+    source: Annotated[
+        list[Path],
+        typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable."),
+    ],
     model: o.Model = "gemma-3-270m",
-    method: Annotated[str | None, typer.Option(help="Hides one source at a time unless given.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Hides one source at a time unless given.")
+    ] = None,
     set_: o.MethodSettings = None,
-    answer: Annotated[str | None, typer.Option(help="Cite this answer; the model's own unless given.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")] = 128,
-    unit: Annotated[CitedUnit, typer.Option(help="auto: sources, then sentences of those that matter.")] = "auto",
-    accuracy: Annotated[Accuracy, typer.Option(help="fast: in one pass, with a check.")] = "accurate",
+    answer: Annotated[
+        str | None, typer.Option(help="Cite this answer; the model's own unless given.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")
+    ] = 128,
+    unit: Annotated[
+        CitedUnit, typer.Option(help="auto: sources, then sentences of those that matter.")
+    ] = "auto",
+    accuracy: Annotated[
+        Accuracy, typer.Option(help="fast: in one pass, with a check.")
+    ] = "accurate",
     check: o.Check = 0,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
@@ -89,7 +106,10 @@ def cite(
     from noiser.explain import cite as run
     from noiser.methods import make_method
 
-    prompt, sources = str(o.parse_prompt(question)), [(path.name, o.text_of(path)) for path in source]
+    prompt, sources = (
+        str(o.parse_prompt(question)),
+        [(path.name, o.text_of(path)) for path in source],
+    )
     if (parameters := o.parse_parameters(set_)) and method is None:
         parameters = {"score": "logprob", "baseline": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
@@ -102,14 +122,23 @@ def cite(
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A file with the first version of the prompt.")],
+    before: Annotated[
+        Path, typer.Argument(metavar="BEFORE", help="A file with the first version of the prompt.")
+    ],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="A file with the edited version.")],
     model: o.Model = "gemma-3-270m",
-    target: Annotated[str | None, typer.Option(help="The answer to explain; the one to AFTER unless given.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")] = 16,
+    target: Annotated[
+        str | None, typer.Option(help="The answer to explain; the one to AFTER unless given.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")
+    ] = 16,
     chat: o.Chat = False,
     fail_above: Annotated[
-        float | None, typer.Option(help="Exit status 1 if an edit moves the log-probability by more nats than this.")
+        float | None,
+        typer.Option(
+            help="Exit status 1 if an edit moves the log-probability by more nats than this."
+        ),
     ] = None,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
@@ -121,7 +150,15 @@ def diff(
     one, other = (o.to_prompt(o.text_of(path), chat) for path in (before, after))
     lm = loading.load(model)
     with progress_bar("Comparing") as progress:
-        found = run(lm, one, other, target=target, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
+        found = run(
+            lm,
+            one,
+            other,
+            target=target,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            progress=progress,
+        )
     output.write(lambda: str(found), found.to_dict, found.to_html)
     if fail_above is not None and max(abs(edit.score) for edit in found.edits) > fail_above:
         raise typer.Exit(1)

@@ -22,7 +22,9 @@ def methods() -> None:
     for name in METHODS.names():
         entry = METHODS.get(name)
         say(f"{name}\n  {entry.summary}")
-        with contextlib.suppress(Exception):  # a plugin's method may need an argument, and may be no dataclass
+        with contextlib.suppress(
+            Exception
+        ):  # a plugin's method may need an argument, and may be no dataclass
             method: Any = entry.factory()
             options = [field.name for field in dataclasses.fields(method) if field.init]
             say("  " + ", ".join(f"{option}={getattr(method, option)}" for option in options))
@@ -50,7 +52,9 @@ def models() -> None:
         folder = model.folder()
         state = f"installed in {folder}" if folder else f"not installed. {model.install}"
         say(f"{model.name}\n  {model.summary}\n  licence: {model.licence}\n  {state}")
-    say("\nAlso: a local folder, a .gguf file, or the id of a decoder-only model on the Hugging Face hub.")
+    say(
+        "\nAlso: a local folder, a .gguf file, or the id of a decoder-only model on the Hugging Face hub."
+    )
 
 
 def list_() -> None:
@@ -68,7 +72,9 @@ def list_() -> None:
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME|all", help="A data set; see: noiser data list.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|all", help="A data set; see: noiser data list.")
+    ],
     data_dir: o.DataFolder = None,
 ) -> None:
     """Fetches the upstream files of a data set, or of all; files that are there already are checked and kept."""
@@ -92,14 +98,20 @@ def fetch(
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set; see: noiser data list.")],
     limit: Annotated[int, typer.Option(help="The most examples to show.")] = 5,
-    category: Annotated[str | None, typer.Option(help="Only this category, such as capital-world.")] = None,
+    category: Annotated[
+        str | None, typer.Option(help="Only this category, such as capital-world.")
+    ] = None,
     data_dir: o.DataFolder = None,
 ) -> None:
     """Shows examples of a data set, and what was done to the published file."""
     from noiser.data import load
 
     dataset = load(name, data_dir, limit, category=category)
-    notes = (*dataset.notes, f"licence: {dataset.source.licence}", f"cite: {dataset.source.citation}")
+    notes = (
+        *dataset.notes,
+        f"licence: {dataset.source.licence}",
+        f"cite: {dataset.source.citation}",
+    )
     say("\n  ".join([f"{dataset.name}: {len(dataset)} examples", *notes]))
     for example in dataset:
         say(f"\n{example.id}  {example.category}\n  {example.prompt}")

@@ -17,10 +17,16 @@ from noiser.files import html_page, json_or_text
 if TYPE_CHECKING:
     from noiser.evaluation import Evaluation
 
-bench = typer.Typer(no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics.")
+bench = typer.Typer(
+    no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics."
+)
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", file_okay=False, help="The benchmark's folder.")]
-NewFolder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", file_okay=False, help="Files go here.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", file_okay=False, help="The benchmark's folder.")
+]
+NewFolder = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", file_okay=False, help="Files go here.")
+]
 
 _STYLE = (
     ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
@@ -29,21 +35,37 @@ _STYLE = (
 
 
 def evaluate(
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="-: one per line of stdin.")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set in place of prompts; see: noiser data list.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="-: one per line of stdin.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A data set in place of prompts; see: noiser data list.")
+    ] = None,
     data_dir: o.DataFolder = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The most prompts to take.")] = None,
     model: o.Model = "gemma-3-270m",
     method: o.MethodName = "joint",
     set_: o.MethodSettings = None,
-    against: Annotated[str, typer.Option(help="Other methods on the same prompts, with commas between.")] = "",
-    metrics: Annotated[str, typer.Option(help="Names, with commas between; see: noiser metrics.")] = "faithfulness",
-    metric_set: Annotated[o.Pairs, o.pairs("A setting of the metrics, such as masks=32 or k=[1,5]")] = None,
-    judge: Annotated[str | None, typer.Option(help="Of answerability: local, local:NAME or openai:NAME.")] = None,
-    judge_set: Annotated[o.Pairs, o.pairs("A setting of the judge, such as budget_tokens=50000")] = None,
+    against: Annotated[
+        str, typer.Option(help="Other methods on the same prompts, with commas between.")
+    ] = "",
+    metrics: Annotated[
+        str, typer.Option(help="Names, with commas between; see: noiser metrics.")
+    ] = "faithfulness",
+    metric_set: Annotated[
+        o.Pairs, o.pairs("A setting of the metrics, such as masks=32 or k=[1,5]")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Of answerability: local, local:NAME or openai:NAME.")
+    ] = None,
+    judge_set: Annotated[
+        o.Pairs, o.pairs("A setting of the judge, such as budget_tokens=50000")
+    ] = None,
     unit: Annotated[
         Literal[types.UnitName, types.AutoUnit, types.SpanUnit],
-        typer.Option(help="What gets a score; turn: each message of a chat; spans: those that --data names."),
+        typer.Option(
+            help="What gets a score; turn: each message of a chat; spans: those that --data names."
+        ),
     ] = "token",
     max_new_tokens: o.MaxNewTokens = 1,
     target_unit: o.TargetUnitName = "token",
@@ -63,21 +85,35 @@ def evaluate(
 
     settings = o.parse_parameters(metric_set, "--metric-set")
     first, *others = o.parse_names("--method and --against", f"{method},{against}")
-    methods = {first: make_method(first, **o.parse_parameters(set_))} | {name: make_method(name) for name in others}
-    names, judge_settings = o.parse_names("--metrics", metrics), o.parse_parameters(judge_set, "--judge-set")
+    methods = {first: make_method(first, **o.parse_parameters(set_))} | {
+        name: make_method(name) for name in others
+    }
+    names, judge_settings = (
+        o.parse_names("--metrics", metrics),
+        o.parse_parameters(judge_set, "--judge-set"),
+    )
     metrics_of(names, settings | {"judge": judge})
     examples = load(data, data_dir, limit) if data else _read(prompts or [], chat)[:limit]
     for note in getattr(examples, "notes", ()):
         say(f"{data}: {note}", err=True)
-    early = judge and kind_of(judge) != "local"  # whatever it lacks is said before the model is loaded
+    early = (
+        judge and kind_of(judge) != "local"
+    )  # whatever it lacks is said before the model is loaded
     asked = make_judge(judge, **judge_settings) if judge and early else None
     lm = loading.load(model)
     asked = make_judge(judge, lm=lm, **judge_settings) if judge and not early else asked
-    settings |= {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit, "seed": seed}
+    settings |= {
+        "unit": unit,
+        "max_new_tokens": max_new_tokens,
+        "target_unit": target_unit,
+        "seed": seed,
+    }
     results: dict[str, Evaluation] = {}
     for name, one in methods.items():
         with progress_bar(f"Evaluating {name}") as progress:
-            results[name] = run(lm, examples, method=one, metrics=names, judge=asked, progress=progress, **settings)
+            results[name] = run(
+                lm, examples, method=one, metrics=names, judge=asked, progress=progress, **settings
+            )
     if paid := getattr(asked, "paid", 0):
         say(f"{paid:,} tokens were paid for at the judge's endpoint", err=True)
     _show(results, output)
@@ -89,23 +125,35 @@ def _show(results: dict[str, Evaluation], output: o.Output) -> None:
     from noiser.evaluation import differences
 
     (name, first), *others = results.items()
-    tables, text, record = [each.to_html() for each in results.values()], str(first), first.to_dict()
+    tables, text, record = (
+        [each.to_html() for each in results.values()],
+        str(first),
+        first.to_dict(),
+    )
     if others:
         gaps: Any = differences(results)
-        title = f"{name} minus each other method, prompt by prompt; p_holm is corrected for all lines"
+        title = (
+            f"{name} minus each other method, prompt by prompt; p_holm is corrected for all lines"
+        )
         tables.append(f"<p>{escape(title)}</p>{gaps.to_html(index=False, border=0)}")
         text = "\n\n".join([*map(str, results.values()), title, gaps.to_string(index=False)])
         evaluations = {name: each.to_dict() for name, each in results.items()}
         record = to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")})
-    output.write(lambda: text, lambda: record, lambda: html_page("Evaluation", _STYLE, "".join(tables)))
+    output.write(
+        lambda: text, lambda: record, lambda: html_page("Evaluation", _STYLE, "".join(tables))
+    )
 
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:
     """The prompts; `-` stands for the lines of stdin that are not blank, texts or JSON objects with `prompt`."""
-    read: list[Any] = [o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()]
+    read: list[Any] = [
+        o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()
+    ]
     for line in filter(str.strip, o.text_of("-").split("\n") if "-" in prompts else ()):
         value = json_or_text(line) if line.lstrip().startswith("{") else None
-        read.append(value if isinstance(value, dict) and "prompt" in value else o.to_prompt(line, chat))
+        read.append(
+            value if isinstance(value, dict) and "prompt" in value else o.to_prompt(line, chat)
+        )
     return read
 
 
@@ -113,16 +161,25 @@ def run(
     plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan; see docs/bench.md.")],
     output: NewFolder,
     executor: Annotated[
-        Literal["local", "ray"], typer.Option(help="Processes of this machine, or actors of a Ray cluster.")
+        Literal["local", "ray"],
+        typer.Option(help="Processes of this machine, or actors of a Ray cluster."),
     ] = "local",
     workers: Annotated[
-        int | None, typer.Option(help="How many; 0: this process alone. Unless given, one, or all of the cluster's.")
+        int | None,
+        typer.Option(
+            help="How many; 0: this process alone. Unless given, one, or all of the cluster's."
+        ),
     ] = None,
     data_dir: o.DataFolder = None,
-    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Do rows again that are errors.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the plan, and count its rows.")] = False,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Do rows again that are errors.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the plan, and count its rows.")
+    ] = False,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run models' own code, where the plan says so.")
+        bool,
+        typer.Option("--trust-remote-code", help="Run models' own code, where the plan says so."),
     ] = False,
 ) -> None:
     """Makes the rows of a plan that are not stored yet.
@@ -164,12 +221,16 @@ def pack(folder: Folder, output: NewFolder) -> None:
 def report(
     folder: Folder,
     format_: Annotated[
-        Literal["md", "latex", "csv", "all"], typer.Option("--format", help="Form of the tables; all writes each.")
+        Literal["md", "latex", "csv", "all"],
+        typer.Option("--format", help="Form of the tables; all writes each."),
     ] = "md",
-    figures: Annotated[bool, typer.Option("--figures", help="Also figures, as SVG and PNG.")] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Also figures, as SVG and PNG.")
+    ] = False,
     html: Annotated[bool, typer.Option("--html", help="Also one page with everything.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", file_okay=False, help="Write files here.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", file_okay=False, help="Write files here."),
     ] = None,
 ) -> None:
     """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""

@@ -37,18 +37,35 @@ def pairs(help_: str, *names: str) -> Any:
 MethodSettings = Annotated[Pairs, pairs("A hyper-parameter of the method", "--set")]
 Model = Annotated[
     str,
-    typer.Option("--model", "-m", help="Built-in name, folder, .gguf file, hub id, vllm:NAME or a server's address."),
+    typer.Option(
+        "--model",
+        "-m",
+        help="Built-in name, folder, .gguf file, hub id, vllm:NAME or a server's address.",
+    ),
 ]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Tokens of the greedy continuation to explain.")]
-TargetUnitName = Annotated[types.TargetUnitName, typer.Option(help="Parts of the continuation to explain.")]
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", help="Tokens of the greedy continuation to explain.")
+]
+TargetUnitName = Annotated[
+    types.TargetUnitName, typer.Option(help="Parts of the continuation to explain.")
+]
 MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
 DataFolder = Annotated[
     Path | None,
-    typer.Option("--data-dir", metavar="FOLDER", help="Upstream files; $NOISER_DATA or the cache folder unless given."),
+    typer.Option(
+        "--data-dir",
+        metavar="FOLDER",
+        help="Upstream files; $NOISER_DATA or the cache folder unless given.",
+    ),
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's message, or a JSON list of messages.")]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="The prompt is a user's message, or a JSON list of messages.")
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]
-Check = Annotated[int, typer.Option(min=0, help="Random inputs that tell whether to believe the scores, such as 8.")]
+Check = Annotated[
+    int,
+    typer.Option(min=0, help="Random inputs that tell whether to believe the scores, such as 8."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -56,13 +73,23 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 class Loading:
     """How a model is loaded: the options that every command with a model has."""
 
-    dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16, float16.")] = "auto"
+    dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16, float16.")] = (
+        "auto"
+    )
     device: Annotated[str, typer.Option(help="Such as cpu, cuda, cuda:1.")] = "auto"
-    device_map: Annotated[str | None, typer.Option(help="How to spread the model, such as auto.")] = None
+    device_map: Annotated[
+        str | None, typer.Option(help="How to spread the model, such as auto.")
+    ] = None
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False
-    engine_arg: Annotated[Pairs, pairs("For vllm:NAME or an address, such as tensor_parallel_size=8")] = None
-    chat_template_arg: Annotated[Pairs, pairs("For the chat template, such as enable_thinking=false")] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the model's own code.")
+    ] = False
+    engine_arg: Annotated[
+        Pairs, pairs("For vllm:NAME or an address, such as tensor_parallel_size=8")
+    ] = None
+    chat_template_arg: Annotated[
+        Pairs, pairs("For the chat template, such as enable_thinking=false")
+    ] = None
 
     def load(self, name: str) -> LanguageModel:
         """The model of that name."""
@@ -78,12 +105,20 @@ class Loading:
 class PromptOptions:
     """The options of the commands for one prompt."""
 
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")]
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")
+    ]
     target: Annotated[
-        str | None, typer.Option(help="The continuation to explain; the greedy one unless given. action: a tool call.")
+        str | None,
+        typer.Option(
+            help="The continuation to explain; the greedy one unless given. action: a tool call."
+        ),
     ] = None
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of the greedy continuation to explain; 1, of a chat's answer 40.")
+        int | None,
+        typer.Option(
+            help="Tokens of the greedy continuation to explain; 1, of a chat's answer 40."
+        ),
     ] = None
     target_unit: Annotated[
         types.TargetUnitName | None,
@@ -92,7 +127,9 @@ class PromptOptions:
     foil: Annotated[str | None, typer.Option(help='"Why the target rather than this?"')] = None
     unit: Annotated[
         Literal[types.TextUnitName, "turn", types.AutoUnit],
-        typer.Option(help="What gets a score; auto: sentences, then parts of those that carry the score."),
+        typer.Option(
+            help="What gets a score; auto: sentences, then parts of those that carry the score."
+        ),
     ] = "token"
     chat: Chat = False
 
@@ -100,7 +137,9 @@ class PromptOptions:
         """The arguments of `noiser.attribute`."""
         from noiser.types import Question
 
-        arguments: dict[str, Any] = asdict(self) | {"prompt": parse_prompt(self.prompt, chat=self.chat)}
+        arguments: dict[str, Any] = asdict(self) | {
+            "prompt": parse_prompt(self.prompt, chat=self.chat)
+        }
         del arguments["chat"]
         Question(**arguments)
         return arguments
@@ -115,18 +154,29 @@ class Output:
     """Where a result goes, and in which form."""
 
     format_: Annotated[
-        _Form | None, typer.Option("--format", help="Form of the result; unless given, by --output's ending, or text.")
+        _Form | None,
+        typer.Option(
+            "--format", help="Form of the result; unless given, by --output's ending, or text."
+        ),
     ] = None
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result here.")] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the result here.")
+    ] = None
 
     def __post_init__(self) -> None:  # before a model works for minutes
         path = self.output or Path()
         if self.format_ is None and path.suffix.lower() not in _ENDINGS:
-            raise ParameterError(f"--output: got {path.name}, expected .txt, .json or .html. Or add --format.")
+            raise ParameterError(
+                f"--output: got {path.name}, expected .txt, .json or .html. Or add --format."
+            )
         if not path.absolute().parent.is_dir():
-            raise ParameterError(f"--output: the folder {path.parent} does not exist. Make it first.")
+            raise ParameterError(
+                f"--output: the folder {path.parent} does not exist. Make it first."
+            )
 
-    def write(self, text: Callable[[], str], json: Callable[[], Any], html: Callable[[], str]) -> None:
+    def write(
+        self, text: Callable[[], str], json: Callable[[], Any], html: Callable[[], str]
+    ) -> None:
         """Writes the result in its form, with one newline at the end."""
         form = self.format_ or _ENDINGS[self.output.suffix.lower() if self.output else ""]
         result = {"text": text, "json": json, "html": html}[form]()
@@ -160,8 +210,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             warnings.showwarning = _show_warning
             try:
                 for name, group in groups.items():
-                    values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
-                if "loading" in groups and isinstance(values["model"], str):  # at once: imports take seconds
+                    values[name] = group(
+                        **{option.name: values.pop(option.name) for option in fields(group)}
+                    )
+                if "loading" in groups and isinstance(
+                    values["model"], str
+                ):  # at once: imports take seconds
                     say(f"Loading {values['model']} ...", err=True)
                 function(**values)
             except BrokenPipeError:  # typer ends quietly
@@ -216,7 +270,9 @@ def parse_names(option: str, typed: str) -> list[str]:
     if not names:
         raise ParameterError(f"{option}: got {typed!r}, expected names with commas between them.")
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise ParameterError(f"{option}: got {repeated[0]!r} twice, expected each name once. Leave one out.")
+        raise ParameterError(
+            f"{option}: got {repeated[0]!r} twice, expected each name once. Leave one out."
+        )
     return names
 
 
@@ -224,7 +280,10 @@ def parse_prompt(typed: str, *, chat: bool = False) -> types.Prompt:
     """The prompt as `to_prompt` makes it; `-` stands for stdin. The name of a file is a prompt, too, with a hint."""
     with contextlib.suppress(OSError):  # most prompts are too long for a name
         if typed != "-" and Path(typed).is_file():
-            say(f"noiser: warning: the prompt is the name of a file; its text is read by: - < {typed}", err=True)
+            say(
+                f"noiser: warning: the prompt is the name of a file; its text is read by: - < {typed}",
+                err=True,
+            )
     return to_prompt(text_of("-") if typed == "-" else typed, chat)
 
 
@@ -235,9 +294,13 @@ def text_of(path: Path | str) -> str:
         data = file.read_bytes() if file else sys.stdin.buffer.read()
         return data.decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n")
     except OSError as error:
-        raise PromptError(f"{str(file)!r:.60} is no file ({error.strerror}); expected one, or - for stdin.") from None
+        raise PromptError(
+            f"{str(file)!r:.60} is no file ({error.strerror}); expected one, or - for stdin."
+        ) from None
     except UnicodeDecodeError as error:
-        raise PromptError(f"{file or 'stdin'} is not UTF-8 at byte {error.start}. Convert it to plain text.") from None
+        raise PromptError(
+            f"{file or 'stdin'} is not UTF-8 at byte {error.start}. Convert it to plain text."
+        ) from None
 
 
 def to_prompt(text: str, chat: bool) -> types.Prompt:
@@ -255,8 +318,12 @@ def parse_parameters(pairs: Iterable[str] | None, option: str = "--set") -> dict
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise ParameterError(f"{option}: got {pair!r}, expected key=value, such as {option} samples=20.")
+            raise ParameterError(
+                f"{option}: got {pair!r}, expected key=value, such as {option} samples=20."
+            )
         if key in parameters:
-            raise ParameterError(f"{option}: got {key!r} twice, expected each key once. Leave one out.")
+            raise ParameterError(
+                f"{option}: got {key!r} twice, expected each key once. Leave one out."
+            )
         parameters[key] = json_or_text(value)
     return parameters

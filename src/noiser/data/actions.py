@@ -72,7 +72,11 @@ def _example(case: str, repeat: int, seed: int) -> Example:
     """One conversation, its call, and the same without the message that decides the call."""
     name = f"planted_actions-{case}-{repeat}{f'/{seed}' if seed else ''}"
     rng, place = random.Random(name), repeat % OBSERVATIONS
-    things, rooms, verbs = rng.sample(THINGS, OBSERVATIONS + 1), rng.sample(ROOMS, OBSERVATIONS), rng.sample(_VERBS, 2)
+    things, rooms, verbs = (
+        rng.sample(THINGS, OBSERVATIONS + 1),
+        rng.sample(ROOMS, OBSERVATIONS),
+        rng.sample(_VERBS, 2),
+    )
     results = [f"The {thing} is in the {room}." for thing, room in zip(things, rooms, strict=False)]
     verb, thing, room = verbs[0], things[place], f', "room": "{rooms[place]}"'
     wanted = rng.choice(_ASKED).format(verb, thing)
@@ -86,7 +90,9 @@ def _example(case: str, repeat: int, seed: int) -> Example:
     gold = len(_BEGIN) + (0 if case == "asked" else 1 + place)
     starts = [len("".join(turns[:index])) for index in range(len(turns))]
     inside = [start + turn.index("\n") + 1 for start, turn in zip(starts, turns, strict=True)]
-    spans = [(start, start + len(content)) for start, (_, content) in zip(inside, contents, strict=True)]
+    spans = [
+        (start, start + len(content)) for start, (_, content) in zip(inside, contents, strict=True)
+    ]
     answer = _TURN.partition("\n")[0].format(role="assistant") + "\n"
     return Example(
         id=name,
@@ -95,7 +101,10 @@ def _example(case: str, repeat: int, seed: int) -> Example:
         target=f'{{"name": "{verb}", "arguments": {{"thing": "{thing}"{room}}}}}',
         dataset="planted_actions",
         category=case,
-        spans={"gold": (spans[gold],), "other": tuple(s for s in spans[len(_BEGIN) :] if s != spans[gold])},
+        spans={
+            "gold": (spans[gold],),
+            "other": tuple(s for s in spans[len(_BEGIN) :] if s != spans[gold]),
+        },
         meta={"place": place},
     )
 

@@ -36,7 +36,9 @@ class Example:
     category: str = ""
     spans: Spans = field(default_factory=dict[str, tuple[tuple[int, int], ...]], hash=False)
     without: tuple[str, ...] = ()
-    meta: Mapping[str, str | int | bool] = field(default_factory=dict[str, "str | int | bool"], hash=False)
+    meta: Mapping[str, str | int | bool] = field(
+        default_factory=dict[str, "str | int | bool"], hash=False
+    )
 
 
 class UpstreamFile(NamedTuple):
@@ -105,4 +107,6 @@ class DataSet(Sequence[Example]):
 
 def in_draw_order(examples: Sequence[Example], seed: int) -> list[Example]:
     """The examples in the order in which a seed draws them: the sample of any size is the beginning."""
-    return sorted(examples, key=lambda example: hashlib.sha256(f"{seed}/{example.id}".encode()).digest())
+    return sorted(
+        examples, key=lambda example: hashlib.sha256(f"{seed}/{example.id}".encode()).digest()
+    )

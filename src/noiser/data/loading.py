@@ -46,25 +46,35 @@ def load(
     entry = DATA_SETS.get(name)
     recipe, folder = entry.factory(), data_folder(data_dir)
     if folder is None:
-        paths = {file.name: fetch_file(file, cache_folder(entry.name)) for file in recipe.source.files}
+        paths = {
+            file.name: fetch_file(file, cache_folder(entry.name)) for file in recipe.source.files
+        }
     else:
-        paths = {file.name: find_file(file, folder, data_set=entry.name) for file in recipe.source.files}
+        paths = {
+            file.name: find_file(file, folder, data_set=entry.name) for file in recipe.source.files
+        }
     examples, notes = recipe.read(paths)
     some = [example for example in examples if category in (None, example.category)]
     if not some:
-        raise UnknownNameError(f"category of {entry.name}", str(category), {e.category for e in examples if e.category})
+        raise UnknownNameError(
+            f"category of {entry.name}", str(category), {e.category for e in examples if e.category}
+        )
     chosen = choose(some, limit, seed)
     if len(chosen) < len(examples):
         of = f", category {category}" if category else ""
         how = "in the order of the file" if seed is None else f"at random with seed {seed}"
         notes = (*notes, f"Took {len(chosen)} of {len(examples)} examples{of}, {how}.")
-    return DataSet(name=entry.name, examples=tuple(chosen), notes=tuple(notes), source=recipe.source)
+    return DataSet(
+        name=entry.name, examples=tuple(chosen), notes=tuple(notes), source=recipe.source
+    )
 
 
 def choose(examples: Sequence[Example], limit: int | None, seed: int | None) -> Sequence[Example]:
     """The first `limit` examples, or with a seed a random sample of as many; see `load`."""
     if limit is None and seed is not None:
-        raise ParameterError(f"Got seed {seed} and no limit; expected both for a random sample. Give a limit.")
+        raise ParameterError(
+            f"Got seed {seed} and no limit; expected both for a random sample. Give a limit."
+        )
     if limit is not None and limit < 1:
         raise ParameterError(f"limit is {limit}; expected at least 1, or None for all.")
     if seed is None:
@@ -113,7 +123,9 @@ def fetch_file(file: UpstreamFile, folder: Path) -> Path:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
         expected = f"expected {file.size} bytes with sha256 {file.sha256}. Get that file elsewhere and put it there"
-        raise DataError(f"Cannot fetch {file.name} from {file.url} to {folder}: {error}; {expected}.") from error
+        raise DataError(
+            f"Cannot fetch {file.name} from {file.url} to {folder}: {error}; {expected}."
+        ) from error
     return path
 
 
@@ -123,7 +135,9 @@ def find_file(file: UpstreamFile, folder: Path, *, data_set: str) -> Path:
         if _is_right(path, file):
             return path
     remedy = f"Get it with: noiser data fetch {data_set} --data-dir {folder}"
-    raise DataError(f"There is no {file.name} with sha256 {file.sha256} in {folder} or below. {remedy}")
+    raise DataError(
+        f"There is no {file.name} with sha256 {file.sha256} in {folder} or below. {remedy}"
+    )
 
 
 def _is_right(path: Path, file: UpstreamFile) -> bool:

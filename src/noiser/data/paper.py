@@ -34,8 +34,12 @@ def read_known(paths: Mapping[str, Path]) -> Reading:
     examples = [_known_example(record) for record in _records(paths)]
     first: dict[str, Example] = {}
     repeats = {e.id: first[e.prompt].id for e in examples if first.setdefault(e.prompt, e) is not e}
-    removed = "; ".join(f"{again} repeats the prompt of {before}" for again, before in repeats.items())
-    return Reading(list(first.values()), (f"Removed {len(repeats)} of {len(examples)} records: {removed}.",))
+    removed = "; ".join(
+        f"{again} repeats the prompt of {before}" for again, before in repeats.items()
+    )
+    return Reading(
+        list(first.values()), (f"Removed {len(repeats)} of {len(examples)} records: {removed}.",)
+    )
 
 
 def _records(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -68,13 +72,20 @@ def read_longra(paths: Mapping[str, Path]) -> Reading:
     """
     examples = [_longra_example(record) for record in _records(paths)]
     repaired = sum(bool(example.meta["repaired"]) for example in examples)
-    return Reading(examples, (f"Repaired {repaired} of {len(examples)} records, malformed in {', '.join(paths)}.",))
+    return Reading(
+        examples,
+        (f"Repaired {repaired} of {len(examples)} records, malformed in {', '.join(paths)}.",),
+    )
 
 
 def _longra_example(record: Mapping[str, Any]) -> Example:
     prompt, target, relative = record["prompt"], record["target"], record["relative"]
     if repaired := prompt.endswith(f" {relative}"):
-        prompt, target, relative = _repaired(prompt, target, HOLES[record["type"]]), relative, target
+        prompt, target, relative = (
+            _repaired(prompt, target, HOLES[record["type"]]),
+            relative,
+            target,
+        )
     return Example(
         id=f"longra-{record['id']}",
         prompt=prompt,
@@ -112,14 +123,26 @@ def read_wikitext(paths: Mapping[str, Path]) -> Reading:
         Example(id=f"wikitext-{number}", prompt=line.strip(), target=None, dataset="wikitext")
         for number, line in enumerate(lines)
     ]
-    return Reading(examples, (f"Removed the whitespace at the ends of {changed} of {len(lines)} lines.",))
+    return Reading(
+        examples, (f"Removed the whitespace at the ends of {changed} of {len(lines)} lines.",)
+    )
 
 
 def read_biographies(paths: Mapping[str, Path]) -> Reading:
     """The first two sentences of the first 119 biographies of SelfCheckGPT's selection; no target."""
-    biographies = {record["wiki_bio_test_idx"]: record["wiki_bio_text"] for record in _records(paths)}
-    prompts = {f"wikibio-{i}": " ".join(first_sentences(text)[:SENTENCES]) for i, text in biographies.items()}
-    return Reading([Example(id=i, prompt=prompt, target=None, dataset="wikibio") for i, prompt in prompts.items()])
+    biographies = {
+        record["wiki_bio_test_idx"]: record["wiki_bio_text"] for record in _records(paths)
+    }
+    prompts = {
+        f"wikibio-{i}": " ".join(first_sentences(text)[:SENTENCES])
+        for i, text in biographies.items()
+    }
+    return Reading(
+        [
+            Example(id=i, prompt=prompt, target=None, dataset="wikibio")
+            for i, prompt in prompts.items()
+        ]
+    )
 
 
 def first_sentences(text: str) -> list[str]:
@@ -180,5 +203,7 @@ for _name, _summary, _read, _licence, _citation, _file, _url, _size, _sha256 in 
         "0fdda426bf1d4bd273f14cdca24aef8d853820a79ada6c4ec42a7638e23f6367",
     ),
 ):
-    _source = Source(files=(UpstreamFile(_file, _url, _size, _sha256),), licence=_licence, citation=_citation)
+    _source = Source(
+        files=(UpstreamFile(_file, _url, _size, _sha256),), licence=_licence, citation=_citation
+    )
     DATA_SETS.register(_name, partial(Recipe, source=_source, read=_read), summary=_summary)

@@ -19,7 +19,9 @@ from typing import NamedTuple
 from noiser.checks import check_choice, check_count
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source
 
-SOURCE = Source(files=(), licence="that of this package", citation="made by a program of this package")
+SOURCE = Source(
+    files=(), licence="that of this package", citation="made by a program of this package"
+)
 
 SENTENCES = (3, 6, 12, 24, 48, 96, 192)
 """How many sentences stand before the question: about 40 to 2,000 tokens."""
@@ -57,7 +59,11 @@ class _Planted(NamedTuple):
 
 def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
     """All prompts, the same in every run. Spans: "gold", the sentences that decide the answer; "other", all others."""
-    kinds = [(category, count) for category in CATEGORIES for count in sorted((*SENTENCES, *MORE.get(category, ())))]
+    kinds = [
+        (category, count)
+        for category in CATEGORIES
+        for count in sorted((*SENTENCES, *MORE.get(category, ())))
+    ]
     note = (
         "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out; if the "
         "fact is in two parts, when either is."
@@ -73,7 +79,11 @@ def draw(category: str, sentences: int, seed: int = 0) -> list[Example]:
     """
     check_choice("category", category, list(CATEGORIES))
     check_count("sentences", sentences, least=2)
-    return [example for repeat in range(REPEATS) for example in _examples(category, sentences, repeat, seed)]
+    return [
+        example
+        for repeat in range(REPEATS)
+        for example in _examples(category, sentences, repeat, seed)
+    ]
 
 
 def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Example]:
@@ -81,10 +91,19 @@ def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Exa
     facts = _Facts(random.Random(f"planted/{category}/{count}/{repeat}{other}"), count, repeat)
     for variant, case in enumerate(CATEGORIES[category](facts)):
         starts = itertools.accumulate((len(sentence) + 1 for sentence in case.sentences), initial=0)
-        spans = [(start, start + len(sentence)) for start, sentence in zip(starts, case.sentences, strict=False)]
+        spans = [
+            (start, start + len(sentence))
+            for start, sentence in zip(starts, case.sentences, strict=False)
+        ]
         gold = tuple(spans[i] for i in sorted(case.gold))
-        gone = (case.gold, *((part,) for part in case.gold if category == "combined"))  # both are needed
-        left = [[sentence for i, sentence in enumerate(case.sentences) if i not in some] for some in gone]
+        gone = (
+            case.gold,
+            *((part,) for part in case.gold if category == "combined"),
+        )  # both are needed
+        left = [
+            [sentence for i, sentence in enumerate(case.sentences) if i not in some]
+            for some in gone
+        ]
         yield Example(
             id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}{other}",
             prompt=" ".join([*case.sentences, case.question]),
@@ -93,7 +112,10 @@ def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Exa
             dataset="planted",
             category=category,
             spans={"gold": gold, "other": tuple(span for span in spans if span not in gold)},
-            meta={"sentences": len(case.sentences), "depth": round(100 * case.gold[0] / (len(case.sentences) - 1))},
+            meta={
+                "sentences": len(case.sentences),
+                "depth": round(100 * case.gold[0] / (len(case.sentences) - 1)),
+            },
         )
 
 
@@ -102,7 +124,9 @@ class _Facts:
 
     def __init__(self, random: random.Random, count: int, repeat: int) -> None:
         self.random, self.count, self.repeat = random, count, repeat
-        self.pairs = random.sample([(person, thing) for person in PEOPLE for thing in THINGS], count + 2)
+        self.pairs = random.sample(
+            [(person, thing) for person in PEOPLE for thing in THINGS], count + 2
+        )
         self.rooms = random.sample(ROOMS, len(ROOMS))
         self.person, self.thing = self.pairs.pop()
         self.room, self.other_room = self.rooms[:2]
@@ -115,7 +139,10 @@ class _Facts:
     def place(self, *planted: str) -> tuple[list[str], tuple[int, ...]]:
         """The planted sentences among others, and their places: the first where the repeat says, the rest anywhere."""
         first = round(self.repeat / (REPEATS - 1) * (self.count - 1))
-        places = [first, *self.random.sample([i for i in range(self.count) if i != first], len(planted) - 1)]
+        places = [
+            first,
+            *self.random.sample([i for i in range(self.count) if i != first], len(planted) - 1),
+        ]
         sentences = [
             f"{person} keeps the {thing} in the {self.random.choice(self.rooms[2:])}."
             for person, thing in self.pairs[: self.count - len(planted)]
@@ -142,7 +169,8 @@ def _combined(facts: _Facts) -> Iterator[_Planted]:
     """Neither sentence says it alone."""
     colour = facts.random.choice(_COLOURS)
     sentences, gold = facts.place(
-        f"{facts.person} keeps the {facts.thing} in the {colour} box.", f"The {colour} box is in the {facts.room}."
+        f"{facts.person} keeps the {facts.thing} in the {colour} box.",
+        f"The {colour} box is in the {facts.room}.",
     )
     yield _Planted(sentences, gold, facts.question, facts.room)
 

@@ -76,7 +76,9 @@ def replace(
 ) -> Change:
     """The change in which every position holds one row, such as a baseline's, or rows of its own in each sample."""
     count, places = len(rows) if rows.ndim == 3 else 1, tuple(sorted(positions))
-    return Change(places, lambda clean: rows.to(clean).expand(count, *clean.shape), count, targets=targets)
+    return Change(
+        places, lambda clean: rows.to(clean).expand(count, *clean.shape), count, targets=targets
+    )
 
 
 def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Change:
@@ -119,7 +121,11 @@ def noise(
     positions = tuple(sorted(positions))
 
     def rows(clean: Tensor) -> Tensor:
-        k = scale * clean.norm(dim=-1)[:, None] / expected_norm("l2", clean.shape[-1]) if relative else scale
+        k = (
+            scale * clean.norm(dim=-1)[:, None] / expected_norm("l2", clean.shape[-1])
+            if relative
+            else scale
+        )
         chosen = vectors[:, list(positions)] if by_position else vectors[:, : len(clean)]
         return clean + k * chosen.to(clean)
 
@@ -127,17 +133,24 @@ def noise(
 
 
 def keep(
-    positions: Iterable[int], masks: Callable[[], Tensor], samples: int, targets: Sequence[int] | None = None
+    positions: Iterable[int],
+    masks: Callable[[], Tensor],
+    samples: int,
+    targets: Sequence[int] | None = None,
 ) -> Change:
     """The change `x * mask`: soft masks [samples, positions, dim or 1] that are made when a pass is filled."""
-    return Change(tuple(sorted(positions)), lambda clean: clean * masks().to(clean), samples, targets=targets)
+    return Change(
+        tuple(sorted(positions)), lambda clean: clean * masks().to(clean), samples, targets=targets
+    )
 
 
 Remove = Callable[[Iterable[int], Sequence[int] | None], Change]
 """From token positions, and the targets to be read, to the change that removes these tokens."""
 
 
-def remover(query: Query, removal: RemovalName, rng: torch.Generator | None = None, samples: int = 1) -> Remove:
+def remover(
+    query: Query, removal: RemovalName, rng: torch.Generator | None = None, samples: int = 1
+) -> Remove:
     """The function that removes tokens of a query.
 
     Args:
@@ -225,22 +238,40 @@ class StoredGame:
         self.mask, self.whole, self.score, self._play = mask, whole, score, play
         self.units = [row.nonzero().flatten() for row in mask]
         every = b"\1" * mask.shape[1]
-        self.table: dict[Key, float] = {**(values or {}), **{(g, every): v for g, v in enumerate(whole.tolist())}}
+        self.table: dict[Key, float] = {
+            **(values or {}),
+            **{(g, every): v for g, v in enumerate(whole.tolist())},
+        }
 
-    def __call__(self, kept: Bool[Tensor, "inputs units"]) -> Steps[Float64[Tensor, "targets inputs"]]:
+    def __call__(
+        self, kept: Bool[Tensor, "inputs units"]
+    ) -> Steps[Float64[Tensor, "targets inputs"]]:
         """The value of every target under inputs that keep some units."""
         return torch.stack((yield from self.values([kept] * len(self.units))))
 
-    def values(self, kept: Sequence[Bool[Tensor, "_inputs units"]]) -> Steps[list[Float64[Tensor, " _inputs"]]]:
+    def values(
+        self, kept: Sequence[Bool[Tensor, "_inputs units"]]
+    ) -> Steps[list[Float64[Tensor, " _inputs"]]]:
         """The values of each target under inputs of its own. Raises ParameterError for one that is not stored."""
-        keys = [[row.tobytes() for row in (rows | ~mask).numpy()] for rows, mask in zip(kept, self.mask, strict=True)]
-        if wanted := [(g, k) for g, row in enumerate(keys) for k in dict.fromkeys(row) if (g, k) not in self.table]:
+        keys = [
+            [row.tobytes() for row in (rows | ~mask).numpy()]
+            for rows, mask in zip(kept, self.mask, strict=True)
+        ]
+        if wanted := [
+            (g, k)
+            for g, row in enumerate(keys)
+            for k in dict.fromkeys(row)
+            if (g, k) not in self.table
+        ]:
             if not self._play:
                 raise ParameterError(
                     f"{len(wanted)} inputs are not stored in this game. Play them with the model first."
                 )
             self.table.update((yield from self._play(wanted)))
-        return [torch.tensor([self.table[g, key] for key in row], dtype=torch.float64) for g, row in enumerate(keys)]
+        return [
+            torch.tensor([self.table[g, key] for key in row], dtype=torch.float64)
+            for g, row in enumerate(keys)
+        ]
 
 
 class Game(StoredGame):
@@ -257,7 +288,11 @@ class Game(StoredGame):
     """
 
     def __init__(
-        self, query: Query, read: Read | ScoreName, remove: Remove, mask: Bool[Tensor, "targets units"] | None = None
+        self,
+        query: Query,
+        read: Read | ScoreName,
+        remove: Remove,
+        mask: Bool[Tensor, "targets units"] | None = None,
     ) -> None:
         name: ScoreName | None = None if callable(read) else read
         self.query, self._remove = query, remove
@@ -284,4 +319,6 @@ class Game(StoredGame):
             changes.append(self._remove(positions, sorted(keys)))
         found: list[Tensor] = yield Ask(self.query, changes, self._read)
         values = torch.cat([each.mean(1) for each in found]).tolist()
-        return dict(zip([(g, keys[g]) for keys in runs.values() for g in sorted(keys)], values, strict=True))
+        return dict(
+            zip([(g, keys[g]) for keys in runs.values() for g in sorted(keys)], values, strict=True)
+        )

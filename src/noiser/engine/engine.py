@@ -65,7 +65,9 @@ class Engine:
     lm: LanguageModel
     progress: Progress | None = None
     _queue: deque[_Item] = field(default_factory=deque[_Item], init=False)
-    _most_tokens: int | None = field(default=None, init=False)  # of a pass, after memory has run out
+    _most_tokens: int | None = field(
+        default=None, init=False
+    )  # of a pass, after memory has run out
     _done: int = field(default=0, init=False)
 
     def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
@@ -76,10 +78,15 @@ class Engine:
         coming, working, ready = enumerate(works), dict[int, _Work[T]](), list[_Work[Any]]()
         try:
             while True:
-                new = [_Work[T](number, [steps]) for number, steps in islice(coming, AT_ONCE - len(working))]
+                new = [
+                    _Work[T](number, [steps])
+                    for number, steps in islice(coming, AT_ONCE - len(working))
+                ]
                 working |= {work.number: work for work in new}
                 if self.progress and not new:  # what is expected is known before it runs
-                    waiting = sum((item.last - item.first) * (item.stop - item.start) for item in self._queue)
+                    waiting = sum(
+                        (item.last - item.first) * (item.stop - item.start) for item in self._queue
+                    )
                     self.progress(self._done, self._done + waiting)
                 if not working:
                     return
@@ -115,7 +122,11 @@ class Engine:
             else:
                 items = _items(self.lm, work)
         except Exception as error:
-            work.error = _too_large(self.lm, len(request.query.token_ids)) if is_out_of_memory(error) else error
+            work.error = (
+                _too_large(self.lm, len(request.query.token_ids))
+                if is_out_of_memory(error)
+                else error
+            )
         work.left = len(items)
         self._queue.extend(sorted(items, key=lambda item: -item.start))
         return None
@@ -123,7 +134,9 @@ class Engine:
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
         items, branches = self._fill(), list[Branch]()
-        contexts = {context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))}
+        contexts = {
+            context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))
+        }
         items.sort(key=lambda item: (contexts[item.context], -item.start))
         sizes = [(item.last - item.first) * (item.stop - item.start) for item in items]
         try:
@@ -133,8 +146,14 @@ class Engine:
                     inputs = change.inputs(context, start, stop, slice(item.first, item.last))
                     hidden, record = change.positions if change.hidden else (), False
                 else:
-                    inputs, hidden, record = context.inputs[start:stop][None], (), self.lm.abilities.packs
-                branches.append(Branch(context, start, inputs, item.wanted, hidden, record, item.tokens))
+                    inputs, hidden, record = (
+                        context.inputs[start:stop][None],
+                        (),
+                        self.lm.abilities.packs,
+                    )
+                branches.append(
+                    Branch(context, start, inputs, item.wanted, hidden, record, item.tokens)
+                )
             logits = self.lm.run(branches)
         except Exception as error:  # of any kind: it ends the generators whose sequences these were
             if is_out_of_memory(error):
@@ -184,12 +203,18 @@ class Engine:
             if item.change:
                 item.parts.append(part)
                 if sum(map(len, item.parts)) == item.change.samples:
-                    whole.setdefault((item.work, item.change.samples, *item.targets), []).append(item)
+                    whole.setdefault((item.work, item.change.samples, *item.targets), []).append(
+                        item
+                    )
             else:
-                item.work.answer = part[0].to(torch.float32, copy=True)  # a copy: other prompts' logits are let go
+                item.work.answer = part[0].to(
+                    torch.float32, copy=True
+                )  # a copy: other prompts' logits are let go
                 item.work.left = 0
         for group in whole.values():
-            size = max(1, self.lm.logit_rows // 4 // sum(part.shape[:2].numel() for part in group[0].parts))
+            size = max(
+                1, self.lm.logit_rows // 4 // sum(part.shape[:2].numel() for part in group[0].parts)
+            )
             for first in range(0, len(group), size):
                 self._read(group[first : first + size])
             group[0].work.left -= len(group)
@@ -199,12 +224,16 @@ class Engine:
         """Reads changes of one request with the same targets and number of samples together."""
         work, targets, request = items[0].work, items[0].targets, items[0].work.request
         try:
-            wholes = (item.parts[0] if len(item.parts) == 1 else torch.cat(item.parts) for item in items)
+            wholes = (
+                item.parts[0] if len(item.parts) == 1 else torch.cat(item.parts) for item in items
+            )
             logits = torch.stack([*wholes])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
             ids, clean = request.query.ids, request.query.clean_of
             of_targets = zip(logits.split([len(ids[g]) for g in targets], 2), targets, strict=True)
-            values = torch.stack([request.read(part, clean[g], ids[g]) for part, g in of_targets], 1)
+            values = torch.stack(
+                [request.read(part, clean[g], ids[g]) for part, g in of_targets], 1
+            )
             for item, value in zip(items, values.cpu().double(), strict=True):
                 work.answer[item.index] = value
                 item.parts.clear()
@@ -223,7 +252,9 @@ def _next_request(work: _Work[Any]) -> Any:
             work.steps.pop()
             if not work.steps:
                 raise
-            answer, error = (raised.value, None) if isinstance(raised, StopIteration) else (None, raised)
+            answer, error = (
+                (raised.value, None) if isinstance(raised, StopIteration) else (None, raised)
+            )
         else:
             if not isinstance(request, Generator):
                 return request
@@ -250,7 +281,10 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
                 f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such as "
                 "noiser.Occlusion(baseline='delete')."
             )
-        positions, wanted = change.positions, [row for target in targets for row in query.target_rows[target]]
+        positions, wanted = (
+            change.positions,
+            [row for target in targets for row in query.target_rows[target]],
+        )
         first = positions[0]
         if change.hidden:
             first = max(first + 1, query.sources_stop)
@@ -261,9 +295,16 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
                 f"Deleting {len(positions)} tokens leaves none before a target to predict it from. Remove units in "
                 "another way, such as 'zero', or give the prompt as chat messages, whose template stays."
             )
-        place = query.context, min(first, *wanted) if lm.abilities.packs else 0, max(wanted) + 1, wanted
+        place = (
+            query.context,
+            min(first, *wanted) if lm.abilities.packs else 0,
+            max(wanted) + 1,
+            wanted,
+        )
         explained = (query.targets[target] for target in targets)
-        tokens = [(token, *foil) for target in explained for token in (target.token_id, *target.rest)]
+        tokens = [
+            (token, *foil) for target in explained for token in (target.token_id, *target.rest)
+        ]
         items.append(_Item(work, *place, tokens, change, targets, index, last=change.samples))
     return items
 

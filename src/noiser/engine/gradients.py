@@ -36,7 +36,9 @@ class Slope(NamedTuple):
     gradient: Tensor
 
 
-def differentiate(lm: LanguageModel, query: Query, changes: Sequence[Change], read: Read) -> Iterator[Slope]:
+def differentiate(
+    lm: LanguageModel, query: Query, changes: Sequence[Change], read: Read
+) -> Iterator[Slope]:
     """Scores and gradients under every change (of rows, in one sample), of each of its targets.
 
     Where the clean sequence is cached, sequences run from their first changed token on. Batches are half as long after
@@ -47,11 +49,16 @@ def differentiate(lm: LanguageModel, query: Query, changes: Sequence[Change], re
         ParameterError: the score is a caller's function that cannot be differentiated.
         UnsupportedModelError: a layer has no backward pass.
     """
-    tokens = max((sum(len(query.target_rows[g]) for g in targets_of(query, change)) for change in changes), default=1)
+    tokens = max(
+        (sum(len(query.target_rows[g]) for g in targets_of(query, change)) for change in changes),
+        default=1,
+    )
     most = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // max(1, tokens))
     most = max(1, most // (1 if lm.device.type == "cpu" else COPIES))
     continues = bool(query.context.cache) and lm.abilities.continues
-    for start, group in groupby(enumerate(changes), lambda one: one[1].positions[0] if continues else 0):
+    for start, group in groupby(
+        enumerate(changes), lambda one: one[1].positions[0] if continues else 0
+    ):
         waiting = list(group)
         while waiting:
             part, found = waiting[:most], None
@@ -78,10 +85,16 @@ def _slopes(
         return
     stop, scale = query.target_rows[targets[-1]][-1] + 1, lm.abilities.embedding_scale
     with differentiable(lm):
-        rows = torch.cat([change.inputs(query.context, start, stop) for _, change in changes]).requires_grad_()
+        rows = torch.cat(
+            [change.inputs(query.context, start, stop) for _, change in changes]
+        ).requires_grad_()
         options = continued(query.context.cache, start, len(changes)) if start else {}
-        for target, values, gradients in backward(lm, query, rows, rows, targets, read, start, **options):
-            for (number, _), some, value, gradient in zip(changes, asked, values, gradients, strict=True):
+        for target, values, gradients in backward(
+            lm, query, rows, rows, targets, read, start, **options
+        ):
+            for (number, _), some, value, gradient in zip(
+                changes, asked, values, gradients, strict=True
+            ):
                 if target in some:
                     whole = pad(scale * gradient, (0, 0, start, len(query.token_ids) - stop))
                     yield Slope(number, target, value, whole)
@@ -99,10 +112,16 @@ def differentiable(lm: LanguageModel) -> Generator[None]:
 
     def check(name: str, _: nn.Module, args: tuple[Any, ...], y: Any) -> None:
         x = args[0] if args else None
-        if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad) or y.requires_grad:
+        if (
+            not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad)
+            or y.requires_grad
+        ):
             return
         if y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]:
-            raise _no_backward(lm, f"its layer {name} has no backward pass, as kernels of some quantisation schemes")
+            raise _no_backward(
+                lm,
+                f"its layer {name} has no backward pass, as kernels of some quantisation schemes",
+            )
 
     with lm.running(gradients=True):
         for name, module in lm.model.named_modules():
@@ -126,7 +145,9 @@ def readable(
     check_finite(lm, logits.detach().softmax(-1))
     _check_kernels(lm, logits)
     parts = zip(logits.split([len(some) for some in rows], 1), targets, strict=True)
-    return [(part, query.clean_of[g].to(part.device), query.ids[g].to(part.device)) for part, g in parts]
+    return [
+        (part, query.clean_of[g].to(part.device), query.ids[g].to(part.device)) for part, g in parts
+    ]
 
 
 def backward(
@@ -158,10 +179,14 @@ def backward(
         slope = slope / torch.where(size > 0, size, 1)
         try:
             (found,) = torch.autograd.grad(logits, leaf, slope, retain_graph=target != targets[-1])
-        except Exception as error:  # of any kind: kernels, rules and hooks of other libraries run here
+        except (
+            Exception
+        ) as error:  # of any kind: kernels, rules and hooks of other libraries run here
             if is_out_of_memory(error) or isinstance(error, NoiserError):
                 raise
-            raise _no_backward(lm, f"a layer's backward pass failed ({type(error).__name__}: {error})") from error
+            raise _no_backward(
+                lm, f"a layer's backward pass failed ({type(error).__name__}: {error})"
+            ) from error
         found = found.float() * size.to(found.device)
         if not torch.isfinite(found).all():
             raise NumericalError(
@@ -205,7 +230,9 @@ OTHERS = ("GLU", "MultiheadAttention", "PReLU", "Softmax", "Softmax2d", "Softmin
 
 
 @contextlib.contextmanager
-def ruled(model: nn.Module, slope: Multiplier, attention: tuple[float, float] | None) -> Generator[None]:
+def ruled(
+    model: nn.Module, slope: Multiplier, attention: tuple[float, float] | None
+) -> Generator[None]:
     """Within it, forward passes prepare backward passes by the rules of `Relevance`; parameters need no gradients.
 
     A pass without gradients is the reference run: the next pass compares its activations with it.
@@ -217,15 +244,25 @@ def ruled(model: nn.Module, slope: Multiplier, attention: tuple[float, float] | 
         for name, module in model.named_modules():
             kind = type(module)
             if kind.__module__ in ACTIVATIONS and kind.__name__ not in OTHERS:
-                seen = None if ".experts" in name else deque[Tensor]()  # experts read other tokens in the reference run
-                add_hook(model, module, partial(_bend, slope, seen, ran if attention is None else []))
+                seen = (
+                    None if ".experts" in name else deque[Tensor]()
+                )  # experts read other tokens in the reference run
+                add_hook(
+                    model, module, partial(_bend, slope, seen, ran if attention is None else [])
+                )
             if attention is not None:
                 _conserve(partial(add_hook, model), module)
         yield
     if not ran:
-        part = "attention by transformers' AttentionInterface" if attention else "activation function that is a module"
+        part = (
+            "attention by transformers' AttentionInterface"
+            if attention
+            else "activation function that is a module"
+        )
         text = f"{type(model).__name__} has no {part}, which alone has rules for relevance."
-        raise UnsupportedModelError(f"{text} Take the gradient itself, 'input_x_gradient', or 'occlusion'.")
+        raise UnsupportedModelError(
+            f"{text} Take the gradient itself, 'input_x_gradient', or 'occlusion'."
+        )
 
 
 def derivative(f: Activation, x: Tensor) -> Tensor:
@@ -241,7 +278,12 @@ def widened(x: Tensor) -> Tensor:
 
 
 def _bend(
-    slope: Multiplier, seen: deque[Tensor] | None, ran: list[nn.Module], module: Any, args: tuple[Tensor], y: Tensor
+    slope: Multiplier,
+    seen: deque[Tensor] | None,
+    ran: list[nn.Module],
+    module: Any,
+    args: tuple[Tensor],
+    y: Tensor,
 ) -> Tensor | None:
     """The output of an activation function with another slope, or in the reference run its own."""
     (x,) = args
@@ -255,7 +297,9 @@ def _conserve(add: Callable[..., None], module: nn.Module) -> None:
     kind = type(module).__name__
     if kind.endswith("Norm"):
         add(module, _layer_norm if kind.endswith("LayerNorm") else _norm)
-    if hasattr(module, "gate_up_proj") or (hasattr(module, "gate_proj") and hasattr(module, "up_proj")):
+    if hasattr(module, "gate_up_proj") or (
+        hasattr(module, "gate_proj") and hasattr(module, "up_proj")
+    ):
         down = getattr(module, "down_proj", None)  # of experts a parameter
         add(down if isinstance(down, nn.Module) else module, _halve, before=True)
 
@@ -263,7 +307,9 @@ def _conserve(add: Callable[..., None], module: nn.Module) -> None:
 def _norm(_: nn.Module, args: tuple[Any, ...], y: Tensor) -> Tensor:
     """A normalisation by size, y = x * factor."""
     x = args[0].detach().float()
-    return _with_slope(args[0], y, torch.where(x == 0, 0, y.detach().float() / torch.where(x == 0, 1, x)))
+    return _with_slope(
+        args[0], y, torch.where(x == 0, 0, y.detach().float() / torch.where(x == 0, 1, x))
+    )
 
 
 def _layer_norm(module: Any, args: tuple[Any, ...], y: Tensor) -> Tensor:
@@ -284,7 +330,9 @@ def _layer_norm(module: Any, args: tuple[Any, ...], y: Tensor) -> Tensor:
 
 def _halve(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """A product of two activations halves its relevance; the weights of experts are constants."""
-    return divide_gradient(args[0], 2), *(a.detach() if isinstance(a, Tensor) else a for a in args[1:])
+    return divide_gradient(args[0], 2), *(
+        a.detach() if isinstance(a, Tensor) else a for a in args[1:]
+    )
 
 
 def _with_slope(x: Tensor, y: Tensor, slope: Tensor) -> Tensor:

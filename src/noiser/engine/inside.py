@@ -148,18 +148,26 @@ class Relevance(Inside):
         query, change, length = self.query, self.reference, len(self.query.token_ids)
         targets = targets_of(query, change)
         inputs = query.context.inputs[None, :length].clone()
-        reference = torch.zeros_like(inputs) if change is None else change.inputs(query.context, 0, length)
+        reference = (
+            torch.zeros_like(inputs) if change is None else change.inputs(query.context, 0, length)
+        )
         columns: list[list[Tensor]] = []
         with differentiable(lm), ruled(lm.model, self.slope, self.attention):
             if change is not None:
                 with torch.no_grad():
-                    columns = [[self.read(*each) for each in readable(lm, query, reference, targets)]]
+                    columns = [
+                        [self.read(*each) for each in readable(lm, query, reference, targets)]
+                    ]
             found = [*backward(lm, query, inputs.requires_grad_(), inputs, targets, self.read)]
         query.spent.add(length, 1 + len(columns) + len(targets))
         columns = [[value for _, value, _ in found], *columns]
-        moved = (inputs.detach().cpu().double() - reference.cpu().double())[0]  # small differences of large sums
+        moved = (inputs.detach().cpu().double() - reference.cpu().double())[
+            0
+        ]  # small differences of large sums
         values = torch.stack([torch.cat(column) for column in columns], 1)
-        return values.cpu(), torch.stack([(moved * gradient[0].cpu().double()).sum(-1) for _, _, gradient in found])
+        return values.cpu(), torch.stack(
+            [(moved * gradient[0].cpu().double()).sum(-1) for _, _, gradient in found]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,11 +194,20 @@ class Gates(Inside):
                 "gates. Take another method, such as 'occlusion' or 'attn_lrp'."
             )
         at, count = torch.tensor(self.positions), len(self.gates)
-        opened = torch.tensor(self.gates).log()[:, None, None].repeat(1, 1, len(at)).requires_grad_()
+        opened = (
+            torch.tensor(self.gates).log()[:, None, None].repeat(1, 1, len(at)).requires_grad_()
+        )
         masks: dict[int | None, Tensor] = {}
 
         def attend(
-            _: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, __: Any, sliding_window: Any = None, **options: Any
+            _: Any,
+            module: Any,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            __: Any,
+            sliding_window: Any = None,
+            **options: Any,
         ) -> Any:
             k, v = context.after(0, begin, int(module.layer_idx), k, v)
             if sliding_window not in masks:
@@ -199,17 +216,26 @@ class Gates(Inside):
             return eager(module, q, k, v, seen, **options)[0], None
 
         slopes = torch.zeros(count, len(query.targets), len(query.token_ids), dtype=torch.float64)
-        targets, inputs = range(len(query.targets)), context.inputs[None, begin:].expand(count, -1, -1)
-        place = {"position_ids": torch.arange(begin, len(context.inputs), device=inputs.device)[None]}
+        targets, inputs = (
+            range(len(query.targets)),
+            context.inputs[None, begin:].expand(count, -1, -1),
+        )
+        place = {
+            "position_ids": torch.arange(begin, len(context.inputs), device=inputs.device)[None]
+        }
         with differentiable(lm):
             set_attention(lm.model, attend, masked=False)
-            for target, _, slope in backward(lm, query, inputs, opened, targets, self.read, begin, **place):
+            for target, _, slope in backward(
+                lm, query, inputs, opened, targets, self.read, begin, **place
+            ):
                 slopes[:, target, at] = slope[:, 0].double()
         query.spent.add(inputs.shape[1], count * (1 + len(targets)))
         return slopes
 
 
-def _mask(at: Tensor, opened: Tensor, begin: int, keys: int, window: int | None) -> Float[Tensor, "gates 1 rows keys"]:
+def _mask(
+    at: Tensor, opened: Tensor, begin: int, keys: int, window: int | None
+) -> Float[Tensor, "gates 1 rows keys"]:
     """The gates of keys, as seen from the rows from `begin` on, and -inf where a row does not see a key."""
     distance = torch.arange(begin, keys)[:, None] - torch.arange(keys)
     seen = (distance >= 0) & (distance < (window or keys))

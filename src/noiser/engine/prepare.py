@@ -31,7 +31,9 @@ from noiser.text import (
 from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target
 
 
-def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = None) -> Steps[Query]:
+def prepare(
+    lm: LanguageModel, question: Question, encoding: Encoding | None = None
+) -> Steps[Query]:
     """Tokenises the prompt (unless its tokens are given), settles the targets and cuts the input into units.
 
     Where a target or foil may begin with a space or not, the reading whose first token the model finds more probable is
@@ -46,19 +48,32 @@ def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = N
         action = find_action(lm.tokenizer, prompt, target, lm.chat_template_kwargs)
     if action is not None:
         (prompt, target), encoding = action, None
-    answers = not isinstance(prompt, str) and (target, question.foil, question.of) == (None, None, None)
+    answers = not isinstance(prompt, str) and (target, question.foil, question.of) == (
+        None,
+        None,
+        None,
+    )
     most = question.max_new_tokens or (WHOLE_ANSWER if answers else 1)
     question = replace(question, prompt=prompt, target=target, max_new_tokens=most)
     encoding = encoding or lm.encode(prompt)
     prompt_tokens = len(encoding.token_ids)
-    documents = () if question.sources is None else find_sources(encoding, question.sources, question.sources_begin)
+    documents = (
+        ()
+        if question.sources is None
+        else find_sources(encoding, question.sources, question.sources_begin)
+    )
     if question.foil is not None and question.target_unit not in (None, "token"):
-        raise TargetError("A foil needs target_unit='token': the first token in which both differ is explained.")
+        raise TargetError(
+            "A foil needs target_unit='token': the first token in which both differ is explained."
+        )
     targets, foils = (
-        _readings(lm, encoding, question, role, literal=action is not None) for role in ("target", "foil")
+        _readings(lm, encoding, question, role, literal=action is not None)
+        for role in ("target", "foil")
     )
     named = {"prompt": encoding.token_ids, "target": chain(*targets), "foil": chain(*foils)}
-    for role, token in ((role, token) for role, ids in named.items() for token in ids if token >= lm.vocabulary_size):
+    for role, token in (
+        (role, token) for role, ids in named.items() for token in ids if token >= lm.vocabulary_size
+    ):
         raise (PromptError if role == "prompt" else TargetError)(
             f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}; expected ids below "
             f"{lm.vocabulary_size}, the rows of the embedding table. Load the tokenizer that belongs to the model."
@@ -78,24 +93,45 @@ def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = N
         if own is None:
             ids, logits = yield from _greedy(lm, context, first_row, question)
         else:
-            ids = tuple(own[: next((i for i in range(1, len(own)) if _ends(lm, own[: i + 1], question.stop)), None)])
+            ids = tuple(
+                own[
+                    : next(
+                        (i for i in range(1, len(own)) if _ends(lm, own[: i + 1], question.stop)),
+                        None,
+                    )
+                ]
+            )
     else:
         ids = likeliest(targets)
     if question.foil is not None:
         ids, first, foil_id = _first_difference(lm, ids, likeliest(foils))
-    one_row = len(ids) > 1 and question.foil is None and (answers or isinstance(question.target, str))
-    target_unit = ("all" if one_row else "token") if question.target_unit is None else question.target_unit
-    spans = make_target_spans(extend(lm.tokenizer, encoding, ids), prompt_tokens + first, target_unit)
+    one_row = (
+        len(ids) > 1 and question.foil is None and (answers or isinstance(question.target, str))
+    )
+    target_unit = (
+        ("all" if one_row else "token") if question.target_unit is None else question.target_unit
+    )
+    spans = make_target_spans(
+        extend(lm.tokenizer, encoding, ids), prompt_tokens + first, target_unit
+    )
     ids = ids[: spans[-1][-1] + 1 - prompt_tokens]  # nothing is asked about the rest
     if len(ids) > len(logits):  # all of a target but its first token has yet to run
         context.extend(lm.context(ids[:-1]).inputs)
         after = range(prompt_tokens, prompt_tokens + len(ids) - 1)
-        logits = torch.cat([logits, (yield Prefill(context, after, [(token,) for token in ids[1:]]))])
+        logits = torch.cat(
+            [logits, (yield Prefill(context, after, [(token,) for token in ids[1:]]))]
+        )
     special = question.special_tokens or "frozen"
     whole = extend(lm.tokenizer, encoding, ids[:-1])
-    units = make_units(whole, question.unit, special_tokens=special, prompt_tokens=prompt_tokens, sources=documents)
+    units = make_units(
+        whole, question.unit, special_tokens=special, prompt_tokens=prompt_tokens, sources=documents
+    )
     end = spans[-1][0] if question.continuation_units else prompt_tokens
-    asked = [unit for unit in units if max(unit.token_indices) < end or unit.token_indices[0] < prompt_tokens]
+    asked = [
+        unit
+        for unit in units
+        if max(unit.token_indices) < end or unit.token_indices[0] < prompt_tokens
+    ]
     question = replace(question, target_unit=target_unit)
     return query_of(lm, question, encoding, ids, spans, asked, context, logits, foil_id, documents)
 
@@ -117,7 +153,11 @@ def query_of(
     `spans` has the positions of each target's tokens, counted from the beginning of the prompt; `encoding` is that of
     the prompt alone.
     """
-    begin, positions, sizes = len(encoding.token_ids), [*chain(*spans)], [len(span) for span in spans]
+    begin, positions, sizes = (
+        len(encoding.token_ids),
+        [*chain(*spans)],
+        [len(span) for span in spans],
+    )
     clean = logits[[position - begin for position in positions]].log_softmax(-1)
     check_finite(lm, clean)
     wanted, rows = [ids[position - begin] for position in positions], torch.cat([clean, clean[:1]])
@@ -134,10 +174,18 @@ def query_of(
         # a single token as `token_texts` has it, several as the continuation reads there
         start, end = whole.offsets[span[0]][0], max(whole.offsets[position][1] for position in span)
         text = texts[first] if len(span) == 1 else whole.text[start:end]
-        targets.append(Target(text, ids[first], *known, rest=ids[first + 1 : stop], before=ids[last:first]))
+        targets.append(
+            Target(text, ids[first], *known, rest=ids[first + 1 : stop], before=ids[last:first])
+        )
         last = stop
-    foil = None if foil_id is None else Target(token_texts(lm.tokenizer, [foil_id])[0], foil_id, *numbers[-1])
-    unit, target_unit = (u if isinstance(u, str) else "spans" for u in (question.unit, question.target_unit))
+    foil = (
+        None
+        if foil_id is None
+        else Target(token_texts(lm.tokenizer, [foil_id])[0], foil_id, *numbers[-1])
+    )
+    unit, target_unit = (
+        u if isinstance(u, str) else "spans" for u in (question.unit, question.target_unit)
+    )
     return Query(
         prompt=question.prompt,
         encoding=extend(lm.tokenizer, encoding, ids[:-1]),
@@ -179,7 +227,9 @@ def _greedy(
 
 def _ends(lm: LanguageModel, ids: Sequence[int], stop: str | None) -> bool:
     """Whether the last of two or more tokens ends the text, or completes `stop`."""
-    return ids[-1] in lm.end_tokens or bool(stop and stop in lm.tokenizer.decode(ids[1:][-len(stop) - 1 :]))
+    return ids[-1] in lm.end_tokens or bool(
+        stop and stop in lm.tokenizer.decode(ids[1:][-len(stop) - 1 :])
+    )
 
 
 def check_length(lm: LanguageModel, length: int) -> None:
@@ -201,22 +251,32 @@ def _readings(
     if wanted and isinstance(wanted, tuple):  # as a model wrote them
         return [wanted]
     if isinstance(wanted, bool) or not isinstance(wanted, str | int):
-        raise TargetError(f"The {role} is a {type(wanted).__name__}; expected a text or a token id.")
+        raise TargetError(
+            f"The {role} is a {type(wanted).__name__}; expected a text or a token id."
+        )
     if isinstance(wanted, int):
         if not 0 <= wanted < lm.vocabulary_size:
-            raise TargetError(f"The {role} is token id {wanted}; expected 0 to {lm.vocabulary_size - 1}.")
+            raise TargetError(
+                f"The {role} is token id {wanted}; expected 0 to {lm.vocabulary_size - 1}."
+            )
         return [(wanted,)]
     if not wanted:
-        raise TargetError(f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt.")
+        raise TargetError(
+            f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt."
+        )
     spaces = [""] if literal or wanted[0].isspace() or encoding.text[-1:].isspace() else ["", " "]
     return [encode_target(lm.tokenizer, encoding, space + wanted) for space in spaces]
 
 
-def _first_difference(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]) -> tuple[Any, int, int]:
+def _first_difference(
+    lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]
+) -> tuple[Any, int, int]:
     """Target ids up to the first token in which target and foil differ, its index, and the foil's token there."""
     texts = [token_texts(lm.tokenizer, each) for each in (ids, other)]
     if ids == other:
-        raise TargetError(f"Target and foil are the same tokens, {texts[0]}; expected a foil that differs.")
+        raise TargetError(
+            f"Target and foil are the same tokens, {texts[0]}; expected a foil that differs."
+        )
     at = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
     if at is None:
         longer, shorter = ("foil", "target") if len(other) > len(ids) else ("target", "foil")
@@ -263,7 +323,9 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         exact = [(token,) if foil is None else (token, foil) for token in ids]
         logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
         question = Question(prompt=att.prompt, unit=att.unit, target_unit=att.target_unit)  # pyright: ignore
-        query = query_of(lm, question, encoding, tuple(ids), spans, att.units, context, logits, foil)
+        query = query_of(
+            lm, question, encoding, tuple(ids), spans, att.units, context, logits, foil
+        )
         problem = _difference(query, att)
     if problem or query is None:
         raise ParameterError(
@@ -288,8 +350,15 @@ def _difference(query: Query, att: Attribution) -> str | None:
     loose = {att.unit, att.info.get("aggregated", {}).get("from")} & {"spans", "source", "auto"}
     for unit in att.units:
         cover = [offsets[i] for i in unit.token_indices if 0 <= i < len(offsets)]
-        start, end = min((start for start, _ in cover), default=0), max((end for _, end in cover), default=0)
+        start, end = (
+            min((start for start, _ in cover), default=0),
+            max((end for _, end in cover), default=0),
+        )
         touches = loose and start < unit.end and unit.start < end
-        if len(cover) < len(unit.token_indices) or not (touches or (start, end) == (unit.start, unit.end)):
-            return f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}"
+        if len(cover) < len(unit.token_indices) or not (
+            touches or (start, end) == (unit.start, unit.end)
+        ):
+            return (
+                f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}"
+            )
     return None

@@ -138,7 +138,10 @@ class Query:
     @cached_property
     def targets_per_unit(self) -> list[tuple[int, ...]]:
         """For each unit, the indices of the targets that it stands before."""
-        return [tuple(g for g, seen in enumerate(column) if seen) for column in self.causal_mask.T.tolist()]
+        return [
+            tuple(g for g, seen in enumerate(column) if seen)
+            for column in self.causal_mask.T.tolist()
+        ]
 
     def score(self, name: ScoreName) -> Read:
         """The score by name, of the target against its foil if there is one, or the query's own number."""

@@ -68,7 +68,9 @@ def squared(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, 
     return -_squared_roots(logits, clean).mean(-1) / 2**0.5
 
 
-SCORES: dict[str, Read] = {each.__name__: each for each in (prob, logprob, logit, hellinger, squared)}
+SCORES: dict[str, Read] = {
+    each.__name__: each for each in (prob, logprob, logit, hellinger, squared)
+}
 
 
 def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = None) -> Read:
@@ -87,9 +89,13 @@ def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = No
     if foil is None:
         return SCORES[name]
     if name in ("hellinger", "squared"):
-        raise ParameterError(f"score={name!r} compares whole distributions and has no foil. Use another score.")
+        raise ParameterError(
+            f"score={name!r} compares whole distributions and has no foil. Use another score."
+        )
     value = prob if name == "prob" else logprob
-    return lambda logits, clean, ids: value(logits, clean, ids) - value(logits, clean, torch.full_like(ids, foil))
+    return lambda logits, clean, ids: (
+        value(logits, clean, ids) - value(logits, clean, torch.full_like(ids, foil))
+    )
 
 
 def _own(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
@@ -102,7 +108,9 @@ def _own(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
             f"each sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
         )
     if log_p.isfinite().any(-1).all() and not values.isfinite().all():
-        raise ParameterError("The function given as of= returned NaN or an infinite number; expected finite ones.")
+        raise ParameterError(
+            "The function given as of= returned NaN or an infinite number; expected finite ones."
+        )
     return values.unflatten(0, logits.shape[:-2])
 
 
@@ -151,7 +159,9 @@ def effect_of(score: Read, foil: int | None = None) -> Read:
             flips = (clean[0, ids[0]] > clean[0, foil]) != (p[..., 0] > of_foil)
         leader_p, leader = (part.gather(-1, least[..., None])[..., 0] for part in mean.max(-1))
         errors, count = torch.stack([moves, probability_moves]), moves.shape[-1]
-        errors = errors.std(-1) / count**0.5 if count > 1 else torch.full_like(errors[..., 0], torch.nan)
+        errors = (
+            errors.std(-1) / count**0.5 if count > 1 else torch.full_like(errors[..., 0], torch.nan)
+        )
         loss = score(clean[None], clean, ids)[0] - value
         numbers = [loss, errors[0], flips, lead, probability, errors[1], of_foil, leader, leader_p]
         return torch.stack([number.float() for number in numbers], -1)
@@ -160,19 +170,28 @@ def effect_of(score: Read, foil: int | None = None) -> Read:
 
 
 def leads(
-    log_p: Float[Tensor, "*changes tokens vocab"], clean: LogProbabilities, ids: Ids, foil: int | None = None
+    log_p: Float[Tensor, "*changes tokens vocab"],
+    clean: LogProbabilities,
+    ids: Ids,
+    foil: int | None = None,
 ) -> Float[Tensor, "*changes tokens"]:
     """Log odds of the model's own token, the best of `clean`, against its strongest rival, or of target to foil."""
     if foil is not None:
         return at(log_p, ids) - log_p[..., foil]
     own = clean.argmax(-1)
-    return at(log_p, own) - log_p.scatter(-1, own.expand(log_p.shape[:-1])[..., None], -torch.inf).amax(-1)
+    return at(log_p, own) - log_p.scatter(
+        -1, own.expand(log_p.shape[:-1])[..., None], -torch.inf
+    ).amax(-1)
 
 
-def _influences(score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+def _influences(
+    score: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
     """The score of the mean distribution [...], and each sample's influence on it [..., samples]: the delta method."""
     if samples.shape[-3] == 1:
-        return score(mean.log().unsqueeze(-3), clean, ids)[..., 0], torch.zeros_like(samples[..., 0, 0])
+        return score(mean.log().unsqueeze(-3), clean, ids)[..., 0], torch.zeros_like(
+            samples[..., 0, 0]
+        )
     with torch.enable_grad():
         p = mean.detach().requires_grad_()
         value = score(p.log().unsqueeze(-3), clean, ids)[..., 0]

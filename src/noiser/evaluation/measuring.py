@@ -19,7 +19,16 @@ from noiser.metrics import Case, Metric, Settings, measured
 from noiser.metrics.answerability import JudgeStoppedError
 from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
-from noiser.types import AutoUnit, Profile, Prompt, Question, Sources, SpanUnit, TargetUnitName, UnitName
+from noiser.types import (
+    AutoUnit,
+    Profile,
+    Prompt,
+    Question,
+    Sources,
+    SpanUnit,
+    TargetUnitName,
+    UnitName,
+)
 
 T = TypeVar("T")
 
@@ -33,12 +42,20 @@ class Item:
     target: str | int | None = None
     foil: str | int | None = None
     gold: str | None = None  # the answer that a data set gives; None for the model's own
-    spans: Mapping[str, Sequence[tuple[int, int]]] | None = None  # named character spans, for localisation
+    spans: Mapping[str, Sequence[tuple[int, int]]] | None = (
+        None  # named character spans, for localisation
+    )
     sources: Sources | None = None
-    without: tuple[str, ...] = ()  # prompts that lack parts that decide the gold answer, where a data set has them
+    without: tuple[
+        str, ...
+    ] = ()  # prompts that lack parts that decide the gold answer, where a data set has them
     attribution: Attribution | None = None  # if it is there already
-    of_method: bool = False  # whether the attribution is the evaluated method's, which can then make it again
-    cache: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])  # see `noiser.metrics.Case`
+    of_method: bool = (
+        False  # whether the attribution is the evaluated method's, which can then make it again
+    )
+    cache: dict[Hashable, Any] = field(
+        default_factory=dict[Hashable, Any]
+    )  # see `noiser.metrics.Case`
     id: str = ""
     category: str = ""
 
@@ -57,16 +74,24 @@ def read_examples(examples: Any) -> list[Item]:
     if hasattr(examples, "iterrows"):  # a table of pandas, whose empty cells say nothing
         examples = examples.astype(object).where(examples.notna(), None).to_dict("records")
     first = examples[0] if isinstance(examples, list | tuple) and examples else examples
-    names = {"role"} if first is not examples else {"prompt", "messages"}  # of a message, of an example
+    names = (
+        {"role"} if first is not examples else {"prompt", "messages"}
+    )  # of a message, of an example
     single = names & first.keys() if isinstance(first, Mapping) else hasattr(examples, "prompt")
     if single or isinstance(examples, str):
         return [item_of(0, examples)]
     if not isinstance(examples, Iterable) or isinstance(examples, Mapping | bytes):
         kind = type(examples).__name__
-        raise ParameterError(f"The examples are a {kind}; expected texts, chats, attributions or a `prompt` in each.")
-    items = [item_of(index, example) for index, example in enumerate(cast("Iterable[object]", examples))]
+        raise ParameterError(
+            f"The examples are a {kind}; expected texts, chats, attributions or a `prompt` in each."
+        )
+    items = [
+        item_of(index, example) for index, example in enumerate(cast("Iterable[object]", examples))
+    ]
     if not items:
-        raise ParameterError("There is no example; expected at least one text, chat or attribution.")
+        raise ParameterError(
+            "There is no example; expected at least one text, chat or attribution."
+        )
     return items
 
 
@@ -74,10 +99,16 @@ def item_of(index: int, example: Any) -> Item:
     """The item of one example; see `noiser.evaluate`."""
     if isinstance(example, Attribution):
         return Item(index=index, prompt=example.prompt, attribution=example)
-    if isinstance(example, str | list | tuple) or (isinstance(example, Mapping) and "messages" in example):
+    if isinstance(example, str | list | tuple) or (
+        isinstance(example, Mapping) and "messages" in example
+    ):
         return Item(index=index, prompt=cast("Prompt", example))
     names = ("prompt", "target", "foil", "spans", "sources", "without", "id", "category")
-    read: Any = dict(cast("Any", example)).get if isinstance(example, Mapping) else partial(getattr, example)
+    read: Any = (
+        dict(cast("Any", example)).get
+        if isinstance(example, Mapping)
+        else partial(getattr, example)
+    )
     given = {name: value for name in names if (value := read(name, None)) is not None}
     if "prompt" not in given:
         expected = "expected a text, a chat, an attribution or a `prompt` in it"
@@ -87,7 +118,11 @@ def item_of(index: int, example: Any) -> Item:
 
 
 def asked_of(
-    method: Method, profile: Profile, unit: Any = "token", max_new_tokens: int = 1, target_unit: Any = "token"
+    method: Method,
+    profile: Profile,
+    unit: Any = "token",
+    max_new_tokens: int = 1,
+    target_unit: Any = "token",
 ) -> tuple[Method, Question]:
     """A method in its profile, and the question about every item, which lacks the prompt.
 
@@ -101,11 +136,17 @@ def asked_of(
     if authors and is_dataclass(method) and hasattr(method, "profile"):
         method = replace(method, profile=profile)
     special = "perturbed" if authors else getattr(method, "special_tokens", None)
-    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
+    asked: dict[str, Any] = {
+        "unit": unit,
+        "max_new_tokens": max_new_tokens,
+        "target_unit": target_unit,
+    }
     return method, Question(prompt="", special_tokens=special, **asked)
 
 
-def case_of(lm: LanguageModel, method: Method, question: Question, item: Item, seed: int) -> Steps[Case]:
+def case_of(
+    lm: LanguageModel, method: Method, question: Question, item: Item, seed: int
+) -> Steps[Case]:
     """The case of an item, with its attribution, which is made unless it is there already."""
 
     def again(seed: int) -> Steps[Attribution]:
@@ -117,8 +158,12 @@ def case_of(lm: LanguageModel, method: Method, question: Question, item: Item, s
         check_answers(method, lm.identity.name, lm.looks_inside)
         if question.unit == "spans":
             if not item.spans:
-                raise ParameterError("unit is 'spans' and the example names none; expected `spans`, or another unit.")
-            question = replace(question, unit=sorted(span for spans in item.spans.values() for span in spans))
+                raise ParameterError(
+                    "unit is 'spans' and the example names none; expected `spans`, or another unit."
+                )
+            question = replace(
+                question, unit=sorted(span for spans in item.spans.values() for span in spans)
+            )
         asked = {name: getattr(item, name) for name in ("prompt", "target", "foil", "sources")}
         query = yield prepare(lm, replace(question, **asked))
         att = yield attribution_of(lm, query, method, seed)
@@ -158,13 +203,19 @@ def measure_block(
         seed: of the first item of the sample.
         tick: called once for the attribution of each item, and once for each metric of it.
     """
-    found, share = _timed(lm, [case_of(lm, method, question, item, seed + item.index) for item in items], tick)
+    found, share = _timed(
+        lm, [case_of(lm, method, question, item, seed + item.index) for item in items], tick
+    )
     measurements: list[Measurement] = []
     for item, case in zip(items, found, strict=True):
         att = item.attribution or (case.att if isinstance(case, Case) else case)
-        lost = dict[str, Any](dict.fromkeys(metrics, case) if item.attribution and isinstance(case, Exception) else {})
+        lost = dict[str, Any](
+            dict.fromkeys(metrics, case) if item.attribution and isinstance(case, Exception) else {}
+        )
         measurements.append(Measurement(att, lost, {}, None if item.attribution else share))
-    whole = [(one, case) for one, case in zip(measurements, found, strict=True) if isinstance(case, Case)]
+    whole = [
+        (one, case) for one, case in zip(measurements, found, strict=True) if isinstance(case, Case)
+    ]
     for name, (metric, settings) in metrics.items():
         cases = [replace(case, **vars(settings)) for _, case in whole]
         with warnings.catch_warnings(action="ignore"):
@@ -187,7 +238,9 @@ def _timed(
     for number, outcome in Engine(lm).run(works):
         outcomes[number] = outcome
         tick()
-    return [outcomes[number] for number in range(len(works))], (time.perf_counter() - started) / max(1, len(works))
+    return [outcomes[number] for number in range(len(works))], (
+        time.perf_counter() - started
+    ) / max(1, len(works))
 
 
 def _together(measure_all: Any, cases: Sequence[Case]) -> tuple[list[Measured | Exception], float]:

@@ -43,7 +43,10 @@ def paired(ours: Any, theirs: Any, summary: Summary, **options: Any) -> Estimate
 
 
 def _columns(rows: Any, summary: Summary) -> list[Any]:
-    return [rows[name].to_numpy(float) if name in rows else [math.nan] * len(rows) for name in summary.columns]
+    return [
+        rows[name].to_numpy(float) if name in rows else [math.nan] * len(rows)
+        for name in summary.columns
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,7 +91,10 @@ class Evaluation:
         Differences from a reference have p-values, corrected as by `minus`.
         """
         options = {"seed": self.settings["seed"], "confidence": self.confidence}
-        raw = {name: estimated(self.rows, s, contrast=s.contrast, **options) for name, s in self.summaries.items()}
+        raw = {
+            name: estimated(self.rows, s, contrast=s.contrast, **options)
+            for name, s in self.summaries.items()
+        }
         return corrected(raw, gaps_of(self.primary, self.summaries))
 
     @property
@@ -108,8 +114,13 @@ class Evaluation:
 
         columns = ["value", "low", "high", "p", "n", "no_signal", "better", "meaning", "reason"]
         pairs = [(self.summaries[name].scale, one) for name, one in self.estimates.items()]
-        lines = [{**scale._asdict(), **asdict(one), "p": one.p_holm, "better": scale.better} for scale, one in pairs]
-        return pd.DataFrame(lines, pd.Index(self.estimates, name="number"), columns).astype({"no_signal": float})
+        lines = [
+            {**scale._asdict(), **asdict(one), "p": one.p_holm, "better": scale.better}
+            for scale, one in pairs
+        ]
+        return pd.DataFrame(lines, pd.Index(self.estimates, name="number"), columns).astype(
+            {"no_signal": float}
+        )
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
         """For every number that both have, this one minus the other's, paired, on the prompts that both have.
@@ -127,38 +138,60 @@ class Evaluation:
         for name, summary in self.summaries.items():
             if name in other.summaries:
                 gap = paired(self.rows, other.rows, summary, **options)
-                gaps[name] = replace(gap, p=math.nan) if summary.scale.higher_is_better is None else gap
+                gaps[name] = (
+                    replace(gap, p=math.nan) if summary.scale.higher_is_better is None else gap
+                )
         return corrected(gaps, self.primary)
 
     def _check_comparable(self, other: Evaluation) -> None:
         of_one_model = self.model == other.model
         ours, theirs = (
             to_jsonable({**one.settings, "prompts": [record["prompt"] for record in one.records]})
-            | {f"target of prompt {i}": text for i, text in enumerate(one.rows["target"]) if of_one_model and text}
+            | {
+                f"target of prompt {i}": text
+                for i, text in enumerate(one.rows["target"])
+                if of_one_model and text
+            }
             for one in (self, other)
         )
-        for name in [name for name in ours if name in theirs and name not in ("seed", "parameters")]:
-            if ours[name] != theirs[name] and not (name == "judge" and None in (ours[name], theirs[name])):
+        for name in [
+            name for name in ours if name in theirs and name not in ("seed", "parameters")
+        ]:
+            if ours[name] != theirs[name] and not (
+                name == "judge" and None in (ours[name], theirs[name])
+            ):
                 both = f"{ours[name]!r:.80} and {theirs[name]!r:.80}"
-                raise ParameterError(f"The two evaluations differ: {name} is {both}; expected the same.")
+                raise ParameterError(
+                    f"The two evaluations differ: {name} is {both}; expected the same."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON has; NaN becomes None."""
         same = {
-            name: getattr(self, name) for name in ("method", "model", "metrics", "settings", "confidence", "skipped")
+            name: getattr(self, name)
+            for name in ("method", "model", "metrics", "settings", "confidence", "skipped")
         }
         summary = self.summary().reset_index().to_dict("records")
-        return to_jsonable({"format": "noiser.evaluation", **same, "summary": summary, "rows": self.records})
+        return to_jsonable(
+            {"format": "noiser.evaluation", **same, "summary": summary, "rows": self.records}
+        )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON or, to a name that ends in .csv, `rows` as CSV; whole or not at all."""
-        write_text(path, csv_text(self.rows) if Path(path).suffix == ".csv" else json_text(self.to_dict()))
+        write_text(
+            path, csv_text(self.rows) if Path(path).suffix == ".csv" else json_text(self.to_dict())
+        )
 
     @property
     def _title(self) -> str:
         measured = sum(not record["error"] for record in self.records)
-        hyper = {name: value for name, value in self.settings["parameters"].items() if value is not None}
-        unit = [f"unit {short(self.settings['unit'])}", *(f"{label(name)}={short(v)}" for name, v in hyper.items())]
+        hyper = {
+            name: value for name, value in self.settings["parameters"].items() if value is not None
+        }
+        unit = [
+            f"unit {short(self.settings['unit'])}",
+            *(f"{label(name)}={short(v)}" for name, v in hyper.items()),
+        ]
         return (
             f"{label(self.method)} on {label(self.model.name)}: {', '.join(map(label, self.metrics))}; "
             f"{', '.join(unit)}; {measured} of {len(self.records)} prompts measured in full, "
@@ -177,7 +210,9 @@ class Evaluation:
 
     def _notes(self) -> list[str]:
         """What is missing, one line each."""
-        reasons = dict.fromkeys(number.reason for number in self.estimates.values() if number.reason)
+        reasons = dict.fromkeys(
+            number.reason for number in self.estimates.values() if number.reason
+        )
         return [f"{label(reason)}." for reason in reasons] + [
             f"Skipped: prompt {example} ({label(str(prompt))[:60]}), {label(metric or 'everything')}: {label(error)}"
             for example, prompt, metric, error in self.skipped[:10]
@@ -191,13 +226,19 @@ class Evaluation:
 
     def to_markdown(self) -> str:
         """Title, table and notes as Markdown, to be pasted into an issue or a page."""
-        above, below = map(escaped_line, [*self.answer, self._title]), map(escaped_line, self._notes())
+        above, below = (
+            map(escaped_line, [*self.answer, self._title]),
+            map(escaped_line, self._notes()),
+        )
         return "\n\n".join([*above, markdown_table(self._cells()), *below]) + "\n"
 
     def to_html(self) -> str:
         """Table and notes as HTML, in which every text is escaped."""
         head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
-        answer, notes = ("".join(f"<p>{escape(line)}</p>" for line in lines) for lines in (self.answer, self._notes()))
+        answer, notes = (
+            "".join(f"<p>{escape(line)}</p>" for line in lines)
+            for lines in (self.answer, self._notes())
+        )
         return answer + html_table(head, rows, escape(self._title)) + notes
 
     _repr_html_ = to_html
@@ -212,9 +253,13 @@ def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
     import pandas as pd
 
     (_, first), *others = evaluations.items()
-    gaps = {(name, number): gap for name, other in others for number, gap in first.minus(other).items()}
+    gaps = {
+        (name, number): gap for name, other in others for number, gap in first.minus(other).items()
+    }
     lines = [
         {"other": other, "number": number, **asdict(gap), "clear": gap.is_clear}
-        for (other, number), gap in corrected(gaps, [key for key in gaps if key[1] in first.primary]).items()
+        for (other, number), gap in corrected(
+            gaps, [key for key in gaps if key[1] in first.primary]
+        ).items()
     ]
     return pd.DataFrame(lines).drop(columns="confidence", errors="ignore")

@@ -9,7 +9,14 @@ from typing import Any
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count, check_probability
-from noiser.evaluation.measuring import Item, Measurement, Skipped, asked_of, measure_block, read_examples
+from noiser.evaluation.measuring import (
+    Item,
+    Measurement,
+    Skipped,
+    asked_of,
+    measure_block,
+    read_examples,
+)
 from noiser.evaluation.result import Evaluation
 from noiser.judges import make_judge
 from noiser.methods import Method, describe, make_method
@@ -65,22 +72,47 @@ def evaluate(
     chosen = Settings(seed=check_count("seed", seed, least=0), **settings)
     if judge is not None:
         chosen = replace(chosen, judge=make_judge(judge, lm=lm))
-    asked: dict[str, Any] = {"unit": unit, "max_new_tokens": max_new_tokens, "target_unit": target_unit}
+    asked: dict[str, Any] = {
+        "unit": unit,
+        "max_new_tokens": max_new_tokens,
+        "target_unit": target_unit,
+    }
     method, question = asked_of(make_method(method), chosen.profile, **asked)
-    runs, measurements = {name: (metric, chosen) for name, metric in entries.items()}, list[Measurement]()
+    runs, measurements = (
+        {name: (metric, chosen) for name, metric in entries.items()},
+        list[Measurement](),
+    )
     steps, parts = itertools.count(1), 1 + len(runs)
-    options: Any = {"tick": lambda: progress and progress(next(steps) / parts, len(items)), "seed": chosen.seed}
+    options: Any = {
+        "tick": lambda: progress and progress(next(steps) / parts, len(items)),
+        "seed": chosen.seed,
+    }
     for start in range(0, len(items), BLOCK):
-        measurements += measure_block(lm, method, question, items[start : start + BLOCK], runs, **options)
-    made = [_record(item, measurement) for item, measurement in zip(items, measurements, strict=True)]
-    summaries = {name: summary for metric in entries.values() for name, summary in metric.summaries.items()}
-    for name, columns in (pair for measurement in measurements for pair in measurement.numbers.items()):
+        measurements += measure_block(
+            lm, method, question, items[start : start + BLOCK], runs, **options
+        )
+    made = [
+        _record(item, measurement) for item, measurement in zip(items, measurements, strict=True)
+    ]
+    summaries = {
+        name: summary for metric in entries.values() for name, summary in metric.summaries.items()
+    }
+    for name, columns in (
+        pair for measurement in measurements for pair in measurement.numbers.items()
+    ):
         if not isinstance(columns, Exception):
-            summaries |= entries[name].other_summaries(c for c, v in columns.items() if not isinstance(v, str))
-    first = next((m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None)
+            summaries |= entries[name].other_summaries(
+                c for c, v in columns.items() if not isinstance(v, str)
+            )
+    first = next(
+        (m.attribution for m in measurements if isinstance(m.attribution, Attribution)), None
+    )
     if first and any(item.attribution is first for item in items):  # it was asked for elsewhere
         asked = {"unit": first.unit, "target_unit": first.target_unit}
-    asked |= {"parameters": first.parameters if first else {}, "judge": getattr(chosen.judge, "name", None)}
+    asked |= {
+        "parameters": first.parameters if first else {},
+        "judge": getattr(chosen.judge, "name", None),
+    }
     return Evaluation(
         records=tuple(record for record, _ in made),
         skipped=tuple(one for _, failed in made for one in failed),
@@ -96,15 +128,31 @@ def evaluate(
 
 def _record(item: Item, measurement: Measurement) -> tuple[dict[str, Any], list[Skipped]]:
     """The row of one prompt, with the columns of all metrics, and the parts that failed."""
-    row: dict[str, Any] = {"index": item.index, "prompt": item.prompt, "method": "", "target": "", "error": ""}
+    row: dict[str, Any] = {
+        "index": item.index,
+        "prompt": item.prompt,
+        "method": "",
+        "target": "",
+        "error": "",
+    }
     failed: list[Skipped] = []
     if isinstance(att := measurement.attribution, Attribution):
-        target, probability = "".join(target.text for target in att.targets), att.targets[0].probability
-        row |= {"method": att.method, "target": target, "probability": probability, "units": len(att.units)}
+        target, probability = (
+            "".join(target.text for target in att.targets),
+            att.targets[0].probability,
+        )
+        row |= {
+            "method": att.method,
+            "target": target,
+            "probability": probability,
+            "units": len(att.units),
+        }
     for name, part in {None: measurement.attribution, **measurement.numbers}.items():
         if isinstance(part, Exception):
             failed.append(Skipped(item.index, item.prompt, name, f"{type(part).__name__}: {part}"))
         elif not isinstance(part, Attribution):
             row |= part
-    row["error"] = "; ".join(f"{each.metric}: {each.error}" if each.metric else each.error for each in failed)
+    row["error"] = "; ".join(
+        f"{each.metric}: {each.error}" if each.metric else each.error for each in failed
+    )
     return row, failed

@@ -35,7 +35,10 @@ from noiser.types import (
 
 T = TypeVar("T")
 
-_MEASURED, _LONG = 1.0, 120.0  # seconds of work from which the time left can be told, and how many are long
+_MEASURED, _LONG = (
+    1.0,
+    120.0,
+)  # seconds of work from which the time left can be told, and how many are long
 
 
 def attribute(
@@ -113,12 +116,16 @@ def attribute(
     check_answers(made, lm.identity.name, lm.looks_inside)
     for key, value in unknown.items():
         example = f"method=noiser.{type(made).__name__}({key}={value!r})"
-        raise ParameterError(f"attribute has no argument {key!r}; hyper-parameters go into the method: {example}.")
+        raise ParameterError(
+            f"attribute has no argument {key!r}; hyper-parameters go into the method: {example}."
+        )
     given: Any = plain(prompt)
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {"unit": unit, "continuation_units": continuation_units, "of": of}
     shared["max_new_tokens"] = max_new_tokens
-    shared["target_unit"] = getattr(made, "target_unit", None) if target_unit is None else target_unit
+    shared["target_unit"] = (
+        getattr(made, "target_unit", None) if target_unit is None else target_unit
+    )
     shared["special_tokens"] = special_tokens or getattr(made, "special_tokens", None)
     many = is_many(given)
     works: list[Steps[Attribution]] = []
@@ -147,7 +154,10 @@ def attribution(
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and lm.chats:
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
-        warnings.warn(f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}", stacklevel=2)
+        warnings.warn(
+            f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}",
+            stacklevel=2,
+        )
     att: Attribution = yield attribution_of(lm, query, method, seed)
     return (yield checked(lm, query, att, masks)) if masks else att
 
@@ -188,7 +198,8 @@ def attribution_of(
         seed=seed,
         model=query.model,
         prompt=prompt if isinstance(prompt, str) else tuple(dict(message) for message in prompt),
-        versions={"noiser": __version__} | {package: version_of(package) for package in ("torch", "transformers")},
+        versions={"noiser": __version__}
+        | {package: version_of(package) for package in ("torch", "transformers")},
         info={**scores.info, **{name: fact for name, fact in facts.items() if fact}},
     )
 
@@ -199,7 +210,9 @@ def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     return several and all(isinstance(one, str | list | tuple) for one in prompt)
 
 
-def run_many(lm: LanguageModel, works: Sequence[Steps[T]], progress: Progress | None = None) -> list[T]:
+def run_many(
+    lm: LanguageModel, works: Sequence[Steps[T]], progress: Progress | None = None
+) -> list[T]:
     """The results of generators about one prompt each, in order; an error says which prompt it is about."""
     results: dict[int, T] = {}
     with closing(Engine(lm).run(works)) as outcomes:  # pyright: ignore[reportArgumentType]
@@ -229,7 +242,10 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
         if len(columns[name]) != count:
             got = f"{name} is a list of {len(value)} for {count} prompts"
             raise ParameterError(f"{got}; expected one for each, or one for all.")
-    if any(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in columns["sources"]):
+    if any(
+        isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
+        for one in columns["sources"]
+    ):
         raise ParameterError(
             f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them."
         )
@@ -249,10 +265,17 @@ def bar(
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
     display = Bar(*columns, console=Console(stderr=True), transient=True)
     task, begin, told = display.add_task(""), time.monotonic(), not advise
-    first: list[float] = []  # time and work done at the first call, before the clean pass and after the model's trial
+    first: list[
+        float
+    ] = []  # time and work done at the first call, before the clean pass and after the model's trial
 
     def update(done: float, total: float, text: str = label) -> None:
         nonlocal told
@@ -266,7 +289,9 @@ def bar(
         if not told and now - since > _MEASURED and left > _LONG:
             told = True
             quicker = "Quicker: larger units (auto or sentence), or the method occlusion."
-            display.console.print(f"About {duration(left)} left. {quicker}", markup=False, highlight=False)
+            display.console.print(
+                f"About {duration(left)} left. {quicker}", markup=False, highlight=False
+            )
 
     try:
         yield update
@@ -278,7 +303,11 @@ def bar(
 @contextmanager
 def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
     """Yields the caller's function, or None for False; for None a bar, where a terminal or notebook shows it."""
-    if callable(progress) or progress is False or not (sys.stderr.isatty() or "ipywidgets" in sys.modules):
+    if (
+        callable(progress)
+        or progress is False
+        or not (sys.stderr.isatty() or "ipywidgets" in sys.modules)
+    ):
         yield progress if callable(progress) else None
         return
     with bar(title) as update:

@@ -29,7 +29,10 @@ from noiser.types import Prompt, Source
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_NATS = {"logprob": "log-probability", "logit": "log odds"}  # scores that are differences of logarithms
+_NATS = {
+    "logprob": "log-probability",
+    "logit": "log odds",
+}  # scores that are differences of logarithms
 _QUOTED = 3  # quotes that the text shows of a source
 
 
@@ -104,8 +107,16 @@ class Sentence(NamedTuple):
         groups: list[tuple[str, list[int]]] = []
         for pair in self.pairs:
             word = WORDS[pair.kind][1]
-            new = [number for number in pair.numbers if not any(number in members for _, members in groups)]
-            beside = [members for other, members in groups if other == word and not {*members}.isdisjoint(pair.numbers)]
+            new = [
+                number
+                for number in pair.numbers
+                if not any(number in members for _, members in groups)
+            ]
+            beside = [
+                members
+                for other, members in groups
+                if other == word and not {*members}.isdisjoint(pair.numbers)
+            ]
             if len(new) == 2:
                 groups.append((word, new))
             elif new and beside:
@@ -167,13 +178,21 @@ class Citations:
     def sentences(self) -> tuple[Sentence, ...]:
         """The answer's sentences, each with its sources."""
         found: list[Sentence] = []
-        for row, (target, loss) in enumerate(zip(self.attribution.targets, self.losses, strict=True)):
+        for row, (target, loss) in enumerate(
+            zip(self.attribution.targets, self.losses, strict=True)
+        ):
             log_probability = len(target.token_ids) * math.log(max(target.probability, 1e-300))
             memory, candidates = loss < self.memory, self._candidates(row)
-            chosen = {c.number for c in candidates if c.score > 0 and c.share >= self.least_share and not memory}
+            chosen = {
+                c.number
+                for c in candidates
+                if c.score > 0 and c.share >= self.least_share and not memory
+            }
             pairs = tuple(pair for pair in self._pairs(row) if not chosen.isdisjoint(pair.numbers))
             chosen |= {number for pair in pairs for number in pair.numbers}
-            cited = sorted((c for c in candidates if c.number in chosen), key=lambda citation: -citation.score)
+            cited = sorted(
+                (c for c in candidates if c.number in chosen), key=lambda citation: -citation.score
+            )
             found.append(Sentence(target.text, log_probability, loss, memory, tuple(cited), pairs))
         return tuple(found)
 
@@ -181,7 +200,10 @@ class Citations:
         """Pairs of units of a sentence that are in two sources; of two sources the first pair, which is the largest."""
         places, found = [*enumerate(self.sources, 1)], dict[tuple[int, int], SourcePair]()
         units = self.attribution.units
-        owners = [max((n for n, s in places if s.start < u.end and u.start < s.end), default=0) for u in units]
+        owners = [
+            max((n for n, s in places if s.start < u.end and u.start < s.end), default=0)
+            for u in units
+        ]
         for pair in self.attribution.pairs:
             first, second = sorted(owners[unit] for unit in pair.units)
             if pair.target == row and 0 < first < second:
@@ -195,13 +217,18 @@ class Citations:
         shares = positive / positive.sum().clamp_min(torch.finfo(positive.dtype).tiny)
         stderr = torch.full_like(scores, torch.nan) if errors is None else errors[row]
         columns = zip(self.sources, scores.tolist(), stderr.tolist(), shares.tolist(), strict=True)
-        return [Citation(i, *three, self._quotes(row, source)) for i, (source, *three) in enumerate(columns, 1)]  # pyright: ignore
+        return [
+            Citation(i, *three, self._quotes(row, source))
+            for i, (source, *three) in enumerate(columns, 1)
+        ]  # pyright: ignore
 
     def _quotes(self, row: int, source: Source) -> tuple[Quote, ...]:
         """The parts of a source with a positive score, best first; its title is none."""
         start = source.start + title_length(source)
         quotes: list[Quote] = []
-        for unit, score in zip(self.attribution.units, self.attribution.scores[row].tolist(), strict=True):
+        for unit, score in zip(
+            self.attribution.units, self.attribution.scores[row].tolist(), strict=True
+        ):
             if score > 0 and start < unit.end and unit.start < source.end:
                 text = self.attribution.text[max(start, unit.start) : unit.end].strip()
                 quotes.append(Quote(text, unit.start, unit.end, score))
@@ -253,7 +280,11 @@ class Citations:
             f"{score} Cited: at least {self.least_share:.0%} of the positive scores. From memory: less than "
             f"{self.memory:g} nats lost without all sources.",
             *checks(att),
-            *([f"Sources were hidden one by one, since fast scores failed: {label(fell_back)}"] if fell_back else []),
+            *(
+                [f"Sources were hidden one by one, since fast scores failed: {label(fell_back)}"]
+                if fell_back
+                else []
+            ),
             provenance(att),
         ]
 
@@ -273,7 +304,19 @@ class Citations:
         rows: list[tuple[Any, ...]] = []
         for row, s in enumerate(self.sentences):
             for c, (title, _, *place) in zip(self._candidates(row), self.sources, strict=True):
-                rows.append((row, *s[:4], c.number, title, *place, c.score, c.stderr, c.share, c in s.citations))
+                rows.append(
+                    (
+                        row,
+                        *s[:4],
+                        c.number,
+                        title,
+                        *place,
+                        c.score,
+                        c.stderr,
+                        c.share,
+                        c in s.citations,
+                    )
+                )
         return pd.DataFrame(rows, columns=[*names.split(), "cited"])
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
@@ -288,9 +331,23 @@ class Citations:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of a saved file: the citations of each sentence, and everything behind them."""
-        names = ("question", "answer", "answer_without", "memory", "least_share", "losses", "sentences", "sources")
+        names = (
+            "question",
+            "answer",
+            "answer_without",
+            "memory",
+            "least_share",
+            "losses",
+            "sentences",
+            "sources",
+        )
         values = to_jsonable({name: getattr(self, name) for name in names})
-        return {"format": "noiser.citations", "schema": 1, **values, "attribution": self.attribution.to_dict()}
+        return {
+            "format": "noiser.citations",
+            "schema": 1,
+            **values,
+            "attribution": self.attribution.to_dict(),
+        }
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON (docs/schema.md): the whole file or, on OSError, nothing."""

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from noiser.explain.citations import Citations, Sentence
 
 _AT_ONCE = 8  # sources that are all shown
-_LINES, _LINE = 18, 40  # lines of a source that fit the height of the style, and characters of a line on a phone
+_LINES, _LINE = (
+    18,
+    40,
+)  # lines of a source that fit the height of the style, and characters of a line on a phone
 
 
 def page(citations: Citations) -> str:
@@ -33,7 +36,9 @@ def fragment(citations: Citations) -> str:
 
 
 def _card(citations: Citations, identifier: str) -> str:
-    answer = "".join(_sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)).strip()
+    answer = "".join(
+        _sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)
+    ).strip()
     without = ""
     if citations.answer_without is not None:
         text = escape(visible(citations.answer_without.strip()))
@@ -52,7 +57,11 @@ def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     text = visible(sentence.text)
     body = text.lstrip()
     links = re.sub(r"\[(\d+)\]", rf'<a href="#{identifier}-\1">[\1]</a>', sentence.mark)
-    mark = links if sentence.citations else f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
+    mark = (
+        links
+        if sentence.citations
+        else f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
+    )
     space = escape(text[: len(text) - len(body)])
     return f'{space}<span class="s s{row}" title="{escape(sentence.numbers)}">{escape(body)} {mark}</span>'
 
@@ -65,9 +74,16 @@ def _sources(citations: Citations, identifier: str) -> str:
         lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
         long = " tabindex=0" if lines > _LINES else ""  # it scrolls, with the keyboard too
         used = " used" if number in cited else ""
-        title = f"<b>[{number}] {escape(label(source.title)) if source.title else ''}<i>{used}</i></b>"
-        text, shown = _text(citations, source), number in cited or len(citations.sources) <= _AT_ONCE
-        cards[shown] += f'<div class="source{used}" id="{identifier}-{number}" dir=auto{long}>{title}{text}</div>'
+        title = (
+            f"<b>[{number}] {escape(label(source.title)) if source.title else ''}<i>{used}</i></b>"
+        )
+        text, shown = (
+            _text(citations, source),
+            number in cited or len(citations.sources) <= _AT_ONCE,
+        )
+        cards[shown] += (
+            f'<div class="source{used}" id="{identifier}-{number}" dir=auto{long}>{title}{text}</div>'
+        )
     rest = len(citations.sources) - len(cited)
     folded = f"<details><summary>{rest} source{'s'[: rest > 1]} not cited</summary>{cards[False]}</details>"
     return cards[True] + folded * bool(cards[False])
@@ -87,7 +103,9 @@ def _text(citations: Citations, source: Source) -> str:
 
 def _rules(citations: Citations, identifier: str) -> Iterator[str]:
     """The colour of each unit that a sentence was written from, and the two rules that tie it to the sentence."""
-    starts = {(unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)}
+    starts = {
+        (unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)
+    }
     for row, sentence in enumerate(citations.sentences):
         quotes = [quote for citation in sentence.citations for quote in citation.quotes]
         largest = max((quote.score for quote in quotes), default=1.0)
@@ -100,7 +118,11 @@ def _rules(citations: Citations, identifier: str) -> Iterator[str]:
 
 
 def _numbers(citations: Citations) -> str:
-    head = ["sentence", "all sources", *(f"[{number}]" for number in range(1, len(citations.sources) + 1))]
+    head = [
+        "sentence",
+        "all sources",
+        *(f"[{number}]" for number in range(1, len(citations.sources) + 1)),
+    ]
     rows: list[list[str]] = []
     for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True):
         values = ("" if math.isnan(value) else f"{value:.2f}" for value in (sentence.loss, *scores))
@@ -110,4 +132,6 @@ def _numbers(citations: Citations) -> str:
 
 def title_length(source: Source) -> int:
     """The characters of a source's title and the end of its line, where its text begins with them."""
-    return len(source.title) + 1 if source.title and source.text.startswith(f"{source.title}\n") else 0
+    return (
+        len(source.title) + 1 if source.title and source.text.startswith(f"{source.title}\n") else 0
+    )

@@ -18,7 +18,16 @@ from noiser.explain.refine import MIN_SHARE, SplitRule, check_masks, checked, me
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
-from noiser.types import Accuracy, CitedUnit, Progress, Prompt, Prompts, Question, Sources, TargetUnit
+from noiser.types import (
+    Accuracy,
+    CitedUnit,
+    Progress,
+    Prompt,
+    Prompts,
+    Question,
+    Sources,
+    TargetUnit,
+)
 
 METHOD = Occlusion(score="logprob", baseline="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
@@ -96,9 +105,13 @@ def cite(
     check_choice("accuracy", accuracy, get_args(Accuracy))
     check_probability("least_share", least_share)
     if accuracy == "fast" and method is not None:
-        raise ParameterError(f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out.")
+        raise ParameterError(
+            f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out."
+        )
     if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
-        raise ParameterError(f"memory is {memory!r}; expected a number of nats, or None for the default.")
+        raise ParameterError(
+            f"memory is {memory!r}; expected a number of nats, or None for the default."
+        )
     masks, seed, removal = check_masks(check), check_seed(seed), removal_for(lm, hide=True)
     least = MEMORY[removal] if memory is None else memory
     accurate = replace(METHOD, baseline=removal) if method is None else make_method(method)
@@ -106,12 +119,25 @@ def cite(
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if chat else "\n"}
 
     def cited(question: Prompt, sources: Sources, answer: Any) -> Steps[Citations]:
-        asked = [{"role": "user", "content": question}] if chat and template and isinstance(question, str) else question
+        asked = (
+            [{"role": "user", "content": question}]
+            if chat and template and isinstance(question, str)
+            else question
+        )
         prompt = asked if template is None else place_sources(asked, sources, template)
         read = lm.encode(prompt)
-        placed = {"sources": sources, "sources_begin": begin_of_sources(asked, template, read) if template else 0}
-        parts: dict[str, Any] = {"target_unit": target_unit, "unit": unit, "continuation_units": False}
-        query: Query = yield prepare(lm, Question(prompt=prompt, target=answer, **placed, **parts, **writing), read)
+        placed = {
+            "sources": sources,
+            "sources_begin": begin_of_sources(asked, template, read) if template else 0,
+        }
+        parts: dict[str, Any] = {
+            "target_unit": target_unit,
+            "unit": unit,
+            "continuation_units": False,
+        }
+        query: Query = yield prepare(
+            lm, Question(prompt=prompt, target=answer, **placed, **parts, **writing), read
+        )
         written = "".join(query.target_texts)
         if not written.strip():
             raise TargetError(
@@ -127,7 +153,9 @@ def cite(
         if attribution is None:
             attribution = yield attribution_of(lm, query, accurate, seed, rule)
             if fell_back:
-                attribution = replace(attribution, info={**attribution.info, "fell_back": fell_back})
+                attribution = replace(
+                    attribution, info={**attribution.info, "fell_back": fell_back}
+                )
             elif masks:
                 attribution = yield checked(lm, query, attribution, masks)
         other: Query | None = None
@@ -170,7 +198,12 @@ def _fast(
 
 def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
     """The log-probability that each sentence loses without any source, in nats."""
-    inside = [u for u in query.units if any(s.start < u.end and u.start < s.end for s in query.sources)]
-    positions, read = [position for unit in inside for position in unit.token_indices], query.score("logprob")
+    inside = [
+        u for u in query.units if any(s.start < u.end and u.start < s.end for s in query.sources)
+    ]
+    positions, read = (
+        [position for unit in inside for position in unit.token_indices],
+        query.score("logprob"),
+    )
     (values,) = yield Ask(query, [remover(query, removal)(positions, None)], read)
     return tuple((query.read_clean(read) - values[:, 0]).tolist())

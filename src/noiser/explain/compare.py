@@ -54,7 +54,9 @@ class Comparison:
         return written(markup.page(self.attributions), path)
 
     def _repr_html_(self) -> str:
-        problems = "".join(f'<p class="error" role=alert>{escape(text)}</p>' for text in self.failures)
+        problems = "".join(
+            f'<p class="error" role=alert>{escape(text)}</p>' for text in self.failures
+        )
         return problems + markup.fragment(self.attributions)
 
 
@@ -82,7 +84,9 @@ def compare(
     """
     if isinstance(methods, str) or not methods or is_many(plain(prompt)):
         got = f"prompt is {prompt!r:.60} and methods is {methods!r:.60}"
-        raise ParameterError(f"{got}; expected one prompt and a list of methods, such as ['joint', 'occlusion'].")
+        raise ParameterError(
+            f"{got}; expected one prompt and a list of methods, such as ['joint', 'occlusion']."
+        )
     attributions, failures = list[Attribution](), list[str]()
     with shown(progress, "Comparing") as told:
         for index, method in enumerate([make_method(each) for each in methods]):
@@ -95,14 +99,22 @@ def compare(
                 attributions.append(attribute(lm, prompt, method=method, progress=tell, **question))
             except NoiserError as error:
                 given = methods[index]
-                failures.append(f"{given if isinstance(given, str) else describe(method)[0]}: {error}")
+                failures.append(
+                    f"{given if isinstance(given, str) else describe(method)[0]}: {error}"
+                )
                 if len(failures) == len(methods):
                     raise
     return Comparison(tuple(attributions), tuple(failures))
 
 
 def diff_models(
-    lm: LanguageModel, other: LanguageModel, prompt: Prompt, *, method: Any = None, seed: int = 0, **question: Any
+    lm: LanguageModel,
+    other: LanguageModel,
+    prompt: Prompt,
+    *,
+    method: Any = None,
+    seed: int = 0,
+    **question: Any,
 ) -> Attribution:
     """The part of each unit of a prompt in log p(answer | other) - log p(answer | lm).
 
@@ -124,20 +136,35 @@ def diff_models(
     """
     made: Any = make_method(method or Joint(score="logprob"))
     if not hasattr(made, "play"):
-        raise ParameterError(f"method is {method!r}; expected one that removes units, such as noiser.Joint().")
-    asked: dict[str, Any] = {"unit": "word", "max_new_tokens": 16, **question, "target_unit": "all", "prompt": prompt}
+        raise ParameterError(
+            f"method is {method!r}; expected one that removes units, such as noiser.Joint()."
+        )
+    asked: dict[str, Any] = {
+        "unit": "word",
+        "max_new_tokens": 16,
+        **question,
+        "target_unit": "all",
+        "prompt": prompt,
+    }
     pair: list[Query] = []
     for each in (lm, other):
         pair.append(run_one(each, prepare(each, Question(**asked))))
         asked["target"] = pair[0].target_texts[0]
-    if pair[0].target_texts != pair[1].target_texts or len({tuple(u[:3] for u in each.units) for each in pair}) > 1:
-        raise ParameterError("The models read the prompt or the answer in other units. Pass unit='word' or spans.")
+    if (
+        pair[0].target_texts != pair[1].target_texts
+        or len({tuple(u[:3] for u in each.units) for each in pair}) > 1
+    ):
+        raise ParameterError(
+            "The models read the prompt or the answer in other units. Pass unit='word' or spans."
+        )
     games = [Game(query, "logprob", remover(query, "zero")) for query in pair]
 
     def play(wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
         yield from ()
         kept = torch.tensor([list(units) for _, units in wanted]).bool()
-        first, second = (run_one(each, game(kept))[0] for each, game in zip((lm, other), games, strict=True))
+        first, second = (
+            run_one(each, game(kept))[0] for each, game in zip((lm, other), games, strict=True)
+        )
         return dict(zip(wanted, (second - first).tolist(), strict=True))
 
     game = StoredGame(games[0].mask, games[1].whole - games[0].whole, "logprob", play=play)

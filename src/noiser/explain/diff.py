@@ -77,7 +77,8 @@ class Diff:
 
     def __str__(self) -> str:
         marks = [
-            f"[-{visible(edit.before)}-]" * bool(edit.before) + f"{{+{visible(edit.after)}+}}" * bool(edit.after)
+            f"[-{visible(edit.before)}-]" * bool(edit.before)
+            + f"{{+{visible(edit.after)}+}}" * bool(edit.after)
             for edit in self.edits
         ]
         texts = self._texts([f"{mark}({index})" for index, mark in enumerate(marks, 1)], visible)
@@ -86,12 +87,18 @@ class Diff:
 
     def _texts(self, marks: Sequence[str], show: Callable[[str], str]) -> list[str]:
         """Each message, with a mark in the place of each edit."""
-        return ["".join(marks[piece] if isinstance(piece, int) else show(piece) for piece in t) for t in self.texts]
+        return [
+            "".join(marks[piece] if isinstance(piece, int) else show(piece) for piece in t)
+            for t in self.texts
+        ]
 
     def _ranked(self) -> list[tuple[int, str]]:
         """The index and score of each edit, the largest first."""
         show = number_format([edit.score for edit in self.edits])
-        signed = [f"{'+' * (e.score > 0)}{show.with_error(e.score, e.stderr or torch.nan)}" for e in self.edits]
+        signed = [
+            f"{'+' * (e.score > 0)}{show.with_error(e.score, e.stderr or torch.nan)}"
+            for e in self.edits
+        ]
         return sorted(enumerate(signed), key=lambda pair: -abs(self.edits[pair[0]].score))
 
     def _facts(self) -> Iterator[str]:
@@ -115,7 +122,9 @@ class Diff:
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, written to `path` if given."""
         style = "body { margin: 1.5rem auto; max-width: 48rem; padding: 0 1rem; }"
-        return written(html_page("Edits and their effect", style, f"<main>{self._repr_html_()}</main>"), path)
+        return written(
+            html_page("Edits and their effect", style, f"<main>{self._repr_html_()}</main>"), path
+        )
 
     def _repr_html_(self) -> str:
         scores = dict(self._ranked())
@@ -164,8 +173,13 @@ def diff(
     check_model(lm)
     before, after = (as_prompt(lm.tokenizer, prompt) for prompt in (before, after))
     if isinstance(before, str) != isinstance(after, str):
-        raise PromptError("One version is a text and the other a chat; expected two texts, or two chats.")
-    chats = [[{"content": each}] if isinstance(each, str) else check_messages(each) for each in (before, after)]
+        raise PromptError(
+            "One version is a text and the other a chat; expected two texts, or two chats."
+        )
+    chats = [
+        [{"content": each}] if isinstance(each, str) else check_messages(each)
+        for each in (before, after)
+    ]
     texts, edits = _pieces(*chats)
     asked: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
     query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **asked)))
@@ -173,7 +187,10 @@ def diff(
 
     def mixture(kept: bytes) -> Prompt:
         """The prompt with some of the edits."""
-        chosen = [edit.after if is_kept else edit.before for edit, is_kept in zip(edits, kept, strict=True)]
+        chosen = [
+            edit.after if is_kept else edit.before
+            for edit, is_kept in zip(edits, kept, strict=True)
+        ]
         messages: list[Message] = []
         for old, new, pieces in zip(*chats, texts, strict=True):
             text = "".join(chosen[piece] if isinstance(piece, int) else piece for piece in pieces)
@@ -182,19 +199,36 @@ def diff(
         return messages[0]["content"] if isinstance(after, str) else messages
 
     def log_p(kept: bytes) -> Steps[float]:
-        mixed: Query = yield prepare(lm, Question(prompt=mixture(kept), target=query.target_ids, target_unit="all"))
+        mixed: Query = yield prepare(
+            lm, Question(prompt=mixture(kept), target=query.target_ids, target_unit="all")
+        )
         return float(mixed.read_clean(read))
 
     def play(wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
         yield from ()
-        return dict(zip(wanted, run_many(lm, [log_p(kept) for _, kept in wanted], progress), strict=True))
+        return dict(
+            zip(wanted, run_many(lm, [log_p(kept) for _, kept in wanted], progress), strict=True)
+        )
 
-    count, rng, read = len(edits), torch.Generator().manual_seed(check_seed(seed)), query.score("logprob")
-    game = StoredGame(torch.ones(1, count, dtype=torch.bool), query.read_clean(read), "logprob", play=play)
+    count, rng, read = (
+        len(edits),
+        torch.Generator().manual_seed(check_seed(seed)),
+        query.score("logprob"),
+    )
+    game = StoredGame(
+        torch.ones(1, count, dtype=torch.bool), query.read_clean(read), "logprob", play=play
+    )
     exact = count <= EXACT
-    method = KernelShap(score="logprob") if exact else ShapleySampling(score="logprob", permutations=ORDERS)
+    method = (
+        KernelShap(score="logprob")
+        if exact
+        else ShapleySampling(score="logprob", permutations=ORDERS)
+    )
     found = run_one(lm, method.play(game, rng))
-    pairs = run_one(lm, Joint(score="logprob", samples=2**count if exact and count > 1 else None).play(game, rng)).pairs
+    pairs = run_one(
+        lm,
+        Joint(score="logprob", samples=2**count if exact and count > 1 else None).play(game, rng),
+    ).pairs
     errors = torch.zeros(count) if found.stderr is None else found.stderr[0]
     numbers = zip(edits, found.scores[0].tolist(), errors.tolist(), strict=True)
     return Diff(
@@ -214,11 +248,15 @@ def _pieces(
     """Texts and indices of edits, for each message, and the edits."""
     roles = [[message.get("role") for message in chat] for chat in (before, after)]
     if roles[0] != roles[1]:
-        raise PromptError(f"The chats have the roles {roles[0]} and {roles[1]}; expected the same messages, edited.")
+        raise PromptError(
+            f"The chats have the roles {roles[0]} and {roles[1]}; expected the same messages, edited."
+        )
     edits, texts = list[Edit](), list[tuple[str | int, ...]]()
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if {**old, "content": ""} != {**new, "content": ""}:
-            raise PromptError(f"Message {index} differs in more than its content. Edit contents alone.")
+            raise PromptError(
+                f"Message {index} differs in more than its content. Edit contents alone."
+            )
         pieces: list[str | int] = []
         one, other = (_WORD.findall(message.get("content") or "") for message in (old, new))
         for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():

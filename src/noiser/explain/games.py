@@ -67,7 +67,9 @@ class Game:
         """
         masks = torch.from_numpy(np.atleast_2d(np.asarray(kept)).astype(bool))
         if masks.shape[1:] != (len(self.units),):
-            raise ParameterError(f"kept has shape {list(masks.shape)}; expected [inputs, {len(self.units)}].")
+            raise ParameterError(
+                f"kept has shape {list(masks.shape)}; expected [inputs, {len(self.units)}]."
+            )
         return self._run(self._game(masks))
 
     def play(self, method: str | Method, seed: int = 0) -> Scores:
@@ -77,7 +79,9 @@ class Game:
         """
         made: Any = make_method(method)
         if not hasattr(made, "play"):
-            raise ParameterError(f"{method!r} is not a method that removes units. Take one that is, such as 'lime'.")
+            raise ParameterError(
+                f"{method!r} is not a method that removes units. Take one that is, such as 'lime'."
+            )
         return self._run(made.play(self._game, torch.Generator().manual_seed(seed)))
 
     def _run(self, steps: Any) -> Any:
@@ -93,21 +97,33 @@ class Game:
         values = [dict[str, float]() for _ in self.targets]
         for (target, key), value in self._game.table.items():
             values[target]["".join(map(str, key))] = value
-        known: dict[str, Any] = {"score": self._game.score, "mask": self._game.mask.tolist(), "values": values}
-        write_text(path, _Saved(units=self.units, targets=self.targets, **known).model_dump_json() + "\n")
+        known: dict[str, Any] = {
+            "score": self._game.score,
+            "mask": self._game.mask.tolist(),
+            "values": values,
+        }
+        write_text(
+            path, _Saved(units=self.units, targets=self.targets, **known).model_dump_json() + "\n"
+        )
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Game:
         """A game that `save` wrote, without a model. Raises StoredFileError for any other file."""
         try:
             saved = _Saved.model_validate_json(Path(path).read_bytes())
-            values = {(g, bytes(map(int, key))): v for g, row in enumerate(saved.values) for key, v in row.items()}
+            values = {
+                (g, bytes(map(int, key))): v
+                for g, row in enumerate(saved.values)
+                for key, v in row.items()
+            }
             whole = [values[g, b"\1" * len(saved.units)] for g in range(len(saved.targets))]
         except (ValueError, LookupError) as error:
             raise StoredFileError(f"{path} is not a saved game: {error}. Save it again.") from error
         game = cls.__new__(cls)
         game._lm, game.units, game.targets = None, saved.units, saved.targets
-        game._game = StoredGame(torch.tensor(saved.mask), torch.tensor(whole).double(), saved.score, values)
+        game._game = StoredGame(
+            torch.tensor(saved.mask), torch.tensor(whole).double(), saved.score, values
+        )
         return game
 
 

@@ -39,7 +39,9 @@ class SplitRule(NamedTuple):
     def splits(self, score: Float[Tensor, " targets"], whole: Float[Tensor, " targets"]) -> bool:
         """Whether a unit's scores are large enough."""
         shares = score.nan_to_num().abs() / whole.clamp_min(torch.finfo(whole.dtype).tiny)
-        chosen = [float(shares.mean())] if self.targets is None else shares[list(self.targets)].tolist()
+        chosen = (
+            [float(shares.mean())] if self.targets is None else shares[list(self.targets)].tolist()
+        )
         return max(chosen, default=0.0) >= self.least_share
 
 
@@ -74,7 +76,9 @@ def refine(
         found: Scores = yield scored(method, query.with_units(units), seed)
         runs.append((units, found))
         missing = torch.full_like(found.scores, torch.nan)
-        stderr, threshold = (missing if each is None else each for each in (found.stderr, found.thresholds))
+        stderr, threshold = (
+            missing if each is None else each for each in (found.stderr, found.thresholds)
+        )
         k = torch.tensor(found.info["k"], dtype=torch.float64) if "k" in found.info else missing
         rows = torch.stack([found.scores, stderr, found.scores, stderr, threshold, k.double()])
         return dict(zip(units, rows.unbind(-1), strict=True))
@@ -82,8 +86,14 @@ def refine(
     table: _Table = yield run(query.units)
     whole = torch.stack([numbers[0] for numbers in table.values()]).nan_to_num().abs().sum(0)
     while True:
-        large = [u for u in table if u.token_indices[0] < query.prompt_tokens and rule.splits(table[u][0], whole)]
-        parts = {unit: each for unit in large if (each := split_unit(query.encoding, unit, rule.finest))}
+        large = [
+            u
+            for u in table
+            if u.token_indices[0] < query.prompt_tokens and rule.splits(table[u][0], whole)
+        ]
+        parts = {
+            unit: each for unit in large if (each := split_unit(query.encoding, unit, rule.finest))
+        }
         if not parts:
             break
         found: _Table = yield run([part for each in parts.values() for part in each])
@@ -108,23 +118,33 @@ def _settled(score: Float[Tensor, " targets"], parts: _Table) -> _Table:
     """The parts, with scores that add up to the unit's and have no standard error."""
     raw = torch.stack([numbers[0] for numbers in parts.values()])
     size = raw.abs()
-    weights = torch.where(size.sum(0) > 0, size / size.sum(0).clamp_min(torch.finfo(raw.dtype).tiny), 1 / len(parts))
+    weights = torch.where(
+        size.sum(0) > 0, size / size.sum(0).clamp_min(torch.finfo(raw.dtype).tiny), 1 / len(parts)
+    )
     for numbers, settled in zip(parts.values(), raw + (score - raw.sum(0)) * weights, strict=True):
         numbers[0], numbers[1] = settled, torch.nan
     return parts
 
 
 def _placed(
-    runs: Sequence[tuple[Sequence[Span], Scores]], units: Sequence[Span], scores: Float[Tensor, "targets units"]
+    runs: Sequence[tuple[Sequence[Span], Scores]],
+    units: Sequence[Span],
+    scores: Float[Tensor, "targets units"],
 ) -> tuple[Pair, ...]:
     """The pairs with columns of the final units: a unit that was split stands for its part with the highest score.
 
     A pair of parts, which are run later, takes the place of the pair that they are parts of.
     """
     placed: list[Pair] = []
-    for run, pair in ((run, pair) for run, found in reversed(runs) for pair in reversed(found.pairs)):
+    for run, pair in (
+        (run, pair) for run, found in reversed(runs) for pair in reversed(found.pairs)
+    ):
         inside = [
-            [i for i, unit in enumerate(units) if {*unit.token_indices} <= {*run[whole].token_indices}]
+            [
+                i
+                for i, unit in enumerate(units)
+                if {*unit.token_indices} <= {*run[whole].token_indices}
+            ]
             for whole in pair.units
         ]
         others = [{*known.units} for known in placed if known.target == pair.target]
@@ -146,7 +166,9 @@ _ASKED = 0.2  # share of a tool result's score from which the user's words speak
 def check_masks(masks: int) -> int:
     """The number of masks. Raises ParameterError for fewer than have an interval, unless it is 0."""
     if 0 < check_count("check", masks, least=0) < _LEAST:
-        raise ParameterError(f"check is {masks}; expected 0, or at least {_LEAST} inputs, such as 8.")
+        raise ParameterError(
+            f"check is {masks}; expected 0, or at least {_LEAST} inputs, such as 8."
+        )
     return masks
 
 
@@ -159,7 +181,9 @@ def checked(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> St
     """
     removal = removal_for(lm, hide=bool(query.sources))
     before = query.spent.token_forwards
-    rng = torch.Generator().manual_seed(att.seed ^ 0x5EED)  # other masks than those of methods with this seed
+    rng = torch.Generator().manual_seed(
+        att.seed ^ 0x5EED
+    )  # other masks than those of methods with this seed
     kept = torch.rand(masks, len(att.units), generator=rng) < 0.5
     asked = query.with_units(att.units)
     values = yield from Game(asked, "logit", remover(asked, removal), ~att.scores.isnan())(kept)
@@ -167,7 +191,12 @@ def checked(lm: LanguageModel, query: Query, att: Attribution, masks: int) -> St
     found = [float(spearman(one[None], other)) for one, other in zip(sums, values, strict=True)]
     low, high = zip(*(interval(rho, masks) for rho in found), strict=True)
     kind = {"auto": "units", "spans": "spans"}.get(att.unit, f"{att.unit}s")
-    check = {"masks": masks, "removal": removal, "units": "sources" if query.sources else kind, "lds": found}
+    check = {
+        "masks": masks,
+        "removal": removal,
+        "units": "sources" if query.sources else kind,
+        "lds": found,
+    }
     check |= {"low": [*low], "high": [*high], "mean": mean_of(found, masks)}
     check["token_forwards"] = query.spent.token_forwards - before
     return replace(att, info={**att.info, "check": check})
@@ -213,10 +242,16 @@ def unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
     if len(scores.scores) != 1:
         return []
     errors = [0.0] * len(units) if scores.stderr is None else scores.stderr[0].nan_to_num().tolist()
-    told, messages = dict[str, dict[int, tuple[float, float]]](), cast("Sequence[Mapping[str, str]]", query.prompt)
+    told, messages = (
+        dict[str, dict[int, tuple[float, float]]](),
+        cast("Sequence[Mapping[str, str]]", query.prompt),
+    )
     for index, start, end in query.encoding.contents:
         inside = [i for i, unit in enumerate(units) if start <= unit.start < end]
-        numbers = float(scores.scores[0, inside].nan_to_num().sum()), math.hypot(*(errors[i] for i in inside))
+        numbers = (
+            float(scores.scores[0, inside].nan_to_num().sum()),
+            math.hypot(*(errors[i] for i in inside)),
+        )
         if inside:
             told.setdefault(messages[index]["role"], {})[index] = numbers
     tools, asked = told.get("tool", {}), sum(score for score, _ in told.get("user", {}).values())

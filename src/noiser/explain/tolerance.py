@@ -65,12 +65,17 @@ class Tolerance:
             if not leaders:
                 continue
             show = number_format([target.probability])
-            lines += ["", f"{label(target.text)}, with k times standard normal noise on {label(self.unit.text)}"]
+            lines += [
+                "",
+                f"{label(target.text)}, with k times standard normal noise on {label(self.unit.text)}",
+            ]
             lines.append(f"{'k':>8}  {'P(target)':<17}  most probable")
             for column, leader in enumerate(leaders):
                 p, error = self.probabilities[row, column].item(), self.stderr[row, column].item()
                 flips = "  (flips)" if self.flips[row, column] else ""
-                lines.append(f"{self.ks[column]:>8.4g}  {show.with_error(p, error):<17}  {label(leader.text)}{flips}")
+                lines.append(
+                    f"{self.ks[column]:>8.4g}  {show.with_error(p, error):<17}  {label(leader.text)}{flips}"
+                )
         return "\n".join(lines).strip("\n")
 
     def to_dataframe(self) -> DataFrame:
@@ -82,12 +87,19 @@ class Tolerance:
         import pandas as pd
 
         names = "target_index target k probability stderr flips leader leader_probability foil_probability"
-        foil = torch.full_like(self.ks, torch.nan) if self.foil_probabilities is None else self.foil_probabilities
+        foil = (
+            torch.full_like(self.ks, torch.nan)
+            if self.foil_probabilities is None
+            else self.foil_probabilities
+        )
         rows: list[tuple[Any, ...]] = []
         for row, leaders in enumerate(self.leaders):
             columns = self.ks, self.probabilities[row], self.stderr[row], self.flips[row], foil
             numbers = zip(leaders, *(column.tolist() for column in columns), strict=bool(leaders))
-            rows += [(row, self.targets[row].text, *n, one.text, one.probability, p) for one, *n, p in numbers]
+            rows += [
+                (row, self.targets[row].text, *n, one.text, one.probability, p)
+                for one, *n, p in numbers
+            ]
         return pd.DataFrame(rows, columns=names.split())
 
 
@@ -120,27 +132,41 @@ def tolerance(
     if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ParameterError(f"att is {att!r:.200}; expected what noiser.attribute returns.")
     if not isinstance(unit_index, SupportsIndex) or not 0 <= unit_index < len(att.units):  # pyright: ignore
-        raise ParameterError(f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`.")
+        raise ParameterError(
+            f"unit_index is {unit_index}; expected 0 to {len(att.units) - 1}, as in `units`."
+        )
     sizes = [float(k) for k in ks] if isinstance(ks, Iterable) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if not sizes or not all(0 <= k < math.inf for k in sizes):
-        raise ParameterError(f"ks is {ks!r:.200}; expected one or more finite numbers of at least 0.")
+        raise ParameterError(
+            f"ks is {ks!r:.200}; expected one or more finite numbers of at least 0."
+        )
     return run_one(lm, _tolerance(lm, att, int(unit_index), sizes), progress)
 
 
-def _tolerance(lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float]) -> Steps[Tolerance]:
+def _tolerance(
+    lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float]
+) -> Steps[Tolerance]:
     query = yield from restore(lm, att)
     positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
     vectors = _noise(query, att).to(query.device)  # once, not for every k
     changes = [add_noise(positions, vectors, k, targets) for k in ks]
     found: list[Tensor] = yield Ask(query, changes, effect_of(query.score("prob"), query.foil_id))
-    table = torch.full((len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64)
+    table = torch.full(
+        (len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64
+    )
     table[list(targets)] = torch.stack(found, 1)
     columns: dict[str, Tensor] = Effect(*table.unbind(-1))._asdict()  # pyright: ignore[reportArgumentType]
     leaders = [tuple[Target, ...]()] * len(att.targets)
     for row in targets:
-        pairs = zip(columns["leader"][row].int().tolist(), columns["leader_probability"][row].tolist(), strict=True)
+        pairs = zip(
+            columns["leader"][row].int().tolist(),
+            columns["leader_probability"][row].tolist(),
+            strict=True,
+        )
         # each token alone: bytes would join
-        leaders[row] = tuple(Target(token_texts(lm.tokenizer, [token])[0], token, p, 1) for token, p in pairs)
+        leaders[row] = tuple(
+            Target(token_texts(lm.tokenizer, [token])[0], token, p, 1) for token, p in pairs
+        )
     return Tolerance(
         unit=att.units[unit_index],
         unit_index=unit_index,
@@ -150,13 +176,24 @@ def _tolerance(lm: LanguageModel, att: Attribution, unit_index: int, ks: list[fl
         stderr=columns["probability_stderr"].float(),
         flips=columns["flips"] == 1,
         leaders=tuple(leaders),
-        foil_probabilities=None if query.foil_id is None else columns["foil_probability"][0].float(),
+        foil_probabilities=None
+        if query.foil_id is None
+        else columns["foil_probability"][0].float(),
     )
 
 
 def _noise(query: Query, att: Attribution) -> Tensor:
     """The noise that Noiser draws for this attribution, [samples, positions, dim]."""
     by_noiser = unversioned(att.method) in ("noiser", "noiser_relative")
-    method = Noiser(**{k: v for k, v in att.parameters.items() if by_noiser and k in ("samples", "bounding", "noise")})
-    longest, rng = max(len(unit.token_indices) for unit in att.units), torch.Generator().manual_seed(att.seed)
+    method = Noiser(
+        **{
+            k: v
+            for k, v in att.parameters.items()
+            if by_noiser and k in ("samples", "bounding", "noise")
+        }
+    )
+    longest, rng = (
+        max(len(unit.token_indices) for unit in att.units),
+        torch.Generator().manual_seed(att.seed),
+    )
     return method.draw(longest, query.embedding_dim, rng)[1]

@@ -20,13 +20,28 @@ from noiser.registry import version_of
 _BATCH = 32  # perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its own
 
 _OURS = (
-    *("forward_func", "inputs", "baselines", "target", "additional_forward_args", "feature_mask", "show_progress"),
+    *(
+        "forward_func",
+        "inputs",
+        "baselines",
+        "target",
+        "additional_forward_args",
+        "feature_mask",
+        "show_progress",
+    ),
     "return_convergence_delta",
 )
 """Arguments of Captum's classes and of their `attribute` that the adapter gives."""
 
 _OFFERED = (
-    *("FeatureAblation", "KernelShap", "Lime", "Occlusion", "ShapleyValueSampling", "ShapleyValues"),
+    *(
+        "FeatureAblation",
+        "KernelShap",
+        "Lime",
+        "Occlusion",
+        "ShapleyValueSampling",
+        "ShapleyValues",
+    ),
     *("GradientShap", "InputXGradient", "IntegratedGradients", "Saliency"),
 )
 """Methods that explain a function of embeddings; the others need modules, several inputs or another method."""
@@ -49,7 +64,9 @@ class CaptumMethod(LibraryMethod):
     """
 
     library = "Captum"
-    hint = "Methods for layers and neurons, and methods that rewrite torch modules, are not offered."
+    hint = (
+        "Methods for layers and neurons, and methods that rewrite torch modules, are not offered."
+    )
     looks_inside: ClassVar[bool] = True
 
     baseline: Baseline = field(default="zero", kw_only=True)
@@ -64,7 +81,9 @@ class CaptumMethod(LibraryMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         cls = self.class_of(self.name)
-        check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.attribute, *_OURS))
+        check_keywords(
+            self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.attribute, *_OURS)
+        )
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
@@ -72,10 +91,14 @@ class CaptumMethod(LibraryMethod):
             scores[g] = yield Call(query, partial(self._run, g=g, rng=rng))
         return Scores(scores=scores, info={"captum": version_of("captum"), "frozen_tokens": "kept"})
 
-    def _run(self, lm: LanguageModel, query: Query, g: int, rng: torch.Generator) -> Float[Tensor, " units"]:
+    def _run(
+        self, lm: LanguageModel, query: Query, g: int, rng: torch.Generator
+    ) -> Float[Tensor, " units"]:
         cls = self.class_of(self.name)
         features = _features(query, g) if "feature_mask" in names_of(cls.attribute) else {}
-        positions = [*features] or [i for i in movable_positions(query) if i <= query.target_rows[g][0]]
+        positions = [*features] or [
+            i for i in movable_positions(query) if i <= query.target_rows[g][0]
+        ]
         rows = query.context.rows[positions][None].clone()
         of_class, of_call = self.split()
         defaults = {
@@ -83,7 +106,9 @@ class CaptumMethod(LibraryMethod):
             "perturbations_per_eval": _BATCH,
             "sliding_window_shapes": (1, rows.shape[-1]),
         }
-        arguments = {name: value for name, value in defaults.items() if name in names_of(cls.attribute)}
+        arguments = {
+            name: value for name, value in defaults.items() if name in names_of(cls.attribute)
+        }
         arguments |= {key: _as_tuple(value) for key, value in of_call.items()}
         if features:
             numbers = torch.tensor([*features.values()], device=rows.device)
@@ -91,7 +116,9 @@ class CaptumMethod(LibraryMethod):
         replaces = bool(features) or "sliding_window_shapes" in arguments
         with seeded(rng, lm.device), self.explained():
             method = cls(TargetFunction(lm, query, g, tuple(positions), self.score), **of_class)
-            attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[0].detach()
+            attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[
+                0
+            ].detach()
         # A unit that is replaced as a whole has one number, which Captum gives to all its dimensions and tokens.
         per_token = attributions[:, 0] if replaces else reduce_dimensions(attributions, self.reduce)
         tokens = torch.zeros(len(query.encoding.token_ids))
@@ -104,7 +131,13 @@ class CaptumMethod(LibraryMethod):
 def _features(query: Query, g: int) -> dict[int, int]:
     """From each position of the units before a target to the number of its unit among them, from 0 on."""
     before: list[int] = query.causal_mask[g].nonzero().flatten().tolist()
-    return dict(sorted((i, number) for number, unit in enumerate(before) for i in query.units[unit].token_indices))
+    return dict(
+        sorted(
+            (i, number)
+            for number, unit in enumerate(before)
+            for i in query.units[unit].token_indices
+        )
+    )
 
 
 def _as_tuple(value: Any) -> Any:
@@ -116,14 +149,27 @@ class TargetFunction:
     """From rows at some positions to target g's score, [batch, positions, dim] to [batch]; differentiable."""
 
     def __init__(
-        self, lm: LanguageModel, query: Query, g: int, positions: tuple[int, ...], score: GradientScore
+        self,
+        lm: LanguageModel,
+        query: Query,
+        g: int,
+        positions: tuple[int, ...],
+        score: GradientScore,
     ) -> None:
-        self.lm, self.query, self.g, self.positions, self.read = lm, query, g, positions, query.score(score)
+        self.lm, self.query, self.g, self.positions, self.read = (
+            lm,
+            query,
+            g,
+            positions,
+            query.score(score),
+        )
 
     def __call__(self, rows: Float[Tensor, "batch positions dim"]) -> Float[Tensor, " batch"]:
         if torch.is_grad_enabled() and rows.requires_grad:
             return _Differentiable.apply(rows, self)  # pyright: ignore
-        (values,) = ask(self.lm, Ask(self.query, [replace(self.positions, rows.detach(), (self.g,))], self.read))
+        (values,) = ask(
+            self.lm, Ask(self.query, [replace(self.positions, rows.detach(), (self.g,))], self.read)
+        )
         return values[0].to(rows)
 
 

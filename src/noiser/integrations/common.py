@@ -43,7 +43,9 @@ class LibraryMethod(Parameters):
     def class_of(cls, name: str) -> Any:
         classes, prefix = cls._classes(), cls.library.lower()
         if name not in classes:
-            raise UnknownNameError("method", f"{prefix}:{name}", [f"{prefix}:{other}" for other in classes], cls.hint)
+            raise UnknownNameError(
+                "method", f"{prefix}:{name}", [f"{prefix}:{other}" for other in classes], cls.hint
+            )
         return classes[name]
 
     @classmethod
@@ -54,8 +56,14 @@ class LibraryMethod(Parameters):
 
         def make(**given: Any) -> Self:
             given.pop("name", None)  # what a result keeps has it
-            settings = given.pop("settings", {}) | {key: value for key, value in given.items() if key not in own}
-            return cls(name, settings=settings, **{key: value for key, value in given.items() if key in own})
+            settings = given.pop("settings", {}) | {
+                key: value for key, value in given.items() if key not in own
+            }
+            return cls(
+                name,
+                settings=settings,
+                **{key: value for key, value in given.items() if key in own},
+            )
 
         return make
 
@@ -98,7 +106,11 @@ def imported(module: str, extra: str) -> Any:
 
 def names_of(function: Any, *without: str) -> tuple[str, ...]:
     """The names of a function's parameters, without some of them and `**kwargs`."""
-    return tuple(name for name in inspect.signature(function).parameters if name not in ("self", "kwargs", *without))
+    return tuple(
+        name
+        for name in inspect.signature(function).parameters
+        if name not in ("self", "kwargs", *without)
+    )
 
 
 def check_keywords(kind: str, given: Mapping[str, Any], known: Collection[str]) -> None:
@@ -114,7 +126,9 @@ def seeded(rng: torch.Generator, device: torch.device) -> Generator[None]:
     numpy, python = np.random.get_state(), random.getstate()
     forked = [device] if device.type not in ("cpu", "mps") else []
     with torch.random.fork_rng(forked, device_type=device.type if forked else "cuda"):
-        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which seeds every other device too
+        torch.default_generator.manual_seed(
+            seed
+        )  # not torch.manual_seed, which seeds every other device too
         if forked:
             with torch.get_device_module(device).device(device):
                 torch.get_device_module(device).manual_seed(seed)

@@ -36,13 +36,24 @@ from noiser.registry import version_of
 from noiser.text import Encoding, extend, make_units
 from noiser.types import Question
 
-_INSEQ, _DATA, _FEAT = (imported(module, "inseq") for module in ("inseq", "inseq.data", "inseq.attr.feat"))
-_Registry: Any = imported("inseq.attr.feat.perturbation_attribution", "inseq").PerturbationAttributionRegistry
+_INSEQ, _DATA, _FEAT = (
+    imported(module, "inseq") for module in ("inseq", "inseq.data", "inseq.attr.feat")
+)
+_Registry: Any = imported(
+    "inseq.attr.feat.perturbation_attribution", "inseq"
+).PerturbationAttributionRegistry
 
 Reduction = Literal["l2", "sum", "mean"]
 
 _OURS = (
-    *("attribution_model", "hook_to_model", "inputs", "baselines", "target", "additional_forward_args"),
+    *(
+        "attribution_model",
+        "hook_to_model",
+        "inputs",
+        "baselines",
+        "target",
+        "additional_forward_args",
+    ),
     "show_progress",
 )
 """Arguments of Inseq's classes and attribution steps that Inseq or the adapter gives."""
@@ -74,7 +85,11 @@ class InseqMethod(LibraryMethod):
     @classmethod
     def _classes(cls) -> dict[str, Any]:
         known: dict[str, Any] = _FEAT.FeatureAttribution.available_classes()
-        return {name: one for name, one in known.items() if one.__module__.startswith("inseq.") and name != "dummy"}
+        return {
+            name: one
+            for name, one in known.items()
+            if one.__module__.startswith("inseq.") and name != "dummy"
+        }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,13 +106,17 @@ class InseqMethod(LibraryMethod):
         info = {"inseq": version_of("inseq"), "frozen_tokens": "perturbed"}
         return Scores(scores=sum_over_units(query, tokens[:, : len(query.token_ids)]), info=info)
 
-    def _run(self, lm: LanguageModel, query: Query, rng: torch.Generator) -> Float[Tensor, "targets tokens"]:
+    def _run(
+        self, lm: LanguageModel, query: Query, rng: torch.Generator
+    ) -> Float[Tensor, "targets tokens"]:
         """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
         model = twin(lm.model)
         model.set_attn_implementation("eager")
 
         def count(_model: Any, _args: Any, given: Mapping[str, Any]) -> None:
-            inputs = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
+            inputs = (
+                given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
+            )
             query.spent.add(inputs.shape[0] * inputs.shape[1])
 
         model.register_forward_pre_hook(count, with_kwargs=True)
@@ -105,9 +124,13 @@ class InseqMethod(LibraryMethod):
         quiet = warnings.catch_warnings(action="ignore")  # Captum's, about what Inseq asks of it
         with self.explained(), seeded(rng, lm.device), quiet:
             if lm.device.type != "cpu" and not getattr(model, "hf_device_map", None):
-                model.hf_device_map = {"": str(lm.device)}  # else Inseq moves it to the first device of its kind
+                model.hf_device_map = {
+                    "": str(lm.device)
+                }  # else Inseq moves it to the first device of its kind
             tokenizer = _copied(lm.tokenizer)
-            theirs = _INSEQ.load_model(model, self.name, tokenizer=tokenizer, device=lm.device.type, **of_class)
+            theirs = _INSEQ.load_model(
+                model, self.name, tokenizer=tokenizer, device=lm.device.type, **of_class
+            )
             method = theirs.attribution_method
             arguments, unknown = method.get_attribution_args(**of_step)
             names = names_of(method.method.attribute, *_OURS) if hasattr(method, "method") else ()
@@ -126,8 +149,12 @@ class InseqMethod(LibraryMethod):
         if scores.ndim == 2:
             return scores
         # by default the mean over layers and heads, the L2 norm over dimensions
-        how = self.reduce or ("mean" if type(sequence).__name__.startswith("MultiDimensional") else "l2")
-        return {"l2": torch.linalg.vector_norm, "sum": torch.sum, "mean": torch.mean}[how](scores.flatten(2), dim=-1)
+        how = self.reduce or (
+            "mean" if type(sequence).__name__.startswith("MultiDimensional") else "l2"
+        )
+        return {"l2": torch.linalg.vector_norm, "sum": torch.sum, "mean": torch.mean}[how](
+            scores.flatten(2), dim=-1
+        )
 
     def _explained(self, theirs: Any, method: Any, query: Query) -> Callable[..., Tensor]:
         if query.foil_id is None:
@@ -158,7 +185,9 @@ def _batch(theirs: Any, query: Query, device: torch.device) -> Any:
     baseline = torch.where(ids == theirs.eos_token_id, ids, theirs.tokenizer.unk_token_id)
     tokens = theirs.convert_ids_to_tokens(ids, skip_special_tokens=False)
     encoding = _DATA.BatchEncoding(ids, torch.ones_like(ids), tokens, baseline)
-    return _DATA.DecoderOnlyBatch(encoding, _DATA.BatchEmbedding(theirs.embed_ids(ids), theirs.embed_ids(baseline)))
+    return _DATA.DecoderOnlyBatch(
+        encoding, _DATA.BatchEmbedding(theirs.embed_ids(ids), theirs.embed_ids(baseline))
+    )
 
 
 class NoiserAttribution(_Registry):
@@ -181,11 +210,19 @@ class NoiserAttribution(_Registry):
         make = METHODS.get(kwargs.get("noiser_method", "noiser")).factory
         names = {*inspect.signature(make if isinstance(make, type) else type(make())).parameters}
         names |= {"noiser_method", "seed", "special_tokens"}
-        return {k: v for k, v in kwargs.items() if k in names}, {k: v for k, v in kwargs.items() if k not in names}
+        return {k: v for k, v in kwargs.items() if k in names}, {
+            k: v for k, v in kwargs.items() if k not in names
+        }
 
-    def attribute_step(self, attribute_fn_main_args: dict[str, Any], attribution_args: dict[str, Any] = {}) -> Any:  # noqa: B006 - Inseq's signature
+    def attribute_step(
+        self,
+        attribute_fn_main_args: dict[str, Any],
+        attribution_args: dict[str, Any] = {},  # noqa: B006 - Inseq's signature
+    ) -> Any:
         """Scores of the tokens before one generated token, for each sequence of a batch; called by Inseq."""
-        ids, targets, explained, mask, _, names, *values = attribute_fn_main_args["additional_forward_args"]
+        ids, targets, explained, mask, _, names, *values = attribute_fn_main_args[
+            "additional_forward_args"
+        ]
         given, settings = dict(attribution_args), dict(zip(names, values, strict=True))
         seed, special_tokens = given.pop("seed", 0), given.pop("special_tokens", None)
         foils = self._foils(explained, settings, ids.shape[1])
@@ -196,13 +233,19 @@ class NoiserAttribution(_Registry):
         theirs: Any = self.attribution_model
         self._lm = self._lm or LanguageModel(theirs.model, theirs.tokenizer)
         scores = torch.full(ids.shape, torch.nan)
-        for row, (line, target) in enumerate(zip(ids.cpu(), targets.flatten().tolist(), strict=True)):
+        for row, (line, target) in enumerate(
+            zip(ids.cpu(), targets.flatten().tolist(), strict=True)
+        ):
             present = mask[row].bool().cpu()
             foil = foils[row] if foils else None
             scores[row, present] = 0.0  # the score where the contrastive text has the same token
             if foil != target:
-                scores[row, present] = _token_scores(self._lm, line[present], target, foil, method, seed, frozen)
-        return _DATA.CoarseFeatureAttributionStepOutput(source_attributions=None, target_attributions=scores)
+                scores[row, present] = _token_scores(
+                    self._lm, line[present], target, foil, method, seed, frozen
+                )
+        return _DATA.CoarseFeatureAttributionStepOutput(
+            source_attributions=None, target_attributions=scores
+        )
 
     def _foils(self, explained: Any, settings: Mapping[str, Any], length: int) -> list[int]:
         """The contrastive token of each sequence at this step, as Inseq aligns it; none without a contrast."""
@@ -214,7 +257,9 @@ class NoiserAttribution(_Registry):
                 f"attributed_fn is {name!r}; expected 'probability', or 'contrast_prob_diff' with contrast_targets. "
                 "score='logprob' or 'hellinger' reads the probability differently."
             )
-        inputs = _DATA.get_batch_from_inputs(self.attribution_model, inputs=settings["contrast_targets"])
+        inputs = _DATA.get_batch_from_inputs(
+            self.attribution_model, inputs=settings["contrast_targets"]
+        )
         alignments = settings.get("contrast_targets_alignments")
         batch = _DATA.DecoderOnlyBatch.from_batch(inputs)
         _, foils = _DATA.batch.slice_batch_from_position(batch, length, alignments)
@@ -240,9 +285,13 @@ def _token_scores(
 
     def steps() -> Steps[Scores]:
         context = lm.context(ids.tolist())
-        logits = yield Prefill(context, [len(ids) - 1], [(target,) if foil is None else (target, foil)])
+        logits = yield Prefill(
+            context, [len(ids) - 1], [(target,) if foil is None else (target, foil)]
+        )
         question = Question(prompt=encoding.text, target_unit="token")
-        query = query_of(lm, question, encoding, (target,), [[len(ids)]], units, context, logits, foil)
+        query = query_of(
+            lm, question, encoding, (target,), [[len(ids)]], units, context, logits, foil
+        )
         return (yield from scored(method, query, seed))
 
     for unit, score in zip(units, run_one(lm, steps()).scores[0], strict=True):

@@ -47,38 +47,55 @@ class ShapiqMethod(LibraryMethod):
 
     @classmethod
     def _classes(cls) -> dict[str, Any]:
-        return {each.__name__: each for each in imported("shapiq.approximator", "shapiq").SV_APPROXIMATORS}
+        return {
+            each.__name__: each
+            for each in imported("shapiq.approximator", "shapiq").SV_APPROXIMATORS
+        }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         cls = self.class_of(self.name)
-        check_keywords(self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.approximate, *_OURS))
+        check_keywords(
+            self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.approximate, *_OURS)
+        )
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         game = Game(query, self.score, remover(query, self.baseline))
         rows = yield Call(query, partial(self._play, game=game, rng=rng))
         return Scores(scores=table(game, rows), info={"shapiq": version_of("shapiq")})
 
-    def _play(self, lm: LanguageModel, _: Query, game: Game, rng: torch.Generator) -> list[Float64[Tensor, " seen"]]:
+    def _play(
+        self, lm: LanguageModel, _: Query, game: Game, rng: torch.Generator
+    ) -> list[Float64[Tensor, " seen"]]:
         seed = int(torch.randint(2**31, (), generator=rng))
         rows = list[Float64[Tensor, " seen"]]()
         for g, seen in enumerate(game.units):
 
             def play(players: Any, g: int = g, seen: Tensor = seen) -> Any:
-                kept = widened(torch.as_tensor(np.atleast_2d(players).astype(bool)), seen, game.mask.shape[1])
-                return run_one(lm, game(kept))[g].numpy()  # for all targets: another one may ask for the same input
+                kept = widened(
+                    torch.as_tensor(np.atleast_2d(players).astype(bool)), seen, game.mask.shape[1]
+                )
+                return run_one(lm, game(kept))[
+                    g
+                ].numpy()  # for all targets: another one may ask for the same input
 
             with seeded(rng, lm.device):
                 rows.append(self._approximate(play, len(seen), seed))
         return rows
 
-    def _approximate(self, game: Callable[..., Any], players: int, seed: int) -> Float64[Tensor, " players"]:
+    def _approximate(
+        self, game: Callable[..., Any], players: int, seed: int
+    ) -> Float64[Tensor, " players"]:
         if not players:
             return torch.empty(0, dtype=torch.float64)
         cls, budget = self.class_of(self.name), self.budget or 16 * players + 130
         of_class, of_call = self.split()
         of_class = ({"index": "SV", "max_order": 1} if "index" in names_of(cls) else {}) | of_class
         with self.explained(budget=budget), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Not all budget is required", UserWarning)  # all 2^n masks are fewer
-            values = cls(n=players, random_state=seed, **of_class).approximate(budget=budget, game=game, **of_call)
+            warnings.filterwarnings(
+                "ignore", "Not all budget is required", UserWarning
+            )  # all 2^n masks are fewer
+            values = cls(n=players, random_state=seed, **of_class).approximate(
+                budget=budget, game=game, **of_call
+            )
             return torch.as_tensor(values.get_n_order_values(1), dtype=torch.float64)

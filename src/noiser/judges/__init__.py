@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from noiser.errors import ParameterError
-from noiser.judges.protocol import JUDGES, PROMPTS, Judge, JudgeRequest, Reading, Verdict, matches, parse_reply
+from noiser.judges.protocol import (
+    JUDGES,
+    PROMPTS,
+    Judge,
+    JudgeRequest,
+    Reading,
+    Verdict,
+    matches,
+    parse_reply,
+)
 from noiser.model.language_model import LanguageModel
 
 __all__ = [
@@ -40,7 +49,9 @@ def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **paramet
     try:
         return factory(model=model or None, lm=lm, **parameters)
     except TypeError as error:
-        raise ParameterError(f"Judge {name!r} does not accept {', '.join(parameters)}: {error}.") from error
+        raise ParameterError(
+            f"Judge {name!r} does not accept {', '.join(parameters)}: {error}."
+        ) from error
 
 
 def kind_of(judge: str) -> str:
@@ -56,17 +67,23 @@ def _local(*, model: str | None, lm: LanguageModel | None, **parameters: Any) ->
 
         lm = load_model(model)
     if lm is None:
-        raise ParameterError("The local judge got no model; expected 'local:NAME', or lm=noiser.load_model(...).")
+        raise ParameterError(
+            "The local judge got no model; expected 'local:NAME', or lm=noiser.load_model(...)."
+        )
     return LocalJudge(lm, **parameters)
 
 
 def _openai(*, model: str | None, lm: LanguageModel | None, **parameters: Any) -> Judge:  # noqa: ARG001
     if model is None:
-        raise ParameterError("The openai judge got no model; expected a name such as 'openai:gpt-4.1-mini'.")
+        raise ParameterError(
+            "The openai judge got no model; expected a name such as 'openai:gpt-4.1-mini'."
+        )
     from noiser.judges.openai import OpenAIJudge
 
     return OpenAIJudge(model, **parameters)
 
 
 JUDGES.register("local", _local, summary="a model on this machine; five answers by beam search")
-JUDGES.register("openai", _openai, summary="any OpenAI-compatible endpoint, as openai:MODEL; answers are stored")
+JUDGES.register(
+    "openai", _openai, summary="any OpenAI-compatible endpoint, as openai:MODEL; answers are stored"
+)

@@ -45,15 +45,23 @@ class LocalJudge:
     """
 
     def __init__(
-        self, lm: LanguageModel, *, style: Literal["auto", "chat", "plain"] = "auto", max_new_tokens: int = 32
+        self,
+        lm: LanguageModel,
+        *,
+        style: Literal["auto", "chat", "plain"] = "auto",
+        max_new_tokens: int = 32,
     ) -> None:
         check_choice("style", style, ("auto", "chat", "plain"))
         check_count("max_new_tokens", max_new_tokens)
         if not lm.looks_inside:
             needs = f"The local judge needs a model in this process, and {lm.identity.name} runs outside of it"
-            raise ParameterError(f"{needs}; expected judge='local:NAME', or an endpoint, as judge='openai:NAME'.")
+            raise ParameterError(
+                f"{needs}; expected judge='local:NAME', or an endpoint, as judge='openai:NAME'."
+            )
         if style == "chat" and not lm.chats:
-            raise ParameterError("style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'.")
+            raise ParameterError(
+                "style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'."
+            )
         self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
         self.style: Literal["chat", "plain"] = "chat" if lm.chats and style != "plain" else "plain"
         self._version = protocol.PAPER_V1 if self.style == "chat" else protocol.WORDS_V1
@@ -88,7 +96,9 @@ class LocalJudge:
         text = protocol.render(self._version, request.words)
         if not text.strip():
             raise PromptError("no words")
-        tokens = self.lm.encode([{"role": "user", "content": text}] if self.style == "chat" else text).token_ids
+        tokens = self.lm.encode(
+            [{"role": "user", "content": text}] if self.style == "chat" else text
+        ).token_ids
         if self.lm.context_length and len(tokens) + room > self.lm.context_length:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens
@@ -96,7 +106,11 @@ class LocalJudge:
     def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[Tokens]:
         """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
         with self.lm.running():
-            logits = self.lm.output(self.lm.embed(ids), positions=[ids.shape[1] - 1]).logits[:, 0].float()
+            logits = (
+                self.lm.output(self.lm.embed(ids), positions=[ids.shape[1] - 1])
+                .logits[:, 0]
+                .float()
+            )
         check_finite(self.lm, logits.softmax(-1))
         firsts = logits.topk(width).indices.to(ids.device)
         begun = torch.cat([ids.repeat_interleave(width, 0), firsts.reshape(-1, 1)], dim=1)
@@ -106,7 +120,9 @@ class LocalJudge:
             for first, more in zip(firsts.flatten().tolist(), rest, strict=True)
         ]
 
-    def _generate(self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1) -> list[Tokens]:
+    def _generate(
+        self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1
+    ) -> list[Tokens]:
         """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
         stops = self.lm.end_tokens
         with self.lm.running(), _default_generation(self.lm.model):
@@ -120,25 +136,40 @@ class LocalJudge:
                 pad_token_id=min(stops, default=0),
             )
         rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
-        ends = [next((at for at, token in enumerate(row) if token in stops), len(row) - 1) for row in rows]
+        ends = [
+            next((at for at, token in enumerate(row) if token in stops), len(row) - 1)
+            for row in rows
+        ]
         return [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
 
     def _read(self, request: JudgeRequest, rows: Sequence[Tokens]) -> Verdict:
         """The verdict of replies, best first; of plain ones those that lead to different words."""
-        decode = partial(self.lm.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        decode = partial(
+            self.lm.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         replies: list[_Reply] = []
         for tokens in rows:
             reply, cut = decode(list(tokens)), tokens[-1] not in self.lm.end_tokens
             chat = self.style == "chat"
-            reading = parse_reply(reply, cut=cut) if chat else _first_word(reply, decode([tokens[0]]), cut=cut)
+            reading = (
+                parse_reply(reply, cut=cut)
+                if chat
+                else _first_word(reply, decode([tokens[0]]), cut=cut)
+            )
             replies.append((reading, reply))
         if self.style == "plain":
-            distinct = {normal_form("".join(reply[0].answers)): reply for reply in reversed(replies)}
-            replies = sorted(distinct.values(), key=lambda reply: (not reply[0].answers, replies.index(reply)))
+            distinct = {
+                normal_form("".join(reply[0].answers)): reply for reply in reversed(replies)
+            }
+            replies = sorted(
+                distinct.values(), key=lambda reply: (not reply[0].answers, replies.index(reply))
+            )
         return self._verdict(request, replies[: request.count])
 
     def _verdict(self, request: JudgeRequest, replies: Sequence[_Reply]) -> Verdict:
-        answers = tuple(dict.fromkeys(answer for reading, _ in replies for answer in reading.answers))
+        answers = tuple(
+            dict.fromkeys(answer for reading, _ in replies for answer in reading.answers)
+        )
         return Verdict(
             status="answered" if answers else "unscored",
             answers=answers,

@@ -25,7 +25,9 @@ try:
 
     from noiser.endpoint import choose, client, is_fatal, problem
 except ImportError as error:
-    raise DependencyError(f"The openai judge needs a package that is not installed: {error}.", "openai") from error
+    raise DependencyError(
+        f"The openai judge needs a package that is not installed: {error}.", "openai"
+    ) from error
 
 WHOLE, CUT = frozenset({"stop", "eos", "end_turn", "none", ""}), frozenset({"length", "max_tokens"})
 """Why a reply ended, in lower case; a reply that ended for any other reason, such as a filter, is unscored."""
@@ -44,7 +46,9 @@ class _Answer(NamedTuple):
     usage: tuple[int, int] | None  # tokens read and written
 
 
-_TABLE = "CREATE TABLE IF NOT EXISTS answers (key PRIMARY KEY, question, answer, tokens INTEGER, job)"
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS answers (key PRIMARY KEY, question, answer, tokens INTEGER, job)"
+)
 
 
 class OpenAIJudge:
@@ -87,9 +91,17 @@ class OpenAIJudge:
     ) -> None:
         check_positive("timeout", timeout)
         check_count("max_retries", max_retries, least=0)
-        self.model, self.name, self.concurrency = model, f"openai:{model}", check_count("concurrency", concurrency)
-        self.parameters = dict({"temperature": 0, "max_tokens": 128} if parameters is None else parameters)
-        self._longest = self.parameters.get("max_completion_tokens", self.parameters.get("max_tokens"))
+        self.model, self.name, self.concurrency = (
+            model,
+            f"openai:{model}",
+            check_count("concurrency", concurrency),
+        )
+        self.parameters = dict(
+            {"temperature": 0, "max_tokens": 128} if parameters is None else parameters
+        )
+        self._longest = self.parameters.get(
+            "max_completion_tokens", self.parameters.get("max_tokens")
+        )
         if budget_tokens is not None:
             check_count("budget_tokens", budget_tokens, least=0)
             check_count("max_tokens of the parameters, needed for a budget,", self._longest)
@@ -103,7 +115,9 @@ class OpenAIJudge:
     def paid(self) -> int:
         """The tokens, read and written, that the judge's job has paid for."""
         with self._table() as table:
-            found = table.execute("SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,))
+            found = table.execute(
+                "SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)
+            )
             return found.fetchone()[0]
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
@@ -119,7 +133,9 @@ class OpenAIJudge:
             self._connect() as connection,
             ThreadPoolExecutor(self.concurrency, "noiser-judge") as pool,
         ):
-            verdicts = dict(zip(distinct, pool.map(partial(self._verdict, connection), distinct), strict=True))
+            verdicts = dict(
+                zip(distinct, pool.map(partial(self._verdict, connection), distinct), strict=True)
+            )
         return [verdicts[request] for request in requests]
 
     def _verdict(self, connection: openai.OpenAI, request: JudgeRequest) -> Verdict:
@@ -127,17 +143,23 @@ class OpenAIJudge:
         prompt = render(version, request.words)
         asked: dict[str, Any] = {"prompt": prompt, "prompt_version": version}
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
-        question = json.dumps({"base_url": self.endpoint.address, **body, **self.parameters}, sort_keys=True)
+        question = json.dumps(
+            {"base_url": self.endpoint.address, **body, **self.parameters}, sort_keys=True
+        )
         key = hashlib.sha256(question.encode()).hexdigest()
         with self._table() as table:
             row = table.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         try:
-            answer = _Answer(**json.loads(row[0])) if row else self._ask(connection, body, key, question)
+            answer = (
+                _Answer(**json.loads(row[0])) if row else self._ask(connection, body, key, question)
+            )
         except (openai.OpenAIError, _UnansweredError) as error:
             reason = problem(error, self.endpoint)
             if is_fatal(error):
                 text = f"The judge {self.name} at {self.endpoint.address} cannot work: {reason}"
-                remedy = "Check the model's name, base_url (most end in /v1), the key and the account."
+                remedy = (
+                    "Check the model's name, base_url (most end in /v1), the key and the account."
+                )
                 raise JudgeError(f"{text}. {remedy}") from None
             return Verdict(status="unscored", reason=reason, model=self.model, lost=True, **asked)
         finish = answer.finish.lower()
@@ -153,8 +175,12 @@ class OpenAIJudge:
             **asked,
         )
 
-    def _ask(self, connection: openai.OpenAI, body: Mapping[str, Any], key: str, question: str) -> _Answer:
-        with self._reserved(len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)) as most:
+    def _ask(
+        self, connection: openai.OpenAI, body: Mapping[str, Any], key: str, question: str
+    ) -> _Answer:
+        with self._reserved(
+            len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)
+        ) as most:
             answer = self._send(connection, body)
             tokens = sum(answer.usage) if answer.usage else most
             with self._table() as table:
@@ -183,7 +209,9 @@ class OpenAIJudge:
                 connection.execute(_TABLE)
                 yield connection
         except (sqlite3.Error, OSError) as error:
-            raise CacheError(f"Cannot use {self._cache}: {error}. Make room, or choose another cache_dir.") from error
+            raise CacheError(
+                f"Cannot use {self._cache}: {error}. Make room, or choose another cache_dir."
+            ) from error
 
     @contextmanager
     def _reserved(self, most: int) -> Generator[int]:

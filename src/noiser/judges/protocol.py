@@ -36,20 +36,26 @@ MAX_WORDS, MAX_UNSPACED = 6, 12
 
 _EDGES = " \t\n.,;:!?…。、，！？；：·،؛؟।॥*_~`>–—=()[]{}（）【】\"'“”„‘’‚«»‹›「」『』《》〈〉"
 _THINKING = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.S | re.I)
-_MARKED = re.compile(r"<answer>([^<]*)</answer>|\\boxed\{(?:\\text\{)?([^{}]*)|```\w*\n(.*?)```", re.DOTALL)
+_MARKED = re.compile(
+    r"<answer>([^<]*)</answer>|\\boxed\{(?:\\text\{)?([^{}]*)|```\w*\n(.*?)```", re.DOTALL
+)
 _LABEL = re.compile(
     r"^\W{0,4}(?:final |my )?(?:answer|completion|word|prediction|答案|ответ|الإجابة)s?\W{0,3}[:：=]\W*"
     r"|\b(?:answer|completion|word|prediction)s?\b[^\n.:]{0,60}?\s(?:is|are|would be)\b:?\s*|答案是",
     re.I | re.M,
 )
-_LEAD = re.compile(r"^(?:(?:sure|certainly|okay)\W+|(?:i (?:would )?(?:think|say)|it(?:'s| is))\b:?\s*|and )", re.I)
+_LEAD = re.compile(
+    r"^(?:(?:sure|certainly|okay)\W+|(?:i (?:would )?(?:think|say)|it(?:'s| is))\b:?\s*|and )", re.I
+)
 _REFUSAL = re.compile(
     r"\b(?:cannot|can't|unable|sorry|unfortunately|as an ai|not enough|impossible|please (?:provide|give)|could you|"
     r"n/a|lo siento|désolé|es tut mir leid)\b|抱歉|извините",
     re.I,
 )
 _BULLET = re.compile(r"^\s*(?:[-*•#]\s+|[(\[]?\d{1,2}[.):\]]\s*(?=\D)|\(?[a-e][.)]\s+)")
-_GLOSS = re.compile(r"(?:\s+[-–—]\s|\s*[(（]|:\s|,?\s+because\b|,\s+as\b|(?<=\w{3})\.\s+(?=[A-Z])).*", re.DOTALL)
+_GLOSS = re.compile(
+    r"(?:\s+[-–—]\s|\s*[(（]|:\s|,?\s+because\b|,\s+as\b|(?<=\w{3})\.\s+(?=[A-Z])).*", re.DOTALL
+)
 _UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 
 
@@ -66,7 +72,10 @@ def render(version: str, words: Sequence[str]) -> str:
     """
     if not (instruction := PROMPTS[version]):
         return " ".join(words)
-    listed = (_ESCAPED.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(word, ensure_ascii=False)) for word in words)
+    listed = (
+        _ESCAPED.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(word, ensure_ascii=False))
+        for word in words
+    )
     return f"{instruction}\n\n# Words:\n[{', '.join(listed)}]"
 
 
@@ -83,18 +92,24 @@ class Verdict:
     """The answer to one request, and all that is needed to check how it was read."""
 
     status: Literal["answered", "unscored"]  # "unscored" without a readable reply
-    answers: tuple[str, ...] = ()  # the words that were read from the reply, best first; empty when unscored
+    answers: tuple[
+        str, ...
+    ] = ()  # the words that were read from the reply, best first; empty when unscored
     reason: str | None = None  # why it is unscored; None when answered
     prompt: str = ""  # what the judge was asked, as text
     prompt_version: str = ""  # name of the prompt, such as "paper-v1"
     replies: tuple[str, ...] = ()  # what the judge wrote, unchanged: one text, or one per beam
     model: str = ""  # the model that replied, as it names itself
     cached: bool = False  # whether the reply was stored by an earlier call
-    lost: bool = False  # whether there was no reply, and there may be one if the judge is asked again
+    lost: bool = (
+        False  # whether there was no reply, and there may be one if the judge is asked again
+    )
 
     def __post_init__(self) -> None:
         answered = self.status == "answered"
-        assert answered == bool(self.answers) == (self.reason is None), "answers, or the reason why there are none"
+        assert answered == bool(self.answers) == (self.reason is None), (
+            "answers, or the reason why there are none"
+        )
 
     def says(self, target: str, top: int = 1) -> bool | None:
         """Whether the target is among the first `top` answers, see `matches`; None when unscored."""
@@ -175,23 +190,40 @@ def _from_json(reply: str) -> list[str] | None:
         return re.findall(r'"([^"]*)"?', text) if text.startswith('["') else None
     if isinstance(value, dict):
         named = cast("dict[str, Any]", value)
-        value = next((named[key] for key in named if re.search("answer|completion", key, re.I)), [*named.values()])
+        value = next(
+            (named[key] for key in named if re.search("answer|completion", key, re.I)),
+            [*named.values()],
+        )
     values = cast("list[Any]", value if isinstance(value, list) else [value])
-    values = [next(iter(cast("dict[str, Any]", v).values()), "") if isinstance(v, dict) else v for v in values]
+    values = [
+        next(iter(cast("dict[str, Any]", v).values()), "") if isinstance(v, dict) else v
+        for v in values
+    ]
     texts = [v for v in values if isinstance(v, str)]
     return texts if texts or (text[0] in "{[" and not re.match(r"\[\d", text)) else None
 
 
 def _from_text(reply: str, count: int) -> list[str]:
     """The lines of a reply, from its label on; or for several answers the items of the lines."""
-    lines = [line for line in reply.splitlines() if line.strip(_EDGES) and not line.rstrip(" *").endswith((":", "："))]
+    lines = [
+        line
+        for line in reply.splitlines()
+        if line.strip(_EDGES) and not line.rstrip(" *").endswith((":", "："))
+    ]
     labels = [match.end() for match in _LABEL.finditer(reply) if reply[match.end() :].strip(_EDGES)]
     first = _tidy(lines[0]) if lines else ""
-    if labels and (not first or _LABEL.match(lines[0]) or _LABEL.search(first) or _is_sentence(first)):
+    if labels and (
+        not first or _LABEL.match(lines[0]) or _LABEL.search(first) or _is_sentence(first)
+    ):
         lines = reply[labels[0] :].splitlines()
     if count == 1:
         return lines
-    items = [item for line in lines for item in re.split(r"[;、]\s*|,\s+|\s(?=\d\.\s)", line) if item.strip(_EDGES)]
+    items = [
+        item
+        for line in lines
+        for item in re.split(r"[;、]\s*|,\s+|\s(?=\d\.\s)", line)
+        if item.strip(_EDGES)
+    ]
     words = " ".join(items).split()
     return words if len(items) == 1 and len(words) == count else items
 

@@ -38,19 +38,35 @@ _RELATIVE = partial(Noiser, bounding="relative", score="hellinger")
 for _name, _factory, _summary in (
     ("joint", Joint, "units removed alone, last and first, and in random halves; copies are found"),
     ("noiser", partial(Noiser, search="bisection"), "bounded noise, always by bisection"),
-    ("noiser_relative", _RELATIVE, "noise in proportion to each embedding, no search, and the Hellinger distance"),
+    (
+        "noiser_relative",
+        _RELATIVE,
+        "noise in proportion to each embedding, no search, and the Hellinger distance",
+    ),
     ("occlusion", Occlusion, "one unit at a time replaced by a baseline; the prediction's drop"),
-    ("added", Added, "what each unit adds where it first appears, later ones replaced by a baseline"),
+    (
+        "added",
+        Added,
+        "what each unit adds where it first appears, later ones replaced by a baseline",
+    ),
     ("random", Random, "softmax of uniform random numbers: the reference"),
     ("position", Position, "1 to n along the text: the reference that knows only the place"),
     ("last_attention", LastAttention, "attention of the last layer, mean over heads"),
     ("attention_rollout", AttentionRollout, "attention multiplied through all layers"),
-    ("attention_gradient", AttentionGradient, "slope of the prediction as attention to a unit opens; one pass"),
+    (
+        "attention_gradient",
+        AttentionGradient,
+        "slope of the prediction as attention to a unit opens; one pass",
+    ),
     ("input_x_gradient", InputXGradient, "gradient times embedding"),
     ("integrated_gradients", IntegratedGradients, "gradient integrated from a baseline"),
     ("gradient_shap", GradientShap, "gradient at random points between a baseline and the input"),
     ("deeplift", DeepLift, "difference from a baseline, by the rescale rule at nonlinearities"),
-    ("sequential_integrated_gradients", SequentialIntegratedGradients, "integrated gradients for one unit at a time"),
+    (
+        "sequential_integrated_gradients",
+        SequentialIntegratedGradients,
+        "integrated gradients for one unit at a time",
+    ),
     ("lime", Lime, "weighted linear surrogate on inputs with random units missing"),
     ("kernel_shap", KernelShap, "Shapley values by weighted regression on coalitions of units"),
     ("shapley_sampling", ShapleySampling, "Shapley values by random orders, with standard errors"),
@@ -58,11 +74,21 @@ for _name, _factory, _summary in (
     ("attn_lrp", AttnLrp, "relevance of the logit passed back layer by layer, attention included"),
 ):
     METHODS.register(_name, _factory, summary=_summary)
-METHODS.register("noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)")
+METHODS.register(
+    "noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)"
+)
 
 for _name, _place, _summary in (
     ("inseq", "inseq:InseqMethod", "any method of Inseq, such as inseq:saliency"),
-    ("captum", "captum:CaptumMethod", "a method of Captum that takes embeddings, such as captum:ShapleyValueSampling"),
-    ("shapiq", "shapiq:ShapiqMethod", "an estimator of Shapley values of shapiq, such as shapiq:KernelSHAP"),
+    (
+        "captum",
+        "captum:CaptumMethod",
+        "a method of Captum that takes embeddings, such as captum:ShapleyValueSampling",
+    ),
+    (
+        "shapiq",
+        "shapiq:ShapiqMethod",
+        "an estimator of Shapley values of shapiq, such as shapiq:KernelSHAP",
+    ),
 ):
     METHODS.families[_name] = Family(_name, f"noiser.integrations.{_place}.factory", _summary)

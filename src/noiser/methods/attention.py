@@ -41,7 +41,9 @@ class AttentionRollout(InnerMethod):
         return _scores(query, rollout(maps, query.logit_positions))
 
 
-def rollout(maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]) -> Float[Tensor, "rows length"]:
+def rollout(
+    maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]
+) -> Float[Tensor, "rows length"]:
     """Rows of the product of ½A + ½I over layers, the last layer leftmost; `maps` has the first layer's A first."""
     mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device, dtype=maps[-1].dtype)[list(rows)]
     for weights in reversed(maps):

@@ -16,7 +16,9 @@ from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 def _check_gates(name: str, got: object) -> tuple[float, ...]:
     gates = tuple(got) if isinstance(got, list | tuple) else ()
     if not gates or not all(isinstance(gate, int | float) and 0 < gate <= 1 for gate in gates):
-        raise ParameterError(f"{name} is {got!r}; expected a tuple of numbers above 0 and at most 1, such as (0.1,).")
+        raise ParameterError(
+            f"{name} is {got!r}; expected a tuple of numbers above 0 and at most 1, such as (0.1,)."
+        )
     return gates
 
 
@@ -39,7 +41,9 @@ class AttentionGradient(InnerMethod):
     score: ScoreName = "logit"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        positions = tuple(sorted({position for unit in query.units for position in unit.token_indices}))
+        positions = tuple(
+            sorted({position for unit in query.units for position in unit.token_indices})
+        )
         first = query.sources_stop or query.prompt_tokens - 1
         slopes: Tensor = yield Gates(query, positions, first, self.gates, query.score(self.score))
         scores = sum_over_units(query, slopes)

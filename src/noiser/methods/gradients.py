@@ -78,7 +78,9 @@ class IntegratedGradients(InnerMethod):
     ) -> Steps[tuple[Float[Tensor, "targets length dim"], Float64[Tensor, "targets groups"]]]:
         """Contributions, and what targets lose where the path of their group begins, NaN for other groups."""
         alphas, weights = gauss_legendre(self.n_steps)
-        paths = [Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups]
+        paths = [
+            Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups
+        ]
         read, remove = query.score(self.score), remover(query, self.baseline)
         contributions, _ = yield Integrals(query, paths, read)
         ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
@@ -111,11 +113,19 @@ class GradientShap(InnerMethod):
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         positions, count = movable_positions(query), self.samples
         alphas = torch.rand(count, generator=rng, dtype=torch.float32).tolist()
-        noise = draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev if self.stdev else None
+        noise = (
+            draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev
+            if self.stdev
+            else None
+        )
         paths: list[Path] = []
         for i, alpha in enumerate(alphas):
             for group in movable_groups(query):
-                shift = None if noise is None else noise[i, [position in group[0] for position in positions]]
+                shift = (
+                    None
+                    if noise is None
+                    else noise[i, [position in group[0] for position in positions]]
+                )
                 place = {"alphas": (alpha,), "weights": (1 / count,)}
                 paths.append(Path(*group, baseline=self.baseline, shift=shift, **place))
         contributions, sums = yield Integrals(query, paths, query.score(self.score))
@@ -163,7 +173,9 @@ def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
     return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
 
 
-def reduce_dimensions(contributions: Float[Tensor, "*rows dim"], reduce: Reduce) -> Float[Tensor, "*rows"]:
+def reduce_dimensions(
+    contributions: Float[Tensor, "*rows dim"], reduce: Reduce
+) -> Float[Tensor, "*rows"]:
     """From the contributions of an embedding's dimensions to one number."""
     return contributions.norm(dim=-1) if reduce == "l2" else contributions.sum(-1)
 

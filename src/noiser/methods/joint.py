@@ -61,7 +61,9 @@ class Joint(Parameters):
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         noise = rng
-        if self.removal == "noise":  # as many numbers as there are tokens: the inputs must not depend on how many
+        if (
+            self.removal == "noise"
+        ):  # as many numbers as there are tokens: the inputs must not depend on how many
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
         name: ScoreName = "logit" if self.score == "root" else self.score
         # of a caller's function there is only the number that it gives, and of a contrast the log odds
@@ -85,20 +87,30 @@ class Joint(Parameters):
         fits: list[_Fit] = []
         for g, seen in enumerate(game.units):
             every = len(seen) <= exact
-            found = _fit(half[:, seen], drawn[g] - opposite[g], None if every else guesses[:, g, seen])
-            fits.append(_ordered(steps.mean(0)[g, seen], found, min(len(half), 2 ** (len(seen) - 1))))
+            found = _fit(
+                half[:, seen], drawn[g] - opposite[g], None if every else guesses[:, g, seen]
+            )
+            fits.append(
+                _ordered(steps.mean(0)[g, seen], found, min(len(half), 2 ** (len(seen) - 1)))
+            )
         pairs: tuple[Pair, ...] = ()
         if self.pairs is not None:
             checks = self.pairs if isinstance(self.pairs, int) else 0
-            pairs = yield from find_pairs(game, half, ends, steps, value, exact=exact, checks=checks)
+            pairs = yield from find_pairs(
+                game, half, ends, steps, value, exact=exact, checks=checks
+            )
         return Scores(
             scores=table(game, [fit.scores for fit in fits]),
-            stderr=table(game, [fit.moves.square().sum(1).sqrt() for fit in fits]),  # pairs are independent
+            stderr=table(
+                game, [fit.moves.square().sum(1).sqrt() for fit in fits]
+            ),  # pairs are independent
             pairs=pairs,
             info={"baseline_value": ends[:, 0].tolist(), "value": whole.tolist()},
         )
 
-    def _draw(self, counts: list[int], units: int, rng: torch.Generator) -> tuple[Bool[Tensor, "pairs units"], int]:
+    def _draw(
+        self, counts: list[int], units: int, rng: torch.Generator
+    ) -> tuple[Bool[Tensor, "pairs units"], int]:
         """One of each pair of complementary inputs, and the number of a target's units up to which all are there."""
         samples = max(self.samples or 8 * counts[0], 2 * counts[0])
         exact = max((count for count in counts if samples >= 2**count), default=0)
@@ -140,9 +152,13 @@ def _ordered(ends: Float64[Tensor, " seen"], middle: _Fit, pairs: int) -> _Fit:
     scale, part = ends.abs().sum() / size if size else 0.0, len(ends) / (len(ends) + pairs)
     order = (ends + scale * middle.scores).argsort()
     blocks = isotonic_regression(middle.scores[order].numpy()).blocks
-    means = torch.block_diag(*[torch.full((n, n), 1 / n, dtype=torch.float64) for n in np.diff(blocks)])
+    means = torch.block_diag(
+        *[torch.full((n, n), 1 / n, dtype=torch.float64) for n in np.diff(blocks)]
+    )
     rank = order.argsort()
-    weights = (1 - part) * means[rank][:, rank] + part / 2 * torch.eye(len(ends), dtype=torch.float64)
+    weights = (1 - part) * means[rank][:, rank] + part / 2 * torch.eye(
+        len(ends), dtype=torch.float64
+    )
     return _Fit(part / 2 * ends + scale * weights @ middle.scores, scale * weights @ middle.moves)
 
 
@@ -156,12 +172,16 @@ def _fit(
     units = signs.shape[1]
     if guesses is None:  # all pairs are there, and nothing was drawn
         return _Fit(signs.T @ differences / len(signs), torch.zeros(units, 1, dtype=torch.float64))
-    basis = torch.cat([guesses.T, torch.eye(units, dtype=torch.float64)], 1)  # φ = basis @ (w, φ - w·guesses)
+    basis = torch.cat(
+        [guesses.T, torch.eye(units, dtype=torch.float64)], 1
+    )  # φ = basis @ (w, φ - w·guesses)
     design = signs @ basis
     penalty = torch.ones(2 + units, dtype=torch.float64)
     penalty[:2] = (_PRIOR * design[:, :2].square().mean()).clamp_min(1e-12)
     solve = torch.linalg.solve(design.T @ design + penalty.diag(), design.T)
     rest = differences - design[:, :2].mean(1)
     change = solve @ rest
-    residual = (rest - design @ change) / (1 - (design.T * solve).sum(0)).clamp_min(0.1).sqrt()  # HC2
+    residual = (rest - design @ change) / (1 - (design.T * solve).sum(0)).clamp_min(
+        0.1
+    ).sqrt()  # HC2
     return _Fit(guesses.mean(0) + basis @ change, basis @ solve * residual)

@@ -12,13 +12,33 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.engine import Ask, Effect, Query, ScoreName, Steps, effect_of, expected_norm, leads, noise
+from noiser.engine import (
+    Ask,
+    Effect,
+    Query,
+    ScoreName,
+    Steps,
+    effect_of,
+    expected_norm,
+    leads,
+    noise,
+)
 from noiser.errors import ParameterError
 from noiser.methods.protocol import Parameters, Scores
 from noiser.methods.search import Mode, Probe, Search, bisection, certified
 from noiser.types import Profile, SpecialTokens
 
-Bounding = Literal["k_min", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf", "random", "none", "relative"]
+Bounding = Literal[
+    "k_min",
+    "k_max",
+    "k_max_per_unit",
+    "norm_l1",
+    "norm_l2",
+    "norm_linf",
+    "random",
+    "none",
+    "relative",
+]
 _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": "each"}
 
 ROUNDING = 16
@@ -65,11 +85,17 @@ class Noiser(Parameters):
         super().__post_init__()
         if self.noise is not None:
             try:
-                noise = torch.as_tensor(self.noise, device="cpu")  # a saved file, or a command line, has lists
+                noise = torch.as_tensor(
+                    self.noise, device="cpu"
+                )  # a saved file, or a command line, has lists
             except (TypeError, ValueError, RuntimeError) as error:
-                raise ParameterError(f"noise is not an array of numbers: {error}. Pass [samples, dim].") from error
+                raise ParameterError(
+                    f"noise is not an array of numbers: {error}. Pass [samples, dim]."
+                ) from error
             if self.samples not in (Noiser.samples, len(noise)):
-                raise ParameterError(f"samples is {self.samples} and noise has {len(noise)}; leave samples out.")
+                raise ParameterError(
+                    f"samples is {self.samples} and noise has {len(noise)}; leave samples out."
+                )
             self.__dict__.update(noise=noise, samples=len(noise))  # the dataclass is frozen
         if self.search == "bisection" and self.bounding not in _SEARCHES:  # nothing is searched
             self.__dict__.update(search=None)
@@ -87,13 +113,21 @@ class Noiser(Parameters):
     def special_tokens(self) -> SpecialTokens:
         return "perturbed" if self.profile == "authors" else "frozen"
 
-    def draw(self, longest: int, dim: int, rng: torch.Generator) -> tuple[float, Float[Tensor, "samples longest dim"]]:
+    def draw(
+        self, longest: int, dim: int, rng: torch.Generator
+    ) -> tuple[float, Float[Tensor, "samples longest dim"]]:
         """The k of bounding "random" (else NaN), and the noise: the caller's own, or drawn."""
-        k = float(torch.rand((), generator=rng, dtype=torch.float64)) if self.bounding == "random" else math.nan
+        k = (
+            float(torch.rand((), generator=rng, dtype=torch.float64))
+            if self.bounding == "random"
+            else math.nan
+        )
         if self.noise is None:
             return k, draw_noise(self.samples, longest, dim, rng)
         noise = self.noise[:, None] if self.noise.ndim == 2 and longest == 1 else self.noise
-        fits = noise.ndim == 3 and len(noise) and noise.shape[1] >= longest and noise.shape[2] == dim
+        fits = (
+            noise.ndim == 3 and len(noise) and noise.shape[1] >= longest and noise.shape[2] == dim
+        )
         if not fits or not torch.isfinite(noise).all():
             raise ParameterError(
                 f"noise has shape {list(self.noise.shape)}; expected finite numbers, [samples, {dim}] for units of one "
@@ -106,9 +140,14 @@ class Noiser(Parameters):
         return (yield from call.score((yield from call.search())))
 
 
-def draw_noise(samples: int, longest: int, dim: int, rng: torch.Generator) -> Float[Tensor, "samples longest dim"]:
+def draw_noise(
+    samples: int, longest: int, dim: int, rng: torch.Generator
+) -> Float[Tensor, "samples longest dim"]:
     """Independent N(0, 1) numbers, position by position: the first ones do not depend on the longest unit."""
-    blocks = [torch.randn(samples, dim, generator=rng, device="cpu", dtype=torch.float32) for _ in range(longest)]
+    blocks = [
+        torch.randn(samples, dim, generator=rng, device="cpu", dtype=torch.float32)
+        for _ in range(longest)
+    ]
     return torch.stack(blocks, dim=1)
 
 
@@ -165,16 +204,24 @@ class _Call:
                 try:
                     rounds[g] = searches[g].send(answer)
                 except StopIteration as stop:
-                    thresholds[g, list(stop.value.k)] = torch.tensor([*stop.value.k.values()], dtype=torch.float64)
+                    thresholds[g, list(stop.value.k)] = torch.tensor(
+                        [*stop.value.k.values()], dtype=torch.float64
+                    )
                     tied |= stop.value.tied
             yield from self.evaluate((g, probe) for g, probes in rounds.items() for probe in probes)
-            answers = {g: {probe: self.effects[g, probe] for probe in probes} for g, probes in rounds.items()}
+            answers = {
+                g: {probe: self.effects[g, probe] for probe in probes}
+                for g, probes in rounds.items()
+            }
         self._warn_of_ties(tied)
         return thresholds
 
     def _warn_of_ties(self, tied: bool) -> None:
         query, dtype = self.query, self.query.context.inputs.dtype
-        clean = [leads(c, c, ids, query.foil_id).abs().min() for c, ids in zip(query.clean_of, query.ids, strict=True)]
+        clean = [
+            leads(c, c, ids, query.foil_id).abs().min()
+            for c, ids in zip(query.clean_of, query.ids, strict=True)
+        ]
         moved = ROUNDING * torch.finfo(dtype).eps
         if tied:
             warnings.warn(
@@ -182,7 +229,9 @@ class _Call:
                 "tell them apart. The scores of this target mean little. Load the model with dtype='float32'.",
                 stacklevel=3,
             )
-        elif dtype.itemsize == 2 and min(clean) < moved:  # said once of many prompts: the text is the same
+        elif (
+            dtype.itemsize == 2 and min(clean) < moved
+        ):  # said once of many prompts: the text is the same
             warnings.warn(
                 f"A target leads its strongest rival by less than {moved:.2g} in log odds, which "
                 f"{str(dtype).removeprefix('torch.')} moves leads by: the scores' order may be rounding's. Load the "
@@ -193,9 +242,14 @@ class _Call:
     def score(self, thresholds: Float64[Tensor, "targets units"]) -> Steps[Scores]:
         """The effects at every unit's k, with the thresholds."""
         bounding, mask = self.method.bounding, self.query.causal_mask
-        least, most = thresholds.nan_to_num(torch.inf).amin(1), thresholds.nan_to_num(-torch.inf).amax(1)
+        least, most = (
+            thresholds.nan_to_num(torch.inf).amin(1),
+            thresholds.nan_to_num(-torch.inf).amax(1),
+        )
         searched = {"k_min": least[:, None], "k_max": most[:, None], "k_max_per_unit": thresholds}
-        k = searched.get(str(bounding), torch.tensor(self.fixed, dtype=torch.float64)).expand_as(mask)
+        k = searched.get(str(bounding), torch.tensor(self.fixed, dtype=torch.float64)).expand_as(
+            mask
+        )
         probes = {(g, u): Probe(u, float(k[g, u])) for g, u in mask.nonzero().tolist()}
         yield from self.evaluate((g, probe) for (g, _), probe in probes.items())
         scores, stderr = (torch.full_like(thresholds, torch.nan) for _ in range(2))
@@ -205,7 +259,9 @@ class _Call:
         return Scores(
             scores=scores,
             thresholds=thresholds,
-            k_min=least if bounding in ("k_min", "k_max_per_unit") else torch.full_like(least, torch.nan),
+            k_min=least
+            if bounding in ("k_min", "k_max_per_unit")
+            else torch.full_like(least, torch.nan),
             stderr=stderr,
             info={"k": k.masked_fill(~mask | self.relative, torch.nan).tolist()},
         )

@@ -21,7 +21,11 @@ class GameMethod(Parameters):
     score: ScoreName = "prob"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        return (yield from self.play(Game(query, query.score(self.score), remover(query, self.baseline)), rng))
+        return (
+            yield from self.play(
+                Game(query, query.score(self.score), remover(query, self.baseline)), rng
+            )
+        )
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Scores of the units of a game, also of one that is stored."""
@@ -59,7 +63,9 @@ class Added(GameMethod):
         return Scores(scores=values.diff(dim=-1).masked_fill(~game.mask, torch.nan))
 
 
-def widened(kept: Bool[Tensor, "inputs players"], units: Tensor, count: int) -> Bool[Tensor, "inputs _"]:
+def widened(
+    kept: Bool[Tensor, "inputs players"], units: Tensor, count: int
+) -> Bool[Tensor, "inputs _"]:
     """Inputs of some units as inputs of all `count` units; those that do not play are kept."""
     whole = torch.ones(len(kept), count, dtype=torch.bool)
     whole[:, units] = kept
@@ -76,4 +82,6 @@ def table(game: StoredGame, rows: Sequence[Tensor]) -> Float[Tensor, "targets un
 
 def draw_per_unit(samples: int, units: int, rng: torch.Generator) -> Float[Tensor, "samples units"]:
     """Independent U(0, 1) numbers, which for a unit do not depend on how many units follow it."""
-    return torch.stack([torch.rand(samples, generator=rng, dtype=torch.float32) for _ in range(units)], dim=1)
+    return torch.stack(
+        [torch.rand(samples, generator=rng, dtype=torch.float32) for _ in range(units)], dim=1
+    )

@@ -26,7 +26,10 @@ RIDGE = 1.0
 STEP, ALONE, BOTH = 0.25, 0.2, 0.5
 """Shares of the whole effect: the least of each unit of a pair, alone or as the last one to go; what the weaker unit of
 those that decide only together must not have alone; and the least of both alone, where that was run."""
-EITHER, TOGETHER = 0.8, 0.1  # the least size of an interaction as a share of the largest effect of a single unit
+EITHER, TOGETHER = (
+    0.8,
+    0.1,
+)  # the least size of an interaction as a share of the largest effect of a single unit
 LEVEL = 0.05
 
 
@@ -45,7 +48,9 @@ def _candidates(steps: Float64[Tensor, "2 seen"], effect: Float64[Tensor, ""]) -
     last, first = (np.triu(np.minimum.outer(step, step), 1) for step in (last, first))
     needed, enough = (last >= STEP) & (first < ALONE), first >= STEP
     size = np.where(needed | enough, np.maximum(last * needed, first * enough), 0)
-    i, j = np.unravel_index((-size).argsort(axis=None, kind="stable")[: np.count_nonzero(size)], size.shape)
+    i, j = np.unravel_index(
+        (-size).argsort(axis=None, kind="stable")[: np.count_nonzero(size)], size.shape
+    )
     return _Candidates(i, j, needed[i, j], enough[i, j])
 
 
@@ -73,11 +78,16 @@ def find_pairs(
     units, whole = half.shape[1], value(game.whole)
     sizes = [1, units, units, len(half), len(half)]
     nothing, without, alone, ones, others = values.split(sizes, dim=1)
-    likely = [_candidates(steps[:, g, seen], whole[g] - nothing[g, 0]) for g, seen in enumerate(game.units)]
+    likely = [
+        _candidates(steps[:, g, seen], whole[g] - nothing[g, 0])
+        for g, seen in enumerate(game.units)
+    ]
     both: list[Bool[Tensor, "checks units"]] = []
     for some, seen in zip(likely, game.units, strict=True):
         columns = seen[torch.from_numpy(np.stack([some.i, some.j], 1)[: checks // 2])]
-        both.append(torch.zeros(len(columns), units, dtype=torch.bool).scatter(1, columns, value=True))
+        both.append(
+            torch.zeros(len(columns), units, dtype=torch.bool).scatter(1, columns, value=True)
+        )
     checked = yield from game.values([torch.cat([rows, ~rows]) for rows in both])
     pairs: list[Pair] = []
     for g, seen in enumerate(game.units):
@@ -86,13 +96,26 @@ def find_pairs(
         few = (one - nothing[g] < BOTH * (whole[g] - nothing[g])).nonzero()[:, 0].numpy()
         some = _Candidates(*(np.delete(each, few) for each in likely[g]))
         if len(seen) > exact:
-            kept = [torch.ones(1, units, dtype=torch.bool), torch.eye(units, dtype=torch.bool)[seen], half, both[g]]
+            kept = [
+                torch.ones(1, units, dtype=torch.bool),
+                torch.eye(units, dtype=torch.bool)[seen],
+                half,
+                both[g],
+            ]
             kept_values = [whole[g, None], alone[g, seen], ones[g], one]
             left_values = [nothing[g], without[g, seen], others[g], other]
         rows = torch.cat(kept)[:, seen]
-        found = _large_pairs(some, rows, torch.cat(kept_values), torch.cat(left_values), exact=len(seen) <= exact)
+        found = _large_pairs(
+            some, rows, torch.cat(kept_values), torch.cat(left_values), exact=len(seen) <= exact
+        )
         pairs += [
-            Pair(g, (int(seen[i]), int(seen[j])), score, stderr, "together" if score > 0 else "either")
+            Pair(
+                g,
+                (int(seen[i]), int(seen[j])),
+                score,
+                stderr,
+                "together" if score > 0 else "either",
+            )
             for i, j, score, stderr in found
         ]
     return tuple(pairs)
@@ -115,11 +138,19 @@ def _large_pairs(
     tests, units = len(i), kept.shape[1]
     if not tests:
         return []
-    signs, mean, difference = (2 * kept.double() - 1).numpy(), (ones + others).numpy() / 2, (ones - others).numpy()
+    signs, mean, difference = (
+        (2 * kept.double() - 1).numpy(),
+        (ones + others).numpy() / 2,
+        (ones - others).numpy(),
+    )
     singles = np.linalg.solve(signs.T @ signs + RIDGE * np.eye(units), signs.T @ difference)
     unit = np.abs(singles).max()
     most = tests if exact else max(1, len(mean) // 4)
-    inverse = None if exact else np.linalg.inv(((signs @ signs.T) ** 2 - units) / 2 + RIDGE * np.eye(len(mean)))
+    inverse = (
+        None
+        if exact
+        else np.linalg.inv(((signs @ signs.T) ** 2 - units) / 2 + RIDGE * np.eye(len(mean)))
+    )
     scores = stderr = np.zeros(tests)
     for penalty in (True, False):  # all candidates, then those that are large
         scores, stderr = _interactions(signs, mean, i, j, inverse, penalty=penalty)
@@ -128,7 +159,9 @@ def _large_pairs(
         together, either = needed & (scores / unit >= TOGETHER), enough & (scores / unit <= -EITHER)
         chosen = ((together | either) & (chance <= LEVEL)).nonzero()[0]
         chosen = chosen[np.argsort(-np.abs(scores[chosen]), kind="stable")][:most]
-        i, j, needed, enough, scores, stderr = (each[chosen] for each in (i, j, needed, enough, scores, stderr))
+        i, j, needed, enough, scores, stderr = (
+            each[chosen] for each in (i, j, needed, enough, scores, stderr)
+        )
     return list(zip(*(each.tolist() for each in (i, j, scores, stderr)), strict=True))
 
 
@@ -149,7 +182,9 @@ def _interactions(
     (rows, units), products = signs.shape, signs[:, i] * signs[:, j]
     if inverse is None:  # every input is there
         return 4 * products.T @ mean / rows, np.zeros(len(i))
-    free = np.stack([np.ones(rows), (signs.sum(1) ** 2 - units) / 2, *([] if penalty else products.T)], 1)
+    free = np.stack(
+        [np.ones(rows), (signs.sum(1) ** 2 - units) / 2, *([] if penalty else products.T)], 1
+    )
     common = np.linalg.pinv(free.T @ inverse @ free) @ free.T @ inverse
     dual = inverse @ (np.eye(rows) - free @ common)
     moves = 4 * (common[1] + (products.T @ dual if penalty else common[2:]))

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from inspect import signature
 from types import UnionType
-from typing import Annotated, Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Protocol,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
 
 import torch
 from jaxtyping import Float
@@ -45,7 +55,9 @@ class Scores:
     def __post_init__(self) -> None:
         for name in ("scores", "thresholds", "k_min", "stderr"):
             values = getattr(self, name)
-            object.__setattr__(self, name, None if values is None else values.detach().cpu().float())
+            object.__setattr__(
+                self, name, None if values is None else values.detach().cpu().float()
+            )
 
 
 @runtime_checkable
@@ -92,14 +104,26 @@ class InnerMethod(Parameters):
 
 
 @cache
-def _domains(parameters: type) -> dict[str, tuple[tuple[str, ...], bool, Callable[[str, object], Any] | None]]:
+def _domains(
+    parameters: type,
+) -> dict[str, tuple[tuple[str, ...], bool, Callable[[str, object], Any] | None]]:
     """By the names of fields: the known names, whether None is allowed, and the check of a number."""
     hints, domains = get_type_hints(parameters, include_extras=True), {}
     for name in (each.name for each in fields(parameters)):
-        types = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
-        known = tuple(value for each in types if get_origin(each) is Literal for value in get_args(each))
+        types = (
+            get_args(hints[name])
+            if get_origin(hints[name]) in (Union, UnionType)
+            else (hints[name],)
+        )
+        known = tuple(
+            value for each in types if get_origin(each) is Literal for value in get_args(each)
+        )
         checks = [each.__metadata__[0] for each in types if get_origin(each) is Annotated]
-        checks += [check for number, check in ((int, check_count), (float, check_positive)) if number in types]
+        checks += [
+            check
+            for number, check in ((int, check_count), (float, check_positive))
+            if number in types
+        ]
         domains[name] = known, type(None) in types, next(iter(checks), None)
     return domains
 
@@ -111,7 +135,11 @@ METHODS: Registry[Method] = Registry("method", "noiser.methods")
 def check_answers(method: Method, model: str, looks_inside: bool) -> None:
     """Raises UnsupportedModelError for a method that looks inside a model whose layers are not in this process."""
     if getattr(method, "looks_inside", False) and not looks_inside:
-        names = [name for name in METHODS.names() if not getattr(METHODS.get(name).factory, "looks_inside", False)]
+        names = [
+            name
+            for name in METHODS.names()
+            if not getattr(METHODS.get(name).factory, "looks_inside", False)
+        ]
         raise UnsupportedModelError(
             f"{describe(method)[0]} needs gradients, attention or the layers of the model, and {model} runs outside of "
             f"this process, where it only predicts; expected a method that asks for predictions: {', '.join(names)}. "
@@ -147,7 +175,9 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
         try:
             return entry.factory(**parameters)
         except TypeError as error:
-            raise ParameterError(f"Method {entry.name!r} does not accept {parameters}: {error}.") from error
+            raise ParameterError(
+                f"Method {entry.name!r} does not accept {parameters}: {error}."
+            ) from error
     if not isinstance(method, Method) or isinstance(method, type):
         raise ParameterError(
             f"method is {method!r}; expected a registry name such as 'noiser', or a method such as noiser.Noiser()."
@@ -172,4 +202,6 @@ def describe(method: Method) -> tuple[str, Mapping[str, Any]]:
     entry = METHODS.entry_of(method)
     qualified = f"{type(method).__module__}.{type(method).__qualname__}"
     name = entry.versioned_name if entry else getattr(method, "registry_name", qualified)
-    return name, {f.name: getattr(method, f.name) for f in (fields(method) if is_dataclass(method) else ())}
+    return name, {
+        f.name: getattr(method, f.name) for f in (fields(method) if is_dataclass(method) else ())
+    }

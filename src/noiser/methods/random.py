@@ -28,4 +28,6 @@ class Position:
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         yield from ()
-        return Scores(scores=query.causal_mask.float().cumsum(-1).masked_fill(~query.causal_mask, torch.nan))
+        return Scores(
+            scores=query.causal_mask.float().cumsum(-1).masked_fill(~query.causal_mask, torch.nan)
+        )

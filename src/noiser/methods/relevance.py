@@ -44,11 +44,16 @@ class DeepLift(InnerMethod):
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         read = query.score(self.score)
         difference = torch.zeros(len(query.targets))
-        contributions = torch.zeros(len(difference), len(query.encoding.token_ids), dtype=torch.float64)
+        contributions = torch.zeros(
+            len(difference), len(query.encoding.token_ids), dtype=torch.float64
+        )
         remove = remover(query, self.baseline)
         for positions, targets in movable_groups(query):
             values, found = yield Relevance(query, read, rescale, remove(positions, targets))
-            difference[list(targets)], contributions[list(targets)] = values[:, 0] - values[:, 1], found
+            difference[list(targets)], contributions[list(targets)] = (
+                values[:, 0] - values[:, 1],
+                found,
+            )
         delta = difference - contributions.sum(-1)
         return Scores(
             scores=sum_over_units(query, contributions),
@@ -78,7 +83,9 @@ class AttnLrp(InnerMethod):
     softmax: Softmax = "taylor"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        values, relevance = yield Relevance(query, _logit(query), identity, attention=ATTENTION[self.softmax])
+        values, relevance = yield Relevance(
+            query, _logit(query), identity, attention=ATTENTION[self.softmax]
+        )
         explained, total = values[:, 0].tolist(), relevance.sum(-1).tolist()
         return Scores(
             scores=sum_over_units(query, relevance),
@@ -86,22 +93,30 @@ class AttnLrp(InnerMethod):
                 "explained": explained,
                 "relevance": total,
                 "frozen": relevance[:, list(query.encoding.frozen)].sum(-1).tolist(),
-                "conservation": [r / e if e else float("nan") for r, e in zip(total, explained, strict=True)],
+                "conservation": [
+                    r / e if e else float("nan") for r, e in zip(total, explained, strict=True)
+                ],
             },
         )
 
 
-def rescale(f: Activation, x: Float[Tensor, "*shape"], reference: Tensor | None) -> Float[Tensor, "*shape"]:
+def rescale(
+    f: Activation, x: Float[Tensor, "*shape"], reference: Tensor | None
+) -> Float[Tensor, "*shape"]:
     """(f(x) - f(b)) / (x - b) for an input x and the reference b; f'(x) where they are too near to divide."""
     x = widened(x)
-    if reference is None or reference.shape != x.shape:  # a mixture of experts sends other tokens to an expert then
+    if (
+        reference is None or reference.shape != x.shape
+    ):  # a mixture of experts sends other tokens to an expert then
         return derivative(f, x)
     b = widened(reference)
     near = (x - b).abs() <= torch.finfo(x.dtype).eps ** 0.5 * x.abs().clamp_min(1)
     return _slope(f, x, b, near)
 
 
-def identity(f: Activation, x: Float[Tensor, "*shape"], _: Tensor | None) -> Float[Tensor, "*shape"]:
+def identity(
+    f: Activation, x: Float[Tensor, "*shape"], _: Tensor | None
+) -> Float[Tensor, "*shape"]:
     """(f(x) - f(0)) / x; f'(x) where x is too near to 0 to divide by."""
     x = widened(x)
     return _slope(f, x, x.new_zeros(1), x.abs() <= torch.finfo(x.dtype).eps ** 0.5)

@@ -66,14 +66,27 @@ def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool 
             drop = {"min": active - flipped, "max": flipped, "each": set[int]()}[mode]
             active -= drop
             interval = {unit: ends for unit, ends in interval.items() if unit not in drop}
-    return Thresholds({u: (low + high) / 2 if last_probe else low for u, (low, high) in interval.items()}, tied)
+    return Thresholds(
+        {u: (low + high) / 2 if last_probe else low for u, (low, high) in interval.items()}, tied
+    )
 
 
-FIRST = 2.0**-4  # where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1
-NEAR = (3.0, 2.0, 1.5)  # how many times the smallest estimate a unit's may be to stay after each round of screening
+FIRST = (
+    2.0**-4
+)  # where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1
+NEAR = (
+    3.0,
+    2.0,
+    1.5,
+)  # how many times the smallest estimate a unit's may be to stay after each round of screening
 LAST = -2.0  # the least that a lead counts: how far behind the token is says little about where it was overtaken
-FARTHEST = 10.0  # how many times as large a k may be, at most, where a unit is expected to lose its lead
-STRIDE = (1.5, 2.0)  # how many times the last k the next one is, at least and at most, while nothing flips
+FARTHEST = (
+    10.0  # how many times as large a k may be, at most, where a unit is expected to lose its lead
+)
+STRIDE = (
+    1.5,
+    2.0,
+)  # how many times the last k the next one is, at least and at most, while nothing flips
 
 
 def certified(units: Iterable[int], *, steps: int, samples: int) -> Search:
@@ -98,12 +111,20 @@ def certified(units: Iterable[int], *, steps: int, samples: int) -> Search:
         followed = [unit for unit in followed if estimates[unit] <= near * smallest]
         if len(followed) == 1:
             break
-    at_once = max(2, len(units) // 4)  # the likeliest units are certified first, lest k be too large
+    at_once = max(
+        2, len(units) // 4
+    )  # the likeliest units are certified first, lest k be too large
     while True:
         while not (root.found or root.tied):
-            followed = root.follow((yield [Probe(unit, k) for k in root.next for unit in followed]), followed)
+            followed = root.follow(
+                (yield [Probe(unit, k) for k in root.next for unit in followed]), followed
+            )
         rest = [] if root.tied else [unit for unit in units if unit not in followed]
-        uncertain, flipped, least = sorted(rest, key=lambda unit: _crossing(leads[unit])), list[int](), 0.0
+        uncertain, flipped, least = (
+            sorted(rest, key=lambda unit: _crossing(leads[unit])),
+            list[int](),
+            0.0,
+        )
         while uncertain and not flipped:
             effects = yield [Probe(unit, root.low) for unit in uncertain[:at_once]]
             flipped = [probe.unit for probe, effect in effects.items() if effect.flips]
@@ -152,7 +173,9 @@ class _Root:
         for k in sorted({probe.k for probe in effects}):
             here = {probe.unit: effect for probe, effect in effects.items() if probe.k == k}
             flipped = [unit for unit, effect in here.items() if effect.flips]
-            self._update(k, max(min(effect.lead for effect in here.values()), LAST), flips=bool(flipped))
+            self._update(
+                k, max(min(effect.lead for effect in here.values()), LAST), flips=bool(flipped)
+            )
             if flipped:
                 return flipped
         return followed

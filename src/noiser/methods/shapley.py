@@ -75,10 +75,18 @@ class ShapleySampling(GameMethod):
         joining = ranks.flatten(0, 1)[:, None, :] < torch.arange(units + 1)[None, :, None]
         values = yield from game(joining.flatten(0, 1))
         steps = values.unflatten(1, (-1, 2, units + 1)).diff(dim=-1)
-        pairs = [each.gather(-1, ranks).mean(1)[:, seen] for each, seen in zip(steps, game.units, strict=True)]
+        pairs = [
+            each.gather(-1, ranks).mean(1)[:, seen]
+            for each, seen in zip(steps, game.units, strict=True)
+        ]
         count = len(ranks)
-        spread = [pair.std(0) / count**0.5 if count > 1 else torch.full_like(pair[0], torch.nan) for pair in pairs]
-        return Scores(scores=table(game, [pair.mean(0) for pair in pairs]), stderr=table(game, spread))
+        spread = [
+            pair.std(0) / count**0.5 if count > 1 else torch.full_like(pair[0], torch.nan)
+            for pair in pairs
+        ]
+        return Scores(
+            scores=table(game, [pair.mean(0) for pair in pairs]), stderr=table(game, spread)
+        )
 
 
 def draw_coalitions(

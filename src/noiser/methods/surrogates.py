@@ -109,7 +109,9 @@ def ridge(
     return Surrogate(torch.as_tensor(model.coef_), float(model.intercept_), float(r2))
 
 
-def lasso(kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples"], alpha: float) -> Surrogate:
+def lasso(
+    kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples"], alpha: float
+) -> Surrogate:
     """Minimises ½ mean (values - intercept - z·w)² + alpha ‖w‖₁, z standardised; the weights are for `kept` itself."""
     with random_state_kept():
         from sklearn.linear_model import Lasso

@@ -30,21 +30,45 @@ __all__ = [
 
 for _name, _metric, _summary in (
     ("faithfulness", FAITHFULNESS, "soft scores, and mass-matched curves by score and by rank"),
-    ("soft_scores", SOFT, "Soft-NS, Soft-NC and the log-ratios to random scores (the paper's faithfulness)"),
+    (
+        "soft_scores",
+        SOFT,
+        "Soft-NS, Soft-NC and the log-ratios to random scores (the paper's faithfulness)",
+    ),
     ("mass_matched", MASS_MATCHED, "Soft-NS and Soft-NC when every method keeps the same amount"),
     ("mass_matched_rank", MASS_MATCHED_RANK, "the same by the order of the scores alone"),
     ("erasure", ERASURE, "sufficiency and comprehensiveness by hard erasure"),
     ("erasure_curves", ERASURE_CURVES, "deletion and insertion curves"),
     ("lds", LDS, "whether scores add up to the log-odds of random parts of the input"),
-    ("lds_with_pairs", LDS_WITH_PAIRS, "the same of the scores and the interactions of the named pairs"),
+    (
+        "lds_with_pairs",
+        LDS_WITH_PAIRS,
+        "the same of the scores and the interactions of the named pairs",
+    ),
     ("top_k", TOP_K, "fall of log p(target) without the k highest units, and with only them"),
-    ("normalised_aopc", NORMALISED_AOPC, "deletion area between the best and the worst order of the prompt"),
+    (
+        "normalised_aopc",
+        NORMALISED_AOPC,
+        "deletion area between the best and the worst order of the prompt",
+    ),
     ("gold_spans", GOLD_SPANS, "recall@k, AUPRC and MRR of the spans that decide the answer"),
-    ("gold_pairs", GOLD_PAIRS, "whether the two spans that decide the answer are named as a pair, and rightly"),
+    (
+        "gold_pairs",
+        GOLD_PAIRS,
+        "whether the two spans that decide the answer are named as a pair, and rightly",
+    ),
     ("localisation", LOCALISATION, "share of the score on the spans that an example names"),
     ("stability", STABILITY, "rank correlation of two runs with different seeds"),
-    ("answerability", ANSWERABILITY, "whether a judge says the same from the top half of the words"),
+    (
+        "answerability",
+        ANSWERABILITY,
+        "whether a judge says the same from the top half of the words",
+    ),
     ("answerability_top5", ANSWERABILITY_TOP5, "the same among five answers"),
-    ("minimum_top_k", MINIMUM_TOP_K, "the smallest share of words from which a judge says the same"),
+    (
+        "minimum_top_k",
+        MINIMUM_TOP_K,
+        "the smallest share of words from which a judge says the same",
+    ),
 ):
     METRICS.register(_name, partial(replace, _metric), summary=_summary)

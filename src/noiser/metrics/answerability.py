@@ -54,8 +54,14 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
     """
     if att.unit not in ("token", "word"):
         got = f"The scores belong to units of kind {att.unit!r}"
-        raise UnitError(f"{got}; expected tokens or words, which a judge can be shown. Attribute with unit='word'.")
-    kept = [i for i, unit in enumerate(att.units) if not all(frozen[position] for position in unit.token_indices)]
+        raise UnitError(
+            f"{got}; expected tokens or words, which a judge can be shown. Attribute with unit='word'."
+        )
+    kept = [
+        i
+        for i, unit in enumerate(att.units)
+        if not all(frozen[position] for position in unit.token_indices)
+    ]
     units = tuple(att.units[i] for i in kept)
     att = replace(att, units=units, scores=att.scores[:, kept], thresholds=None, stderr=None)
     by_word = att if att.unit == "word" else att.aggregate("word", "sum")
@@ -66,7 +72,9 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
         if not by_word.scores[:, column].isnan().any()
     ]
     if not kept:
-        raise UnitError(f"No word of the prompt {att.text[:40]!r} has a score; expected at least one.")
+        raise UnitError(
+            f"No word of the prompt {att.text[:40]!r} has a score; expected at least one."
+        )
     rows = by_word.scores[:, kept].detach().cpu()
     words = tuple(by_word.units[column].text.strip() for column in kept)
     return ScoredWords(words, scores=rows.mean(0), shares=normalize(rows, normalization).mean(0))
@@ -90,19 +98,31 @@ def judged(
     errors, words = dict[int, Exception](), dict[int, ScoredWords]()
     for index, case in enumerate(cases):
         try:
-            words[index] = scored_words(case.att, case.query.encoding.frozen, case.normalization or "sum")
+            words[index] = scored_words(
+                case.att, case.query.encoding.frozen, case.normalization or "sum"
+            )
         except NoiserError as error:
             errors[index] = error
 
-    def ask(counts: Mapping[int, int], top: Literal[1, 5]) -> dict[int, tuple[Verdict, bool | None]]:
+    def ask(
+        counts: Mapping[int, int], top: Literal[1, 5]
+    ) -> dict[int, tuple[Verdict, bool | None]]:
         requests = {
             i: JudgeRequest(tuple(words[i].words[word] for word in words[i].best(count)), top)
             for i, count in counts.items()
             if normal_form(_target(cases[i]))
         }
-        verdicts = dict.fromkeys(counts, Verdict(status="unscored", reason="the target is not a word"))
+        verdicts = dict.fromkeys(
+            counts, Verdict(status="unscored", reason="the target is not a word")
+        )
         verdicts |= zip(requests, _verdicts(cases[0].judge, list(requests.values())), strict=True)
-        errors.update({i: JudgeError(f"The judge gave no reply: {v.reason}.") for i, v in verdicts.items() if v.lost})
+        errors.update(
+            {
+                i: JudgeError(f"The judge gave no reply: {v.reason}.")
+                for i, v in verdicts.items()
+                if v.lost
+            }
+        )
         return {i: (v, v.says(_target(cases[i]), top)) for i, v in verdicts.items() if not v.lost}
 
     columns = judge_all(words, ask)
@@ -120,7 +140,9 @@ def _verdicts(judge: Judge, requests: Sequence[JudgeRequest]) -> Sequence[Verdic
         raise JudgeStoppedError(str(error)) from error
     if len(given) != len(requests):
         got = f"The judge {judge.name} gave {len(given)} verdicts for {len(requests)} requests"
-        raise JudgeStoppedError(f"{got}; expected one for each, in their order. Correct its method `judge`.")
+        raise JudgeStoppedError(
+            f"{got}; expected one for each, in their order. Correct its method `judge`."
+        )
     return given
 
 
@@ -133,7 +155,9 @@ def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
         every = {i: {f"{prefix}all_words": float(right is True)} for i, (_, right) in whole.items()}
         return {i: columns(words[i], counts[i], *asked[i]) | every.get(i, {}) for i in asked}
 
-    def columns(words: ScoredWords, count: int, verdict: Verdict, right: bool | None) -> dict[str, Any]:
+    def columns(
+        words: ScoredWords, count: int, verdict: Verdict, right: bool | None
+    ) -> dict[str, Any]:
         shown, correct = words.best(count), float(right is True)
         numbers = {
             "rate": correct,
@@ -148,9 +172,23 @@ def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
         return {f"{prefix}{name}": value for name, value in numbers.items()}
 
     scales = {
-        "rate": Scale(0, 1, None, True, f"share of prompts whose target {what}; unscored ones count as nothing"),
-        "score": Scale(0, math.inf, None, True, "share of the score on the words shown, where that is so, else 0"),
-        "rate_scored": Scale(0, 1, None, True, "the rate over the prompts that have a readable reply"),
+        "rate": Scale(
+            0,
+            1,
+            None,
+            True,
+            f"share of prompts whose target {what}; unscored ones count as nothing",
+        ),
+        "score": Scale(
+            0,
+            math.inf,
+            None,
+            True,
+            "share of the score on the words shown, where that is so, else 0",
+        ),
+        "rate_scored": Scale(
+            0, 1, None, True, "the rate over the prompts that have a readable reply"
+        ),
         "unscored": Scale(0, 1, None, False, "share of prompts without a readable reply"),
     }
     return Metric(
@@ -198,9 +236,15 @@ def _minimum(words: int, left: int, right: bool | None, profile: str) -> Measure
 MINIMUM_TOP_K = Metric(
     measure_all=lambda cases: judged(cases, partial(_minima, cases[0].profile)),
     summaries=mean_of_columns(
-        minimum_share=Scale(0, 1, None, False, "share of the words that the judge needs, best first"),
-        unanswerable=Scale(0, 1, None, None, "share of prompts that the judge fails with all words"),
-        minimum_unscored=Scale(0, 1, None, False, "share of prompts that ended at an unreadable reply"),
+        minimum_share=Scale(
+            0, 1, None, False, "share of the words that the judge needs, best first"
+        ),
+        unanswerable=Scale(
+            0, 1, None, None, "share of prompts that the judge fails with all words"
+        ),
+        minimum_unscored=Scale(
+            0, 1, None, False, "share of prompts that ended at an unreadable reply"
+        ),
     ),
     primary="minimum_share",
     reads=frozenset({"judge"}),

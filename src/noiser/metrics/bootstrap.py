@@ -64,7 +64,11 @@ class Estimate:
 
 
 def estimate(
-    statistic: Statistic, *columns: Sequence[float], seed: int = 0, confidence: float = 0.95, contrast: bool = False
+    statistic: Statistic,
+    *columns: Sequence[float],
+    seed: int = 0,
+    confidence: float = 0.95,
+    contrast: bool = False,
 ) -> Estimate:
     """A statistic over prompts, with its bootstrap interval: prompts are resampled, together with all their numbers.
 
@@ -84,7 +88,9 @@ def estimate(
     """
     check_probability("confidence", confidence)
     if len(set(lengths := [*map(len, columns)])) != 1:
-        raise ParameterError(f"The columns have {lengths} numbers; expected one per prompt in each.")
+        raise ParameterError(
+            f"The columns have {lengths} numbers; expected one per prompt in each."
+        )
     table = np.asarray(columns, dtype=np.float64)
     complete = np.isfinite(table).all(0)
     data = tuple(row[complete] for row in table)
@@ -105,10 +111,14 @@ def estimate(
         low, high, reason = _interval(statistic, data, seed, confidence)
         reasons += [reason] if reason else []
         p = exchange_p(statistic, *data, seed=seed) if contrast else math.nan
-    return Estimate(value=value, low=low, high=high, n=n, confidence=confidence, reason="; ".join(reasons), p=p)
+    return Estimate(
+        value=value, low=low, high=high, n=n, confidence=confidence, reason="; ".join(reasons), p=p
+    )
 
 
-def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence: float) -> tuple[float, float, str]:
+def _interval(
+    statistic: Statistic, data: tuple[Any, ...], seed: int, confidence: float
+) -> tuple[float, float, str]:
     """Both ends, and a remark on them."""
     from scipy import stats
 
@@ -116,10 +126,19 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
         return statistic(*columns)
 
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        warnings.simplefilter("ignore")  # SciPy warns where BCa is not defined: the percentile interval takes over
-        options: Any = {"paired": True, "vectorized": True, "method": "BCa", "confidence_level": confidence}
+        warnings.simplefilter(
+            "ignore"
+        )  # SciPy warns where BCa is not defined: the percentile interval takes over
+        options: Any = {
+            "paired": True,
+            "vectorized": True,
+            "method": "BCa",
+            "confidence_level": confidence,
+        }
         batch, rng = max(1, BATCH // len(data[0])), np.random.default_rng(seed)
-        found: Any = stats.bootstrap(data, along_last_axis, n_resamples=RESAMPLES, batch=batch, rng=rng, **options)
+        found: Any = stats.bootstrap(
+            data, along_last_axis, n_resamples=RESAMPLES, batch=batch, rng=rng, **options
+        )
     low, high = found.confidence_interval
     if math.isfinite(low) and math.isfinite(high):
         return float(low), float(high), ""
@@ -130,7 +149,11 @@ def _interval(statistic: Statistic, data: tuple[Any, ...], seed: int, confidence
         return math.nan, math.nan, "no interval: it is not defined on most resamples"
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(defined, [tail, 100 - tail])
-    return float(low), float(high), f"the interval leaves out {undefined} undefined resamples" if undefined else ""
+    return (
+        float(low),
+        float(high),
+        f"the interval leaves out {undefined} undefined resamples" if undefined else "",
+    )
 
 
 def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
@@ -145,8 +168,14 @@ def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         least, far = abs(float(statistic(*sides))) * (1 - 1e-9), 0
         for some in np.array_split(np.arange(count), math.ceil(count * n / BATCH)):
-            flips = (some[:, None] >> np.arange(n)) % 2 == 1 if n <= EXACT else rng.random((len(some), n)) < 0.5
-            drawn = statistic(*(np.where(flips, b, a) for a, b in zip(sides, exchanged, strict=True)))
+            flips = (
+                (some[:, None] >> np.arange(n)) % 2 == 1
+                if n <= EXACT
+                else rng.random((len(some), n)) < 0.5
+            )
+            drawn = statistic(
+                *(np.where(flips, b, a) for a, b in zip(sides, exchanged, strict=True))
+            )
             far += int((~(np.abs(drawn) < least)).sum())
     return far / count if n <= EXACT else (far + 1) / (count + 1)
 

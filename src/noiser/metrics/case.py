@@ -61,23 +61,38 @@ class Settings:
         check_choice("removal", self.removal, REMOVALS)
         if self.normalization is not None:
             check_choice("normalization", self.normalization, tuple(NORMALIZATIONS))
-        k = tuple(check_count("k", number) for number in (self.k if isinstance(self.k, Iterable) else [self.k]))
+        k = tuple(
+            check_count("k", number)
+            for number in (self.k if isinstance(self.k, Iterable) else [self.k])
+        )
         if not k or len(set(k)) < len(k):
-            raise ParameterError(f"k is {self.k!r}; expected at least one number of units, and none of them twice.")
+            raise ParameterError(
+                f"k is {self.k!r}; expected at least one number of units, and none of them twice."
+            )
         try:
             rates = tuple(float(rate) for rate in self.rates)
         except (TypeError, ValueError):
             rates = ()
-        if len(rates) < 2 or not all(a < b for a, b in itertools.pairwise((0.0, *rates))) or rates[-1] > 1:
+        if (
+            len(rates) < 2
+            or not all(a < b for a, b in itertools.pairwise((0.0, *rates)))
+            or rates[-1] > 1
+        ):
             expected = "2 or more numbers above 0 and at most 1, in ascending order"
             raise ParameterError(f"rates is {self.rates!r}; expected {expected}.")
         masks = None if self.masks is None else check_count("masks", self.masks)
-        counts = {"seed": check_seed(self.seed), "masks": masks, "draws": check_count("draws", self.draws)}
+        counts = {
+            "seed": check_seed(self.seed),
+            "masks": masks,
+            "draws": check_count("draws", self.draws),
+        }
         vars(self).update(counts, rates=rates, k=k)  # the dataclass is frozen
 
 
 SETTINGS: Mapping[str, Any] = {
-    each.name: each.default for each in fields(Settings) if each.name not in ("seed", "profile", "judge")
+    each.name: each.default
+    for each in fields(Settings)
+    if each.name not in ("seed", "profile", "judge")
 }
 """What only some metrics read, and what holds where it is not set."""
 
@@ -109,14 +124,20 @@ class Case(Settings):
         """Raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or is frozen."""
         hidden, frozen = ~self.query.causal_mask, self.query.encoding.frozen
         if not self.special:
-            hidden |= torch.tensor([all(frozen[index] for index in unit.token_indices) for unit in self.query.units])
+            hidden |= torch.tensor(
+                [all(frozen[index] for index in unit.token_indices) for unit in self.query.units]
+            )
         scores = self.att.scores.detach().float().cpu().masked_fill(hidden, torch.nan)
         if scores.isinf().any():
             count = int(scores.isinf().sum())
-            raise NumericalError(f"{count} scores are infinite; expected numbers or NaN. Attribute again in float32.")
+            raise NumericalError(
+                f"{count} scores are infinite; expected numbers or NaN. Attribute again in float32."
+            )
         for target in scores.isnan().all(-1).nonzero().flatten().tolist():
             named = f"Target {target}, {self.att.targets[target].text!r},"
-            raise ParameterError(f"{named} has no unit with a score before it. Attribute other units or targets.")
+            raise ParameterError(
+                f"{named} has no unit with a score before it. Attribute other units or targets."
+            )
         return scores
 
     @cached_property
@@ -126,11 +147,15 @@ class Case(Settings):
 
     def generator(self, purpose: str) -> torch.Generator:
         """Random numbers on the CPU, the same for every method that is asked about the same text."""
-        return torch.Generator().manual_seed(random.Random(f"{self.seed}/{purpose}/{self.att.text}").getrandbits(63))
+        return torch.Generator().manual_seed(
+            random.Random(f"{self.seed}/{purpose}/{self.att.text}").getrandbits(63)
+        )
 
     def uniforms(self, purpose: str, target: int, *shape: int) -> Float[Tensor, "*shape"]:
         """U(0, 1) numbers."""
-        return torch.rand(shape, generator=self.generator(f"{purpose}/{target}"), dtype=torch.float32)
+        return torch.rand(
+            shape, generator=self.generator(f"{purpose}/{target}"), dtype=torch.float32
+        )
 
     def game(self, score: ScoreName) -> Game:
         """The game of the units that have a score, with this case's removal; with a foil of the contrast."""
@@ -141,8 +166,18 @@ class Case(Settings):
         """The result of `steps`, named `what`, once for all cases of a cache with the same units and settings."""
         settings = tuple(map(vars(self).get, ("seed", "profile", *SETTINGS)))
         units = tuple(unit.token_indices for unit in self.att.units)
-        targets = tuple((target.before, target.token_id, target.rest) for target in self.att.targets)
-        key = (what, settings, self.att.text, targets, self.query.foil_id, units, self.scores.isnan().numpy().tobytes())
+        targets = tuple(
+            (target.before, target.token_id, target.rest) for target in self.att.targets
+        )
+        key = (
+            what,
+            settings,
+            self.att.text,
+            targets,
+            self.query.foil_id,
+            units,
+            self.scores.isnan().numpy().tobytes(),
+        )
         if key not in self.cache:
             self.cache[key] = yield steps()
         return self.cache[key]
@@ -153,7 +188,11 @@ class Case(Settings):
         """The numbers of the attribution's scores, and as "random_..." those of random scores, but for "...@..."."""
         own: Numbers = yield measure(self.scores[None])
         random: Numbers = yield self.cached(what, lambda: measure(reference_scores(self, "random")))
-        return own | {f"random_{name}": x for name, x in random.items() if "@" not in name} | {"draws": self.draws}
+        return (
+            own
+            | {f"random_{name}": x for name, x in random.items() if "@" not in name}
+            | {"draws": self.draws}
+        )
 
 
 Reference = Literal["random", "permuted", "position"]
@@ -176,7 +215,9 @@ def reference_scores(case: Case, kind: Reference) -> Float[Tensor, "draws target
         if kind == "position":
             scores[:, g, units] = torch.arange(1.0, len(units) + 1, dtype=torch.float32)
         elif kind == "random":
-            scores[:, g, units] = case.uniforms("random scores", g, case.draws, len(units)).softmax(-1)
+            scores[:, g, units] = case.uniforms("random scores", g, case.draws, len(units)).softmax(
+                -1
+            )
         else:
             order = case.uniforms("permutation", g, case.draws, len(units)).argsort(-1)
             scores[:, g, units] = case.scores[g, units][order]

@@ -34,7 +34,9 @@ def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
     return (below + (level + 1).to(scores.dtype) / 2).masked_fill(scores.isnan(), torch.nan)
 
 
-def spearman(rows: Float[Tensor, "rows values"], row: Float[Tensor, " values"]) -> Float[Tensor, " rows"]:
+def spearman(
+    rows: Float[Tensor, "rows values"], row: Float[Tensor, " values"]
+) -> Float[Tensor, " rows"]:
     """Spearman's ρ of each row with another one, without NaN; NaN where either has fewer than two different values."""
     return torch.corrcoef(ranks(torch.cat([row[None], rows])))[0, 1:]
 
@@ -63,18 +65,29 @@ def _lds(case: Case, *, with_pairs: bool = False) -> Steps[Measured]:
     for g, (mask, values) in enumerate(zip(kept, odds, strict=True)):
         signs, here = 2 * mask.double() - 1, (pair for pair in pairs if pair.target == g)
         more = sum(pair.score / 4 * signs[:, pair.units].prod(1) for pair in here)
-        found.append(spearman(torch.stack([mask.double() @ row for row in scores[:, g]]) + more, values))
+        found.append(
+            spearman(torch.stack([mask.double() @ row for row in scores[:, g]]) + more, values)
+        )
     own, permuted = torch.stack(found).tensor_split([1], 1)  # [targets, draws]
     if with_pairs:
         return {"lds_with_pairs": float(own.nanmean())}
-    return {"lds": float(own.nanmean()), "permuted_lds": float(permuted.nanmean()), "draws": case.draws}
+    return {
+        "lds": float(own.nanmean()),
+        "permuted_lds": float(permuted.nanmean()),
+        "draws": case.draws,
+    }
 
 
-_SCALES = {"lds": Scale(-1, 1, None, True, "rank correlation of summed scores with log-odds, over random masks")}
+_SCALES = {
+    "lds": Scale(
+        -1, 1, None, True, "rank correlation of summed scores with log-odds, over random masks"
+    )
+}
 
 LDS = Metric(
     measure=_lds,
-    summaries=mean_of_columns(**_SCALES) | gap_to("permuted", "that of its own scores, shuffled", _SCALES),
+    summaries=mean_of_columns(**_SCALES)
+    | gap_to("permuted", "that of its own scores, shuffled", _SCALES),
     primary="lds",
     reads=frozenset({"masks", "removal", "draws"}),
 )
@@ -82,7 +95,13 @@ LDS = Metric(
 LDS_WITH_PAIRS = Metric(
     measure=partial(_lds, with_pairs=True),
     summaries=mean_of_columns(
-        lds_with_pairs=Scale(-1, 1, None, True, "rank correlation of summed scores and pairs with log-odds, over masks")
+        lds_with_pairs=Scale(
+            -1,
+            1,
+            None,
+            True,
+            "rank correlation of summed scores and pairs with log-odds, over masks",
+        )
     ),
     primary="lds_with_pairs",
     reads=frozenset({"masks", "removal"}),
@@ -94,11 +113,15 @@ def _stability(case: Case) -> Steps[Measured]:
     from scipy import stats
 
     if case.reattribute is None:
-        raise ParameterError("This attribution cannot be made again; expected a prompt, to be attributed twice.")
+        raise ParameterError(
+            "This attribution cannot be made again; expected a prompt, to be attributed twice."
+        )
     one, again = case.att, case.reattribute(case.att.seed + 1)
     other: Attribution = (yield again) if isinstance(again, Generator) else again
     if (one.text, one.units, len(one.targets)) != (other.text, other.units, len(other.targets)):
-        raise ParameterError("Both runs must be about the same prompt, units and targets. Change only the seed.")
+        raise ParameterError(
+            "Both runs must be about the same prompt, units and targets. Change only the seed."
+        )
     found: list[tuple[float, float]] = []
     for pair in torch.stack([one.scores, other.scores], 1).detach().double().cpu():
         a, b = pair[:, ~pair.isnan().any(0)]

@@ -27,10 +27,14 @@ from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_colum
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # the bins of ERASER: of n units each takes ceil(share * n)
 POINTS = 20  # the most points of a curve after the first; fewer units have one point each
 BEAM = 3  # how many sets of each size the search for the best and worst order keeps
-MOST_UNITS = 64  # of a prompt whose orders are searched: the search takes about 2 beam units² / 2 inputs
+MOST_UNITS = (
+    64  # of a prompt whose orders are searched: the search takes about 2 beam units² / 2 inputs
+)
 
 
-def highest(scores: Float[Tensor, " units"], counts: Int[Tensor, " counts"]) -> Bool[Tensor, "counts units"]:
+def highest(
+    scores: Float[Tensor, " units"], counts: Int[Tensor, " counts"]
+) -> Bool[Tensor, "counts units"]:
     """For each count, which units are among so many with the highest scores; equal ones go in order of the text.
 
     >>> highest(torch.tensor([2.0, float("nan"), 5.0, 2.0]), torch.tensor([1, 2])).int()
@@ -47,13 +51,17 @@ def without_and_with(
     """For each target its values without the highest units, and with only these, by draws and numbers of units."""
     top = [torch.cat([highest(draw[g], some) for draw in scores]) for g, some in enumerate(counts)]
     values = yield from game.values([torch.cat([~units, units]) for units in top])
-    return [value.view(2, len(scores), len(some)) for value, some in zip(values, counts, strict=True)]
+    return [
+        value.view(2, len(scores), len(some)) for value, some in zip(values, counts, strict=True)
+    ]
 
 
 def _erasure(case: Case) -> Steps[Measured]:
     game = case.game("prob")
     counts = [
-        torch.tensor([math.ceil(share * len(units) - 1e-9) for share in SHARES])  # 0.1 * 30 is a little more than 3
+        torch.tensor(
+            [math.ceil(share * len(units) - 1e-9) for share in SHARES]
+        )  # 0.1 * 30 is a little more than 3
         for units in case.units
     ]
     values = torch.stack((yield from without_and_with(game, case.scores[None], counts)))
@@ -64,21 +72,32 @@ def _erasure(case: Case) -> Steps[Measured]:
 def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
     """The areas under both curves, by the trapezoid rule, and the mean drop; means over draws and targets."""
     sizes = [(len(units), min(POINTS, len(units))) for units in case.units]
-    counts = [torch.tensor([round(p * size / points) for p in range(points + 1)]) for size, points in sizes]
+    counts = [
+        torch.tensor([round(p * size / points) for p in range(points + 1)])
+        for size, points in sizes
+    ]
     values = yield from without_and_with(case.game("prob"), scores, counts)
     areas: list[Tensor] = []
     for some, (deletion, insertion) in zip(counts, values, strict=True):
         x = some / some[-1]
         drops = (deletion[:, :1] - deletion[:, 1:]).mean(-1)
-        areas.append(torch.stack([torch.trapezoid(deletion, x), torch.trapezoid(insertion, x), drops]).mean(-1))
+        areas.append(
+            torch.stack([torch.trapezoid(deletion, x), torch.trapezoid(insertion, x), drops]).mean(
+                -1
+            )
+        )
     return dict(zip(_CURVE_SCALES, torch.stack(areas).mean(0).tolist(), strict=True))
 
 
 ERASURE = Metric(
     measure=_erasure,
     summaries=mean_of_columns(
-        sufficiency=Scale(-1, 1, None, False, "drop of p(target) with only the top units, mean over shares"),
-        comprehensiveness=Scale(-1, 1, None, True, "drop of p(target) without the top units, mean over shares"),
+        sufficiency=Scale(
+            -1, 1, None, False, "drop of p(target) with only the top units, mean over shares"
+        ),
+        comprehensiveness=Scale(
+            -1, 1, None, True, "drop of p(target) without the top units, mean over shares"
+        ),
     ),
     primary="comprehensiveness",
     reads=frozenset({"removal"}),
@@ -91,7 +110,8 @@ _CURVE_SCALES = {
 }
 ERASURE_CURVES = Metric(
     measure=lambda case: case.compared("erasure curves", partial(_curves, case)),
-    summaries=mean_of_columns(**_CURVE_SCALES) | gap_to("random", "that of random orders", _CURVE_SCALES),
+    summaries=mean_of_columns(**_CURVE_SCALES)
+    | gap_to("random", "that of random orders", _CURVE_SCALES),
     primary="aopc",
     reads=frozenset({"removal", "draws"}),
 )
@@ -108,19 +128,25 @@ def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[di
     numbers: dict[str, float] = {}
     for name, some in zip(("drop", "hold"), falls, strict=True):
         numbers[name] = float(some.nanmean())
-        numbers |= zip((f"{name}@{number}" for number in case.k), some.nanmean((0, 1)).tolist(), strict=True)
+        numbers |= zip(
+            (f"{name}@{number}" for number in case.k), some.nanmean((0, 1)).tolist(), strict=True
+        )
     return numbers
 
 
 _DROP = Scale(-math.inf, math.inf, None, True, "fall of log p(target) without the k highest units")
-_HOLD = Scale(-math.inf, math.inf, None, False, "fall of log p(target) with only the k highest units")
+_HOLD = Scale(
+    -math.inf, math.inf, None, False, "fall of log p(target) with only the k highest units"
+)
 _TOP_SCALES = {
-    name: one._replace(meaning=f"{one.meaning}, mean over k") for name, one in (("drop", _DROP), ("hold", _HOLD))
+    name: one._replace(meaning=f"{one.meaning}, mean over k")
+    for name, one in (("drop", _DROP), ("hold", _HOLD))
 }
 
 TOP_K = Metric(
     measure=lambda case: case.compared("top k", partial(_falls, case)),
-    summaries=mean_of_columns(**_TOP_SCALES) | gap_to("random", "that of random orders", _TOP_SCALES),
+    summaries=mean_of_columns(**_TOP_SCALES)
+    | gap_to("random", "that of random orders", _TOP_SCALES),
     primary="drop",
     others={"drop@": _DROP, "hold@": _HOLD},
     reads=frozenset({"k", "removal", "draws"}),
@@ -131,20 +157,33 @@ Sums = dict[frozenset[int], float]
 """Sets of removed units, all of one size, with the best sum of drops on the way to them."""
 
 
-def search(game: Game, units: Sequence[Sequence[int]], beam: int = BEAM) -> Steps[Float64[Tensor, "2 targets"]]:
+def search(
+    game: Game, units: Sequence[Sequence[int]], beam: int = BEAM
+) -> Steps[Float64[Tensor, "2 targets"]]:
     """The highest and the lowest AOPC of each target that a beam search finds; NaN for a single unit.
 
     Of every size it keeps the `beam` sets of removed units with the highest (or lowest) sum of drops on the way to
     them. With a beam as wide as there are sets of any size it is exact; with 1 it is greedy.
     """
-    beams: dict[tuple[int, int], Sums] = {(sign, g): {frozenset(): 0.0} for sign in (1, -1) for g in range(len(units))}
+    beams: dict[tuple[int, int], Sums] = {
+        (sign, g): {frozenset(): 0.0} for sign in (1, -1) for g in range(len(units))
+    }
     for size in range(1, max(map(len, units))):
-        larger = {(sign, g): _larger(sums, units[g]) for (sign, g), sums in beams.items() if size < len(units[g])}
+        larger = {
+            (sign, g): _larger(sums, units[g])
+            for (sign, g), sums in beams.items()
+            if size < len(units[g])
+        }
         sets = [[*{**larger.get((1, g), {}), **larger.get((-1, g), {})}] for g in range(len(units))]
         values = yield from game.values([_kept(some, game.mask.shape[1]) for some in sets])
-        drops = [dict(zip(some, (game.whole[g] - values[g]).tolist(), strict=True)) for g, some in enumerate(sets)]
+        drops = [
+            dict(zip(some, (game.whole[g] - values[g]).tolist(), strict=True))
+            for g, some in enumerate(sets)
+        ]
         for (sign, g), found in larger.items():
-            sums: Sums = {removed: total + sign * drops[g][removed] for removed, total in found.items()}
+            sums: Sums = {
+                removed: total + sign * drops[g][removed] for removed, total in found.items()
+            }
             best = sorted(sums, key=lambda removed: (-sums[removed], sorted(removed)))[:beam]
             beams[sign, g] = {removed: sums[removed] for removed in best}
     steps = torch.tensor([len(some) - 1 or math.nan for some in units], dtype=torch.float64)
@@ -170,10 +209,14 @@ def _naopc(case: Case) -> Steps[Measured]:
     game = case.game("prob")
     if (most := max(map(len, case.units))) > MOST_UNITS:
         expected = f"expected at most {MOST_UNITS}, or the search for the best order takes too long"
-        raise ParameterError(f"The attribution has {most} units; {expected}. Attribute words or sentences.")
+        raise ParameterError(
+            f"The attribution has {most} units; {expected}. Attribute words or sentences."
+        )
     best, worst = yield from case.cached("orders", lambda: search(game, case.units))
     rows = zip(case.scores, case.units, strict=True)
-    curves = yield from game.values([~highest(scores, torch.arange(1, len(units))) for scores, units in rows])
+    curves = yield from game.values(
+        [~highest(scores, torch.arange(1, len(units))) for scores, units in rows]
+    )
     aopc = game.whole - torch.stack([curve.mean() for curve in curves])  # NaN for a single unit
     normalised = (aopc - worst) / torch.where(best > worst, best - worst, torch.nan)
     numbers = {"naopc": normalised, "order_aopc": aopc, "best_aopc": best, "worst_aopc": worst}
@@ -184,7 +227,9 @@ NORMALISED_AOPC = Metric(
     measure=_naopc,
     summaries=mean_of_columns(
         naopc=Scale(0, 1, None, True, "AOPC between the worst order found (0) and the best (1)"),
-        order_aopc=Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
+        order_aopc=Scale(
+            -1, 1, None, True, "drop of p(target) while units are removed, highest first"
+        ),
         best_aopc=Scale(-1, 1, None, None, "that of the best order found"),
         worst_aopc=Scale(-1, 1, None, None, "that of the worst order found"),
     ),

@@ -61,7 +61,12 @@ def mean_of_columns(**scales: Scale) -> dict[str, Summary]:
 
 
 def gap_to(
-    reference: str, meaning: str, scales: Mapping[str, Scale], *, prefix: str = "", no_signal: float | None = 0.0
+    reference: str,
+    meaning: str,
+    scales: Mapping[str, Scale],
+    *,
+    prefix: str = "",
+    no_signal: float | None = 0.0,
 ) -> dict[str, Summary]:
     """Mean differences of columns from a reference, by names such as "area_minus_random".
 
@@ -125,20 +130,36 @@ def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) ->
         UnknownNameError: no such metric; a setting that is neither one of `Settings` nor of `more`.
         ParameterError: there is no metric, one has no judge, or none reads a setting that is not its default.
     """
-    entries = map(METRICS.get, [names] if isinstance(names, str | Metric) else names)  # whose error says what to do
+    entries = map(
+        METRICS.get, [names] if isinstance(names, str | Metric) else names
+    )  # whose error says what to do
     metrics = {entry.versioned_name: entry.factory() for entry in entries}
     if not metrics:
-        raise ParameterError(f"metrics is empty; expected at least one of {', '.join(METRICS.names())}.")
+        raise ParameterError(
+            f"metrics is empty; expected at least one of {', '.join(METRICS.names())}."
+        )
     for name in settings:
         check_choice("setting of metrics", name, (*SETTINGS, "judge", "profile", *more))
-    given = [name for name, value in settings.items() if value is not None and value != SETTINGS.get(name)]
+    given = [
+        name
+        for name, value in settings.items()
+        if value is not None and value != SETTINGS.get(name)
+    ]
     for name, metric in metrics.items():
         if "judge" in (metric.reads or ()) and "judge" not in given:
-            raise ParameterError(f"{name} needs a judge; expected judge='local', 'openai:MODEL', or a judge.")
-    read = {name for one in metrics.values() for name in ((*SETTINGS, "judge") if one.reads is None else one.reads)}
+            raise ParameterError(
+                f"{name} needs a judge; expected judge='local', 'openai:MODEL', or a judge."
+            )
+    read = {
+        name
+        for one in metrics.values()
+        for name in ((*SETTINGS, "judge") if one.reads is None else one.reads)
+    }
     if ignored := [name for name in given if name not in (*read, "profile", *more)]:
         expected, which = " or ".join(sorted(read)) or "no setting", ", ".join(metrics)
-        raise ParameterError(f"{' and '.join(ignored)} would change nothing; expected {expected} for {which}.")
+        raise ParameterError(
+            f"{' and '.join(ignored)} would change nothing; expected {expected} for {which}."
+        )
     return metrics
 
 
@@ -155,7 +176,13 @@ def measured(case: Case, metric: Metric) -> Steps[Measured]:
 
 
 def measure(
-    lm: LanguageModel, att: Attribution, name: str, *, seed: int = 0, progress: Progress | None = None, **settings: Any
+    lm: LanguageModel,
+    att: Attribution,
+    name: str,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """The numbers that a metric measures of an attribution, by name.
 
@@ -189,13 +216,22 @@ def measure(
 
 def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[str, tuple[str, str]]:
     """The differences of primary numbers from scores without information, with the number and their kind."""
-    gaps = {f"{number}_minus_{name}": (number, meaning) for number in primary for name, meaning in REFERENCES.items()}
+    gaps = {
+        f"{number}_minus_{name}": (number, meaning)
+        for number in primary
+        for name, meaning in REFERENCES.items()
+    }
     gaps |= {number: (number, REFERENCES["random"]) for number in primary}  # a log-ratio
-    return {name: pair for name, pair in gaps.items() if name in summaries and summaries[name].contrast}
+    return {
+        name: pair for name, pair in gaps.items() if name in summaries and summaries[name].contrast
+    }
 
 
 def answers(
-    primary: Iterable[str], summaries: Mapping[str, Summary], estimates: Mapping[str, Estimate], confidence: float
+    primary: Iterable[str],
+    summaries: Mapping[str, Summary],
+    estimates: Mapping[str, Estimate],
+    confidence: float,
 ) -> list[str]:
     """For each primary number a sentence: is it better than for scores without information?"""
     gaps, told = gaps_of(primary, summaries), dict[str, list[str]]()

@@ -29,14 +29,23 @@ def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
         UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
     """
     if not isinstance(spans, Mapping):
-        raise UnitError(f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in {{'gold': [(0, 5)]}}.")
+        raise UnitError(
+            f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in {{'gold': [(0, 5)]}}."
+        )
     if REST in spans:
-        raise UnitError(f"A span is named {REST!r}, the name of what remains; expected another name.")
-    checked_spans([span for parts in spans.values() for span in parts], len(att.text), name="spans", of="text")
+        raise UnitError(
+            f"A span is named {REST!r}, the name of what remains; expected another name."
+        )
+    checked_spans(
+        [span for parts in spans.values() for span in parts], len(att.text), name="spans", of="text"
+    )
     units: dict[str, list[int]] = {name: [] for name in (*spans, REST)}
     for i, unit in enumerate(att.units):
         start, end = visible_part(att.text, unit.start, unit.end)
-        overlaps = {name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts) for name, parts in spans.items()}
+        overlaps = {
+            name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts)
+            for name, parts in spans.items()
+        }
         best = max(overlaps, key=overlaps.__getitem__)
         units[best if overlaps[best] else REST].append(i)
     for name in (name for name in spans if not units[name]):
@@ -49,13 +58,19 @@ def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
 def _measure_localisation(case: Case) -> Measured:
     """The share of the normalised score on each name (paper, figure on LongRA), and of the units, mean over targets."""
     if not case.spans:
-        raise ParameterError("The example names no spans; expected `spans`, lists of (start, end) by name.")
+        raise ParameterError(
+            "The example names no spans; expected `spans`, lists of (start, end) by name."
+        )
     units = units_by_name(case.att, case.spans)
     shares = normalize(case.att.scores, case.normalization or "positive").nan_to_num(0.0)
     uniform = (~case.att.scores.isnan()).to(shares.dtype)
     uniform /= uniform.sum(-1, keepdim=True)
-    columns = {f"share_{name}": float(shares[:, some].sum(-1).mean()) for name, some in units.items()}
-    return columns | {f"uniform_{name}": float(uniform[:, some].sum(-1).mean()) for name, some in units.items()}
+    columns = {
+        f"share_{name}": float(shares[:, some].sum(-1).mean()) for name, some in units.items()
+    }
+    return columns | {
+        f"uniform_{name}": float(uniform[:, some].sum(-1).mean()) for name, some in units.items()
+    }
 
 
 LOCALISATION = Metric(
@@ -85,7 +100,9 @@ def _measure_gold(case: Case) -> Measured:
     """
     gold = torch.zeros(len(case.att.units), dtype=torch.bool)
     gold[gold_units(case)] = True
-    rows = torch.stack([_of_target(scores, gold, case.k) for scores in case.att.scores.detach().double().cpu()])
+    rows = torch.stack(
+        [_of_target(scores, gold, case.k) for scores in case.att.scores.detach().double().cpu()]
+    )
     names = ("auprc", "mrr", "gold_share", *(f"recall@{number}" for number in case.k))
     return dict(zip(names, rows.nanmean(0).tolist(), strict=True))
 
@@ -100,17 +117,23 @@ def _of_target(
         return scores.new_full((3 + len(k),), math.nan)
     above = (scores > scores[:, None]).sum(-1)  # units above each
     tied = (scores == scores[:, None]).sum(-1)  # those level with it, itself too
-    among = ((torch.tensor(k)[:, None] - above).double() / tied).clamp(0, 1)  # chance to be among the k highest
+    among = ((torch.tensor(k)[:, None] - above).double() / tied).clamp(
+        0, 1
+    )  # chance to be among the k highest
     precision = (gold & (scores >= scores[:, None])).sum(-1).double() / (above + tied)
     first = int(above[gold].argmin())
     best = above[gold][first], tied[gold][first], (gold & (scores == scores[gold][first])).sum()
     rank, share = mean_reciprocal_rank(*map(int, best)), float(gold.double().mean())
-    return torch.cat([scores.new_tensor([float(precision[gold].mean()), rank, share]), among[:, gold].mean(-1)])
+    return torch.cat(
+        [scores.new_tensor([float(precision[gold].mean()), rank, share]), among[:, gold].mean(-1)]
+    )
 
 
 def mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
     """Mean 1 / rank of the first gold unit over the orders of `tied` units, `gold` of them gold, after `above`."""
-    orders = math.comb(tied, gold)  # may be more than a float holds; a quotient of integers is never
+    orders = math.comb(
+        tied, gold
+    )  # may be more than a float holds; a quotient of integers is never
     places = range(1, tied - gold + 2)
     return sum(math.comb(tied - place, gold - 1) / orders / (above + place) for place in places)
 
@@ -120,7 +143,13 @@ GOLD_SPANS = Metric(
     summaries=mean_of_columns(
         auprc=Scale(0, 1, None, True, "average precision of the gold units by score"),
         mrr=Scale(0, 1, None, True, "1 / rank of the first gold unit"),
-        gold_share=Scale(0, 1, None, None, "share of gold units: the average precision without information, about"),
+        gold_share=Scale(
+            0,
+            1,
+            None,
+            None,
+            "share of gold units: the average precision without information, about",
+        ),
     ),
     primary="auprc",
     others={"recall@": Scale(0, 1, None, True, "share of the gold units among the k highest")},
@@ -152,9 +181,15 @@ def _measure_pairs(case: Case) -> Measured:
 GOLD_PAIRS = Metric(
     measure=_measure_pairs,
     summaries=mean_of_columns(
-        pair_found=Scale(0, 1, None, True, "share of prompts with two gold units whose pair is named"),
-        pair_named_right=Scale(0, 1, None, True, 'the same with its kind: "either" for copies, else "together"'),
-        false_pairs=Scale(0, math.inf, 0, False, "other pairs that are named, and the gold pair with a wrong kind"),
+        pair_found=Scale(
+            0, 1, None, True, "share of prompts with two gold units whose pair is named"
+        ),
+        pair_named_right=Scale(
+            0, 1, None, True, 'the same with its kind: "either" for copies, else "together"'
+        ),
+        false_pairs=Scale(
+            0, math.inf, 0, False, "other pairs that are named, and the gold pair with a wrong kind"
+        ),
     ),
     primary="pair_named_right",
     reads=frozenset(),

@@ -29,13 +29,26 @@ from noiser.errors import NumericalError, ParameterError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios
 from noiser.metrics.case import REFERENCES, Case, Reference, reference_scores
 from noiser.metrics.correlation import ranks
-from noiser.metrics.metric import Measured, Metric, Scale, Summary, gap_to, mean_of_columns, measured
+from noiser.metrics.metric import (
+    Measured,
+    Metric,
+    Scale,
+    Summary,
+    gap_to,
+    mean_of_columns,
+    measured,
+)
 
 NO_DISTANCE = 1e-11  # distances below are 0: the Hellinger distance of equal distributions is 1e-12
 
 
 def soft_masks(
-    case: Case, target: int, q: Float[Tensor, "draws units"], masks: int, kept: str, removed: str | None = None
+    case: Case,
+    target: int,
+    q: Float[Tensor, "draws units"],
+    masks: int,
+    kept: str,
+    removed: str | None = None,
 ) -> Change:
     """The change that keeps dimensions of a target's units with probability q, and after it the one that removes them.
 
@@ -49,7 +62,11 @@ def soft_masks(
 
     def both() -> Tensor:
         retained = case.uniforms(kept, target, *shape)[samples % masks] < q
-        left = case.uniforms(removed, target, *shape)[samples % masks] < 1 - q if removed else ~retained
+        left = (
+            case.uniforms(removed, target, *shape)[samples % masks] < 1 - q
+            if removed
+            else ~retained
+        )
         return torch.cat([retained, left])
 
     return keep(positions, both, 2 * len(samples), [target])
@@ -57,7 +74,9 @@ def soft_masks(
 
 def _tokens(case: Case, target: int) -> tuple[list[int], list[int]]:
     """The token positions that a target's masks act on, ascending, and the unit of each."""
-    pairs = sorted((place, unit) for unit in case.units[target] for place in case.att.units[unit].token_indices)
+    pairs = sorted(
+        (place, unit) for unit in case.units[target] for place in case.att.units[unit].token_indices
+    )
     return [place for place, _ in pairs], [unit for _, unit in pairs]
 
 
@@ -68,7 +87,10 @@ def soft_ns_nc(
 
     Raises NumericalError if the zero input changes nothing, so that nothing can be divided by its distance.
     """
-    zeros = [keep(_tokens(case, g)[0], lambda: torch.zeros(1, 1, 1), 1, [g]) for g in range(len(case.units))]
+    zeros = [
+        keep(_tokens(case, g)[0], lambda: torch.zeros(1, 1, 1), 1, [g])
+        for g in range(len(case.units))
+    ]
     distance, foil = score_of("squared" if squared else "hellinger"), case.query.foil_id
 
     def contrast(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
@@ -76,12 +98,16 @@ def soft_ns_nc(
         outcomes = [int(ids[0]), foil]
         return distance(logits[..., outcomes], clean[..., outcomes].log_softmax(-1), ids)
 
-    scores: list[Tensor] = yield Ask(case.query, [*zeros, *changes], distance if foil is None else contrast)
+    scores: list[Tensor] = yield Ask(
+        case.query, [*zeros, *changes], distance if foil is None else contrast
+    )
     zero = [-float(values[0, 0]) for values in scores[: len(zeros)]]
     for target in (g for g, distance in enumerate(zero) if distance < NO_DISTANCE):
         named = f"target {target}, {case.att.targets[target].text!r}"
         text = f"Without any unit the model predicts exactly what it predicts with them ({named})"
-        raise NumericalError(f"{text}; expected a difference, to measure faithfulness against. Leave this prompt out.")
+        raise NumericalError(
+            f"{text}; expected a difference, to measure faithfulness against. Leave this prompt out."
+        )
     found: list[Tensor] = []
     for change, values in zip(changes, scores[len(zeros) :], strict=True):
         assert change.targets is not None
@@ -95,8 +121,13 @@ def soft_scores(
 ) -> Steps[Float64[Tensor, "2 targets samples"]]:
     """Soft-NS and Soft-NC of several scores, one per mask sample."""
     authors = case.profile == "authors"
-    masks, shares = case.masks or (1 if authors else 10), normalize(scores, case.normalization or "sum").clamp(0, 1)
-    changes = [soft_masks(case, g, shares[:, g], masks, "retain", "remove") for g in range(len(case.units))]
+    masks, shares = (
+        case.masks or (1 if authors else 10),
+        normalize(scores, case.normalization or "sum").clamp(0, 1),
+    )
+    changes = [
+        soft_masks(case, g, shares[:, g], masks, "retain", "remove") for g in range(len(case.units))
+    ]
     return torch.stack((yield from soft_ns_nc(case, changes, authors)), 1)
 
 
@@ -105,7 +136,11 @@ def _soft(case: Case) -> Steps[Measured]:
     case = replace(case, special=True) if case.profile == "authors" else case
 
     def means(scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
-        return dict(zip(_NUMBERS, (yield from soft_scores(case, scores)).mean((1, 2)).tolist(), strict=False))
+        return dict(
+            zip(
+                _NUMBERS, (yield from soft_scores(case, scores)).mean((1, 2)).tolist(), strict=False
+            )
+        )
 
     numbers = yield from case.compared("soft scores", means)
     shares = normalize(case.scores, case.normalization or "sum")
@@ -117,7 +152,9 @@ def _soft(case: Case) -> Steps[Measured]:
 
 
 def _log_ratio(statistic: Statistic, columns: tuple[str, ...], meaning: str) -> Summary:
-    return Summary(statistic, columns, Scale(-math.inf, math.inf, 0.0, True, meaning), contrast=True)
+    return Summary(
+        statistic, columns, Scale(-math.inf, math.inf, 0.0, True, meaning), contrast=True
+    )
 
 
 _NUMBERS = ("soft_ns", "soft_nc", "random_soft_ns", "random_soft_nc")
@@ -127,13 +164,29 @@ SOFT = Metric(
     summaries={
         **mean_of_columns(
             soft_ns=Scale(0, 1, None, True, "what the retained part gives back of the prediction"),
-            soft_nc=Scale(0, math.inf, None, True, "how far the prediction goes without it, against the zero input"),
-            sum_not_positive=Scale(0, 1, None, None, "share of prompts on which the scores' sum is not positive"),
-            clipped=Scale(0, 1, None, None, "share of prompts on which a retaining probability was cut to 0 or 1"),
+            soft_nc=Scale(
+                0,
+                math.inf,
+                None,
+                True,
+                "how far the prediction goes without it, against the zero input",
+            ),
+            sum_not_positive=Scale(
+                0, 1, None, None, "share of prompts on which the scores' sum is not positive"
+            ),
+            clipped=Scale(
+                0,
+                1,
+                None,
+                None,
+                "share of prompts on which a retaining probability was cut to 0 or 1",
+            ),
         ),
         "log_ratio_ns": _log_ratio(log_mean_ratio, _NUMBERS[::2], "Soft-NS against random's"),
         "log_ratio_nc": _log_ratio(log_mean_ratio, _NUMBERS[1::2], "Soft-NC against random's"),
-        "faithfulness": _log_ratio(summed_log_ratios, _NUMBERS, "the paper's score: the sum of both log-ratios"),
+        "faithfulness": _log_ratio(
+            summed_log_ratios, _NUMBERS, "the paper's score: the sum of both log-ratios"
+        ),
     },
     primary="faithfulness",
     reads=frozenset({"masks", "normalization", "draws"}),
@@ -144,12 +197,22 @@ By = Literal["score", "rank"]
 Name = Literal["method"] | Reference
 
 
-def curves(case: Case, names: Sequence[Name], by: By) -> Steps[list[Float64[Tensor, "2 targets rates samples"]]]:
+def curves(
+    case: Case, names: Sequence[Name], by: By
+) -> Steps[list[Float64[Tensor, "2 targets rates samples"]]]:
     """Soft-NS and Soft-NC at every rate, of the attribution ("method") and of scores without information."""
     targets, masks = range(len(case.units)), case.masks or 10
-    compared = [case.scores[None] if name == "method" else reference_scores(case, name) for name in names]
+    compared = [
+        case.scores[None] if name == "method" else reference_scores(case, name) for name in names
+    ]
     changes = [
-        soft_masks(case, g, torch.stack([keep_rates(draw[g], rate) for draw in scores]), masks, f"mass {rate}")
+        soft_masks(
+            case,
+            g,
+            torch.stack([keep_rates(draw[g], rate) for draw in scores]),
+            masks,
+            f"mass {rate}",
+        )
         for scores in (map(ranks, compared) if by == "rank" else compared)
         for g in targets
         for rate in case.rates
@@ -181,7 +244,9 @@ def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float64[Tensor, 
     weights = weights / weights.max()
     falling = weights.sort(descending=True).values[:positive]
     tails = falling.flip(0).cumsum(0).flip(0)
-    factors = (mass - torch.arange(positive, dtype=torch.float64)) / tails  # c when the k largest are full
+    factors = (
+        mass - torch.arange(positive, dtype=torch.float64)
+    ) / tails  # c when the k largest are full
     c = factors[int((factors * falling <= 1).nonzero()[0])]
     filled[valid] = (c * weights).clamp(max=1)
     return filled
@@ -209,7 +274,9 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
         return columns | {"draws": case.draws}
 
     what = "with the same mass" if by == "score" else "by order alone"
-    area = Scale(0, math.inf, 1.0, True, "both together")  # near 1 where units are kept alike, whatever the model
+    area = Scale(
+        0, math.inf, 1.0, True, "both together"
+    )  # near 1 where units are kept alike, whatever the model
     scales = {
         f"{prefix}area_ns": Scale(0, 1, None, True, f"height of the Soft-NS curve, {what}"),
         f"{prefix}area_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
@@ -217,7 +284,9 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
     }
     summaries = mean_of_columns(**scales)
     for name in (*shared, *own):
-        no_signal = None if name == "position" else 0.0  # later units count more: the position tells something
+        no_signal = (
+            None if name == "position" else 0.0
+        )  # later units count more: the position tells something
         meaning = f"that of {REFERENCES[name]}"
         summaries |= gap_to(name, meaning, {"area": area}, prefix=prefix, no_signal=no_signal)
     reads = frozenset({"masks", "rates", "draws"})

@@ -83,9 +83,15 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
             if folder.is_dir():
                 return str(folder), digest
             if sha256 and _sha256_of(files) != sha256:
-                raise ModelError(f"The weights in {files[0].parent} are damaged. Install {name} again.")
-            print(f"noiser: Converting {name!r} (once, about a minute)", file=sys.stderr, flush=True)
-            for left in models.glob(".partial-*"):  # by a process that was killed, as only the lock's holder has one
+                raise ModelError(
+                    f"The weights in {files[0].parent} are damaged. Install {name} again."
+                )
+            print(
+                f"noiser: Converting {name!r} (once, about a minute)", file=sys.stderr, flush=True
+            )
+            for left in models.glob(
+                ".partial-*"
+            ):  # by a process that was killed, as only the lock's holder has one
                 shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".partial-", dir=models) as partial:
                 _convert(files, Path(partial, "model"))
@@ -94,7 +100,9 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
         if isinstance(error, OSError) and error.errno is None:  # transformers' own, about the file
             raise
         remedy = "Make room there, or set NOISER_CACHE to another folder."
-        raise CacheError(f"The model cache {cache_root()} cannot be written: {error}. {remedy}") from error
+        raise CacheError(
+            f"The model cache {cache_root()} cannot be written: {error}. {remedy}"
+        ) from error
     return str(folder), digest
 
 
@@ -113,18 +121,28 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
 
     with files[0].open("rb") as file:
         kind, tensors, keys = struct.unpack("<4s4xQQ", file.read(24).ljust(24, b"\0"))
-    if kind != b"GGUF" or tensors > 100_000 or keys > 10_000:  # real ones have thousands, and some 50; more take long
+    if (
+        kind != b"GGUF" or tensors > 100_000 or keys > 10_000
+    ):  # real ones have thousands, and some 50; more take long
         declared = f"declares {keys} keys and {tensors} tensors"
         raise ModelError(f"{files[0]} is not a GGUF file, or {declared}. Fetch it again.")
-    with tempfile.TemporaryDirectory(dir=folder.parent) as source:  # transformers would read neighbours of the file
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent
+    ) as source:  # transformers would read neighbours of the file
         if len(files) == 1:
             Path(source, "model.gguf").symlink_to(files[0].resolve())
         else:
             Path(source, "model.gguf").write_bytes(b"".join(part.read_bytes() for part in files))
         of_file = {"pretrained_model_name_or_path": source, "gguf_file": "model.gguf"}
         tokenizer: Any = AutoTokenizer.from_pretrained(**of_file)
-        model = complete(AutoModelForCausalLM.from_pretrained(**of_file, dtype=torch.float32, output_loading_info=True))
-    vars(model.config).pop("quantization_config", None)  # the weights are float32 now, but save_pretrained would refuse
+        model = complete(
+            AutoModelForCausalLM.from_pretrained(
+                **of_file, dtype=torch.float32, output_loading_info=True
+            )
+        )
+    vars(model.config).pop(
+        "quantization_config", None
+    )  # the weights are float32 now, but save_pretrained would refuse
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -133,8 +151,12 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
 def complete(loaded: Any) -> Any:
     """The model of a (model, `output_loading_info`) pair. Raises ModelError where some of its weights are random."""
     model, report = loaded
-    lacking = sorted(map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())]))
+    lacking = sorted(
+        map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())])
+    )
     if lacking:
         text = f"The checkpoint lacks {len(lacking)} weights of the model, such as {lacking[0]}, which would be random."
-        raise ModelError(f"{text} Load a complete one; if random weights are wanted, pass a model to noiser.wrap.")
+        raise ModelError(
+            f"{text} Load a complete one; if random weights are wanted, pass a model to noiser.wrap."
+        )
     return model

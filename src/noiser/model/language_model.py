@@ -59,25 +59,40 @@ class LanguageModel:
     ) -> None:
         kind, config = type(model).__name__, getattr(model, "config", None)
         if getattr(config, "is_encoder_decoder", False):
-            raise UnsupportedModelError(f"{kind} is an encoder-decoder model. Take a decoder-only (causal) one.")
+            raise UnsupportedModelError(
+                f"{kind} is an encoder-decoder model. Take a decoder-only (causal) one."
+            )
         if getattr(model, "get_output_embeddings", lambda: None)() is None:
-            raise UnsupportedModelError(f"{kind} has no language-modelling head. Load it with AutoModelForCausalLM.")
+            raise UnsupportedModelError(
+                f"{kind} has no language-modelling head. Load it with AutoModelForCausalLM."
+            )
         if not hasattr(tokenizer, "convert_ids_to_tokens"):
-            raise ParameterError(f"tokenizer is {tokenizer!r:.200}; expected a tokenizer of transformers.")
+            raise ParameterError(
+                f"tokenizer is {tokenizer!r:.200}; expected a tokenizer of transformers."
+            )
         table = getattr(model.get_input_embeddings(), "weight", None)
         if not isinstance(table, Tensor):
-            raise UnsupportedModelError(f"{kind} has no table of input embeddings. Take a model with an nn.Embedding.")
+            raise UnsupportedModelError(
+                f"{kind} has no table of input embeddings. Take a model with an nn.Embedding."
+            )
         self.model: Any = model
         self.tokenizer: Any = tokenizer
         self.vocabulary_size, self.embedding_dim = table.shape
         self.context_length: int | None = setting(config, "max_position_embeddings")
-        name, commit = getattr(config, "_name_or_path", "") or kind, getattr(config, "_commit_hash", None)
+        name, commit = (
+            getattr(config, "_name_or_path", "") or kind,
+            getattr(config, "_commit_hash", None),
+        )
         self.identity = ModelIdentity(name, commit, dtype=_dtype_name(model), architecture=kind)
         tokens, rows = (1024, 192) if self.device.type == "cpu" else (8192, 1024)
-        self.batch_tokens = check_count("batch_tokens", tokens if batch_tokens is None else batch_tokens)
+        self.batch_tokens = check_count(
+            "batch_tokens", tokens if batch_tokens is None else batch_tokens
+        )
         self.logit_rows = max(1, rows * 2**18 // self.vocabulary_size)  # float32, of one pass
         self.chat_template_kwargs: Mapping[str, Any] = dict(chat_template_kwargs or {})
-        self.known: dict[tuple[int, ...], KeysValues] = {}  # of sequences, for those that begin with them
+        self.known: dict[
+            tuple[int, ...], KeysValues
+        ] = {}  # of sequences, for those that begin with them
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -87,7 +102,11 @@ class LanguageModel:
         """The device of the input embeddings, to which token ids and embeddings must be sent."""
         embedding = self.model.get_input_embeddings()
         offloaded = embedding.weight.is_meta  # by accelerate: its hook knows where the module runs
-        return torch.device(embedding._hf_hook.execution_device) if offloaded else embedding.weight.device
+        return (
+            torch.device(embedding._hf_hook.execution_device)
+            if offloaded
+            else embedding.weight.device
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,27 +121,51 @@ class LanguageModel:
     def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
         """A text or chat messages in tokens; see `noiser.text.encode`."""
         length, kwargs = self.context_length, self.chat_template_kwargs
-        return encode(self.tokenizer, prompt, context_length=length, rendered=rendered, chat_template_kwargs=kwargs)
+        return encode(
+            self.tokenizer,
+            prompt,
+            context_length=length,
+            rendered=rendered,
+            chat_template_kwargs=kwargs,
+        )
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
         """The tokens with which the model ends a text or its turn."""
-        declared: Any = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        ids = [*(declared if isinstance(declared, list) else [declared]), self.tokenizer.eos_token_id]
+        declared: Any = getattr(
+            getattr(self.model, "generation_config", None), "eos_token_id", None
+        )
+        ids = [
+            *(declared if isinstance(declared, list) else [declared]),
+            self.tokenizer.eos_token_id,
+        ]
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
 
     def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
         """The model's own greedy `generate()`; None where no setting makes it other than the most probable tokens."""
-        names = ("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens")
+        names = (
+            "repetition_penalty",
+            "no_repeat_ngram_size",
+            "suppress_tokens",
+            "begin_suppress_tokens",
+        )
         names += ("bad_words_ids", "sequence_bias", "min_new_tokens", "min_length")
         names += ("forced_bos_token_id", "forced_eos_token_id")
         settings = getattr(self.model, "generation_config", None)
-        if not self.looks_inside or all(getattr(settings, name, None) in (None, 0, 1, []) for name in names):
+        if not self.looks_inside or all(
+            getattr(settings, name, None) in (None, 0, 1, []) for name in names
+        ):
             return None
         ids = torch.tensor([token_ids], device=self.device)
-        options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "num_beams": 1}
+        options: dict[str, Any] = {
+            "attention_mask": torch.ones_like(ids),
+            "do_sample": False,
+            "num_beams": 1,
+        }
         with running(self.model):
-            return self.model.generate(ids, max_new_tokens=count, **options)[0, len(token_ids) :].tolist()
+            return self.model.generate(ids, max_new_tokens=count, **options)[
+                0, len(token_ids) :
+            ].tolist()
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -134,8 +177,13 @@ class LanguageModel:
     def _keeps_rows(self) -> bool:
         """Whether the head can run at some positions alone. PEFT passes them on, but not past its learned prompts."""
         adapter = getattr(self.model, "active_peft_config", None)
-        models = [self.model, *([self.model.get_base_model()] if adapter and not adapter.is_prompt_learning else [])]
-        return any("logits_to_keep" in inspect.signature(model.forward).parameters for model in models)
+        models = [
+            self.model,
+            *([self.model.get_base_model()] if adapter and not adapter.is_prompt_learning else []),
+        ]
+        return any(
+            "logits_to_keep" in inspect.signature(model.forward).parameters for model in models
+        )
 
     def running(self, *, gradients: bool = False) -> AbstractContextManager[None]:
         """`runtime.running` of the model."""
@@ -151,7 +199,9 @@ class LanguageModel:
             inputs = self.model.get_input_embeddings()(torch.tensor(token_ids, device=self.device))
             context = Context(inputs.detach(), self.abilities.embedding_scale)
         for ids, cache in [*self.known.items()]:
-            if ids == tuple(token_ids[: len(ids)]):  # the last token runs again: somebody may want its logits
+            if ids == tuple(
+                token_ids[: len(ids)]
+            ):  # the last token runs again: somebody may want its logits
                 context.cache, context.done = dict(cache), len(ids) - 1
         return context
 
@@ -160,22 +210,36 @@ class LanguageModel:
         check_choice("baseline", name, get_args(Baseline))
         if name == "zero":
             return torch.zeros(self.embedding_dim, device=self.device, dtype=torch.float32)
-        if name == "mean":  # a table is often padded to a round number of rows; those belong to no token
+        if (
+            name == "mean"
+        ):  # a table is often padded to a round number of rows; those belong to no token
             count = min(len(self.tokenizer), self.vocabulary_size)
             parts = torch.arange(count).split(8192)
-            return torch.stack([self.context(part.tolist()).rows.sum(0) for part in parts]).sum(0) / count
+            return (
+                torch.stack([self.context(part.tolist()).rows.sum(0) for part in parts]).sum(0)
+                / count
+            )
         token = getattr(self.tokenizer, f"{name}_token_id")
         if token is None or not 0 <= token < self.vocabulary_size:
-            lacks = "which it does not have" if token is None else f"whose id {token} the embedding table does not have"
+            lacks = (
+                "which it does not have"
+                if token is None
+                else f"whose id {token} the embedding table does not have"
+            )
             text = f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}."
             raise ParameterError(f"{text} Use baseline='zero' or 'mean'.")
         return self.context([token]).rows[0]
 
-    def run(self, branches: Sequence[Branch], *, packed: bool = False) -> list[Float[Tensor, "copies wanted vocab"]]:
+    def run(
+        self, branches: Sequence[Branch], *, packed: bool = False
+    ) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of every branch, of a model that cannot pack from position 0; out of memory, nothing has changed."""
         if not packed and not self.abilities.packs:
             return whole_logits(self, branches)
-        inputs, packs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None], Pass(branches)
+        inputs, packs = (
+            torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None],
+            Pass(branches),
+        )
         with running(self.model):
             set_attention(self.model, packs.attend, masked=False)
             places = packs.position[None].to(inputs.device)
@@ -184,22 +248,42 @@ class LanguageModel:
                 if branch.record:
                     branch.context.done = branch.start + branch.inputs.shape[1]
         parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
-        return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
+        return [
+            part.unflatten(0, (len(branch.inputs), -1))
+            for part, branch in zip(parts, branches, strict=True)
+        ]
 
-    def output(self, embeddings: Float[Tensor, "batch length dim"], *, positions: Sequence[int], **options: Any) -> Any:
+    def output(
+        self,
+        embeddings: Float[Tensor, "batch length dim"],
+        *,
+        positions: Sequence[int],
+        **options: Any,
+    ) -> Any:
         """The output for embeddings in the space of `embed`, with logits at `positions`; to be called while it runs."""
-        rows = embeddings.to(self.model.dtype, copy=True)  # scaled in place by some models, such as CTRL
+        rows = embeddings.to(
+            self.model.dtype, copy=True
+        )  # scaled in place by some models, such as CTRL
         if self._keeps_rows:
-            options["logits_to_keep"] = list(positions)  # numbers, on whatever device the last layer is
+            options["logits_to_keep"] = list(
+                positions
+            )  # numbers, on whatever device the last layer is
         try:
             out = self.model(**{"inputs_embeds": rows, "use_cache": False, **options})
         except Exception as error:
             raise_failure(self.model, error)
         if not self._keeps_rows:
-            own = out.logits.shape[1] - embeddings.shape[1]  # rows of what it puts in front: learned prompts
+            own = (
+                out.logits.shape[1] - embeddings.shape[1]
+            )  # rows of what it puts in front: learned prompts
             if own < 0:
-                kind, places = type(self.model).__name__, f"{out.logits.shape[1]} of {embeddings.shape[1]} positions"
-                raise UnsupportedModelError(f"{kind} returns logits at {places}; expected all. Take another model.")
+                kind, places = (
+                    type(self.model).__name__,
+                    f"{out.logits.shape[1]} of {embeddings.shape[1]} positions",
+                )
+                raise UnsupportedModelError(
+                    f"{kind} returns logits at {places}; expected all. Take another model."
+                )
             out.logits = out.logits[:, [row + own for row in positions]]
         return out
 
@@ -207,7 +291,9 @@ class LanguageModel:
 def check_model(lm: object) -> None:
     """Raises ParameterError for anything but a `LanguageModel`, such as a model that was not wrapped."""
     if not isinstance(lm, LanguageModel):
-        raise ParameterError(f"The model is a {type(lm).__name__}; expected what noiser.load_model or wrap returns.")
+        raise ParameterError(
+            f"The model is a {type(lm).__name__}; expected what noiser.load_model or wrap returns."
+        )
 
 
 def check_finite(lm: LanguageModel, probabilities: Float[Tensor, "*rows vocab"]) -> None:
@@ -225,7 +311,11 @@ wrap = LanguageModel
 def _dtype_name(model: PreTrainedModel) -> str:
     """The type of a model's embeddings and how it is quantised, by its configuration or else its weights' classes."""
     settings: Any = getattr(getattr(model, "config", None), "quantization_config", None) or {}
-    method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+    method = (
+        settings.get("quant_method")
+        if isinstance(settings, dict)
+        else getattr(settings, "quant_method", None)
+    )
     kinds = {type(p).__name__ for p in model.parameters() if type(p) not in PLAIN} - {"DTensor"}
     names = [str(getattr(method, "value", method))] if method else sorted(kinds)
     return ", ".join([str(model.dtype).removeprefix("torch."), *names])

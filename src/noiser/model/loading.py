@@ -20,8 +20,12 @@ from noiser.model.gguf import BUILT_IN, complete, converted
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import is_out_of_memory, own_defaults
 
-_DTYPES: dict[Any, Any] = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-_one_at_a_time = threading.Lock()  # while it builds a model, transformers changes settings of the whole process
+_DTYPES: dict[Any, Any] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
+}
+_one_at_a_time = (
+    threading.Lock()
+)  # while it builds a model, transformers changes settings of the whole process
 
 
 class Place(NamedTuple):
@@ -70,16 +74,23 @@ def load_model(
         ParameterError: an argument outside its domain, or that this kind of model does not take.
     """
     if device_map is not None and device != "auto":
-        raise ParameterError(f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out.")
+        raise ParameterError(
+            f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out."
+        )
     chosen, weights = None if device_map is not None else _device(device), _DTYPES.get(dtype, dtype)
     if weights == "auto" and chosen is not None and chosen.type == "cpu":
         weights = torch.float32
     if weights != "auto" and not isinstance(weights, torch.dtype):
         raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
-    name, origin = os.fspath(name_or_path), {"revision": revision or "main", "trust_remote_code": trust_remote_code}
+    name, origin = (
+        os.fspath(name_or_path),
+        {"revision": revision or "main", "trust_remote_code": trust_remote_code},
+    )
     kind, _, rest = name.partition(":")
     if revision is not None and (rest or name) in BUILT_IN:
-        raise ParameterError(f"revision is {revision!r}, and {rest or name} is built in. Leave revision out.")
+        raise ParameterError(
+            f"revision is {revision!r}, and {rest or name} is built in. Leave revision out."
+        )
     if kind == "vllm":
         from noiser.model.served import load_vllm
 
@@ -89,13 +100,21 @@ def load_model(
 
         parameters = [*inspect.signature(load_server).parameters][2:]
         if unknown := sorted({*engine_args} - {*parameters}):
-            raise errors.UnknownNameError("argument of a model behind a server", unknown[0], parameters)
+            raise errors.UnknownNameError(
+                "argument of a model behind a server", unknown[0], parameters
+            )
         lm = load_server(name, origin, **engine_args)
     elif engine_args:
         first = next(iter(engine_args))
-        raise ParameterError(f"{first!r} is for models named vllm:... or http://..., not {name!r}. Leave it out.")
+        raise ParameterError(
+            f"{first!r} is for models named vllm:... or http://..., not {name!r}. Leave it out."
+        )
     else:
-        how = {"dtype": weights, "device_map": device_map, "attn_implementation": attn_implementation}
+        how = {
+            "dtype": weights,
+            "device_map": device_map,
+            "attn_implementation": attn_implementation,
+        }
         lm = _load(name, origin, how, chosen)
     lm.chat_template_kwargs = dict(chat_template_kwargs or {})
     return lm
@@ -103,7 +122,13 @@ def load_model(
 
 def _device(device: str) -> torch.device:
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        device = (
+            "cuda"
+            if torch.cuda.is_available()
+            else "mps"
+            if torch.backends.mps.is_available()
+            else "cpu"
+        )
     try:
         return torch.empty(1, device=device).device
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
@@ -125,7 +150,9 @@ def find(name: str) -> Place:
     return Place(name, name, is_folder=False)
 
 
-def _load(name: str, origin: dict[str, Any], how: Mapping[str, Any], device: torch.device | None) -> LanguageModel:
+def _load(
+    name: str, origin: dict[str, Any], how: Mapping[str, Any], device: torch.device | None
+) -> LanguageModel:
     """A model in this process; `origin` and `how` to load it, on a device, or None where `device_map` decides."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.import_utils import is_peft_available
@@ -133,22 +160,35 @@ def _load(name: str, origin: dict[str, Any], how: Mapping[str, Any], device: tor
     place = find(name)
     adapts = place.is_folder and Path(place.source, "adapter_config.json").is_file()
     if adapts and not is_peft_available():  # transformers would leave the adapter out
-        raise DependencyError(f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft")
+        raise DependencyError(
+            f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft"
+        )
     common = {**origin, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
     with _one_at_a_time, own_defaults(), explained(name):
-        model = complete(AutoModelForCausalLM.from_pretrained(place.source, **how, **common, output_loading_info=True))
+        model = complete(
+            AutoModelForCausalLM.from_pretrained(
+                place.source, **how, **common, output_loading_info=True
+            )
+        )
         if device is not None:
             model.to(device)
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **common)
-        except (OSError, ValueError):  # an adapter without one takes that of the model that it is put on
-            bases = [each.base_model_name_or_path for each in getattr(model, "peft_config", {}).values()]
+        except (
+            OSError,
+            ValueError,
+        ):  # an adapter without one takes that of the model that it is put on
+            bases = [
+                each.base_model_name_or_path for each in getattr(model, "peft_config", {}).values()
+            ]
             if not bases:
                 raise
             tokenizer = AutoTokenizer.from_pretrained(bases[0], **common)
         lm = LanguageModel(model.eval(), tokenizer)
-        lm.identity = lm.identity._replace(name=place.name, revision=revision_of(place, model, origin))
+        lm.identity = lm.identity._replace(
+            name=place.name, revision=revision_of(place, model, origin)
+        )
     return lm
 
 
@@ -159,22 +199,39 @@ def revision_of(place: Place, model: Any, origin: dict[str, Any]) -> str | None:
     if place.revision or place.is_folder:
         return place.revision or fingerprint(Path(place.source), model)
     names = ("config.json", "adapter_config.json")
-    files = (try_to_load_from_cache(place.source, name, revision=origin["revision"]) for name in names)
+    files = (
+        try_to_load_from_cache(place.source, name, revision=origin["revision"]) for name in names
+    )
     return next((Path(file).parent.name for file in files if isinstance(file, str)), None)
 
 
 def fingerprint(folder: Path, model: Any) -> str:
     """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of samples of every weight."""
     files, weights = hashlib.sha256(), hashlib.sha256()
-    names = ("*config.json", "*token*", "vocab*", "merges.txt", "*.model", "*.py", "*.jinja", "*_templates/*.jinja")
-    for path in sorted({path for pattern in names for path in folder.glob(pattern) if path.is_file()}):
+    names = (
+        "*config.json",
+        "*token*",
+        "vocab*",
+        "merges.txt",
+        "*.model",
+        "*.py",
+        "*.jinja",
+        "*_templates/*.jinja",
+    )
+    for path in sorted(
+        {path for pattern in names for path in folder.glob(pattern) if path.is_file()}
+    ):
         files.update(f"{path.relative_to(folder).as_posix()!r} {sha256_of(path)}".encode())
     for name, weight in sorted(model.state_dict().items()):
         weights.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if not weight.is_meta and weight.numel():
-            quantised = type(weight).dequantize is not torch.Tensor.dequantize  # such weights may not flatten
+            quantised = (
+                type(weight).dequantize is not torch.Tensor.dequantize
+            )  # such weights may not flatten
             flat = (weight.dequantize() if quantised else weight).detach().flatten()
-            positions = torch.linspace(0, flat.numel() - 1, min(64, flat.numel()), dtype=torch.float64).long()
+            positions = torch.linspace(
+                0, flat.numel() - 1, min(64, flat.numel()), dtype=torch.float64
+            ).long()
             weights.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
     return hashlib.sha256(f"{files.hexdigest()} {weights.hexdigest()}".encode()).hexdigest()
 
@@ -199,9 +256,13 @@ def explained(name: str) -> Generator[None]:
 def _explain(name: str, error: Exception) -> NoiserError:
     said, model = " ".join(str(error).split())[:300].rstrip("."), f"The model {name!r}"
     if isinstance(error, ImportError):
-        return DependencyError(f"{model} needs a package that is not installed: {said}. Install it.")
+        return DependencyError(
+            f"{model} needs a package that is not installed: {said}. Install it."
+        )
     if is_out_of_memory(error):
-        return ModelError(f"{model} does not fit into memory: {said}. Load it in a smaller dtype or device_map='auto'.")
+        return ModelError(
+            f"{model} does not fit into memory: {said}. Load it in a smaller dtype or device_map='auto'."
+        )
     if "trust_remote_code" in str(error):
         trust = "If you trust it, pass trust_remote_code=True (--trust-remote-code)."
         return ModelError(f"{model} comes with code of its own. {trust}")
@@ -209,6 +270,10 @@ def _explain(name: str, error: Exception) -> NoiserError:
         text = f"{model} is not a causal language model that transformers can load: {said[:150]}."
         return errors.UnsupportedModelError(f"{text} Take a decoder-only model.")
     if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
-        return ModelError(f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again.")
+        return ModelError(
+            f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again."
+        )
     expected = f"a built-in name ({', '.join(BUILT_IN)}), a local folder, a .gguf file, or the id of a model on the hub"
-    return errors.ModelNotFoundError(f"Cannot find the model {name!r}: {said}. Expected {expected}.")
+    return errors.ModelNotFoundError(
+        f"Cannot find the model {name!r}: {said}. Expected {expected}."
+    )

@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 from noiser.model.runtime import held, put, running
 
-BLOCK, BLOCK_ON_CPU = 1024, 128  # tokens that attend together; a longer sequence is cut into such blocks
+BLOCK, BLOCK_ON_CPU = (
+    1024,
+    128,
+)  # tokens that attend together; a longer sequence is cut into such blocks
 KeysValues = dict[int, tuple[Tensor, Tensor]]  # of each layer, [1, heads, tokens, dim]
 
 
@@ -29,9 +32,13 @@ class Context:
 
     inputs: Float[Tensor, "length dim"]  # rows of the embedding table times `scale`
     scale: float
-    cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)  # also outside of windows
+    cache: KeysValues = field(
+        default_factory=dict[int, tuple[Tensor, Tensor]], repr=False
+    )  # also outside of windows
     done: int = 0
-    windows: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)  # of layers
+    windows: dict[int, int | None] = field(
+        default_factory=dict[int, int | None], repr=False
+    )  # of layers
 
     @property
     def rows(self) -> Float[Tensor, "length dim"]:
@@ -42,12 +49,16 @@ class Context:
         """Appends tokens, which have yet to run."""
         self.inputs = torch.cat([self.inputs, inputs])
 
-    def after(self, start: int, stop: int, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def after(
+        self, start: int, stop: int, layer: int, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, [batch, heads, tokens, dim], after cached keys of positions `start` to `stop`."""
         if start >= stop:
             return key, value
         clean = (old[..., start:stop, :].expand(len(key), -1, -1, -1) for old in self.cache[layer])
-        first, second = (torch.cat([old.to(x.device), x], -2) for old, x in zip(clean, (key, value), strict=True))
+        first, second = (
+            torch.cat([old.to(x.device), x], -2) for old, x in zip(clean, (key, value), strict=True)
+        )
         return first, second
 
 
@@ -60,7 +71,9 @@ def continued(cache: KeysValues, length: int = 0, copies: int = 1) -> dict[str, 
     for layer, pair in sorted(cache.items()):
         keys, values = (part[..., :length, :].expand(copies, -1, -1, -1) for part in pair)
         grown.update(keys, values, layer)
-    named = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"  # as before 5.24
+    named = (
+        "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
+    )  # as before 5.24
     return {named: grown, "use_cache": True}
 
 
@@ -71,10 +84,16 @@ class Branch:
     context: Context
     start: int
     inputs: Float[Tensor, "copies length dim"]  # as the model reads them
-    wanted: Sequence[int]  # positions, counted from the beginning of the clean sequence, whose logits are wanted
+    wanted: Sequence[
+        int
+    ]  # positions, counted from the beginning of the clean sequence, whose logits are wanted
     hidden: tuple[int, ...] = ()  # positions to which no later token of the sequences attends
-    record: bool = False  # whether this is the clean sequence going on: its keys and values join the cache
-    tokens: Sequence[tuple[int, ...]] = ()  # at each wanted position: their probabilities must be exact
+    record: bool = (
+        False  # whether this is the clean sequence going on: its keys and values join the cache
+    )
+    tokens: Sequence[
+        tuple[int, ...]
+    ] = ()  # at each wanted position: their probabilities must be exact
 
 
 class _Block(NamedTuple):
@@ -104,11 +123,19 @@ class Pass:
         for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
             self.rows += [first + row - branch.start for row in branch.wanted]
             last = self.blocks[-1] if self.blocks else None
-            if last and last.context is branch.context and last.begin == last.first and end - last.first <= most:
+            if (
+                last
+                and last.context is branch.context
+                and last.begin == last.first
+                and end - last.first <= most
+            ):
                 self.blocks[-1] = last._replace(cached=max(last.cached, branch.start), last=end)
             else:  # a longer sequence in several blocks
                 cuts = range(first, end, most)
-                self.blocks += [_Block(branch.context, branch.start, first, at, min(at + most, end)) for at in cuts]
+                self.blocks += [
+                    _Block(branch.context, branch.start, first, at, min(at + most, end))
+                    for at in cuts
+                ]
 
     def mask(self, block: _Block, window: int | None, like: Tensor) -> tuple[int, Tensor]:
         """The first cached token that a query sees, and the mask [1, 1, queries, keys]: 0 where one sees a key."""
@@ -125,7 +152,9 @@ class Pass:
                 seen &= ~((number == each) & torch.isin(at, torch.tensor(hidden)) & (distance > 0))
         return oldest, torch.where(seen, 0.0, torch.finfo(like.dtype).min).to(like)[None, None]
 
-    def attend(self, own: Any, module: Any, *states: Any, sliding_window: int | None = None, **options: Any) -> Any:
+    def attend(
+        self, own: Any, module: Any, *states: Any, sliding_window: int | None = None, **options: Any
+    ) -> Any:
         """Causal attention of packed sequences [1, heads, tokens, dim], as a function of transformers' registry."""
         query, key, value, *_ = states
         own = eager if options.get("softcap") else own
@@ -136,11 +165,17 @@ class Pass:
                 branch.context.cache[layer] = branch.context.after(0, branch.start, layer, *new)
                 branch.context.windows[layer] = sliding_window
         if sliding_window not in self.masks:
-            self.masks[sliding_window] = [self.mask(block, sliding_window, query) for block in self.blocks]
+            self.masks[sliding_window] = [
+                self.mask(block, sliding_window, query) for block in self.blocks
+            ]
         for block, (oldest, mask) in zip(self.blocks, self.masks[sliding_window], strict=True):
             k, v = (x[..., block.begin : block.last, :] for x in (key, value))
             k, v = block.context.after(oldest, block.cached, layer, k, v)
-            out.append(own(module, query[..., block.first : block.last, :], k, v, mask.to(query), **options)[0])
+            out.append(
+                own(
+                    module, query[..., block.first : block.last, :], k, v, mask.to(query), **options
+                )[0]
+            )
         return torch.cat(out, 1), None
 
 
@@ -152,14 +187,23 @@ def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bo
         functions: Any = AttentionInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
         masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
         own = "eager" if model.config._attn_implementation == "eager" else "sdpa"
-        put(model, functions, name := f"noiser-{id(model)}", partial(attention, functions.get(own, eager)))
+        put(
+            model,
+            functions,
+            name := f"noiser-{id(model)}",
+            partial(attention, functions.get(own, eager)),
+        )
         if masked:  # transformers makes no mask for a name that is not there
             put(model, masks, name, masks[own])
-        if torch.backends.cuda.cudnn_sdp_enabled():  # it makes a plan for every new shape, 30 ms each
+        if (
+            torch.backends.cuda.cudnn_sdp_enabled()
+        ):  # it makes a plan for every new shape, 30 ms each
             held[model].undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
             torch.backends.cuda.enable_cudnn_sdp(False)
         attention = name
-    for config in held[model].configs:  # the public setter checks, and may fetch, the kernels of what is put back
+    for config in held[
+        model
+    ].configs:  # the public setter checks, and may fetch, the kernels of what is put back
         put(model, config, "_attn_implementation_internal", attention)
 
 
@@ -178,5 +222,9 @@ def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:
             inputs = torch.cat([branches[number].inputs for number in numbers])
             parts = inputs.split(max(1, lm.batch_tokens // length))
             logits = torch.cat([lm.output(part, positions=rows).logits for part in parts])
-            found |= zip(numbers, logits.split([len(branches[number].inputs) for number in numbers]), strict=True)
+            found |= zip(
+                numbers,
+                logits.split([len(branches[number].inputs) for number in numbers]),
+                strict=True,
+            )
     return [found[number] for number in range(len(branches))]

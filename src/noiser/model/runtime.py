@@ -23,8 +23,13 @@ from torch.nn import functional
 
 SMALLEST = 2**16  # numbers in weights that are worth the longer call
 COMPETING = 32  # tokens of a row whose logits are worth a second product
-ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()  # not on ARM: PyTorch chose better
-PLAIN = (nn.Parameter, Tensor)  # types of ordinary weights; a library with a class of its own multiplies by itself
+ONEDNN = (
+    torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
+)  # not on ARM: PyTorch chose better
+PLAIN = (
+    nn.Parameter,
+    Tensor,
+)  # types of ordinary weights; a library with a class of its own multiplies by itself
 
 
 class Held:
@@ -32,7 +37,9 @@ class Held:
 
     def __init__(self) -> None:
         self.lock: Any = threading.RLock()
-        self.undo: list[Callable[[], object]] = []  # each may be called twice; the newest is the last
+        self.undo: list[
+            Callable[[], object]
+        ] = []  # each may be called twice; the newest is the last
         self.configs: list[dict[str, Any]] = []  # attributes of all configurations
 
 
@@ -54,7 +61,9 @@ def _after_fork() -> None:
         state.lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # in a child nobody holds a lock; what another thread was at is left to be put back
+if hasattr(
+    os, "register_at_fork"
+):  # in a child nobody holds a lock; what another thread was at is left to be put back
     os.register_at_fork(after_in_child=_after_fork)
 
 
@@ -64,7 +73,10 @@ def own_defaults() -> Generator[None]:
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(False), contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu"):
+        with (
+            torch.inference_mode(False),
+            contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu"),
+        ):
             yield
     finally:
         torch.set_default_dtype(dtype)
@@ -101,12 +113,18 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
 
 def put(model: nn.Module, place: Any, name: Any, value: Any) -> None:
     """Sets an entry of a dictionary until what is `running` ends."""
-    undo = partial(place.__setitem__, name, place[name]) if name in place else partial(place.pop, name, None)
+    undo = (
+        partial(place.__setitem__, name, place[name])
+        if name in place
+        else partial(place.pop, name, None)
+    )
     held[model].undo.append(undo)
     place[name] = value
 
 
-def add_hook(model: nn.Module, module: Any, hook: Callable[..., Any], *, before: bool = False, **options: Any) -> None:
+def add_hook(
+    model: nn.Module, module: Any, hook: Callable[..., Any], *, before: bool = False, **options: Any
+) -> None:
     """Adds a hook to a module of a model until what is `running` ends: after its forward passes, or before them."""
     name = "forward_pre_hook" if before else "forward_hook"
     put(model, vars(module), f"_{name}s", vars(module)[f"_{name}s"].copy())
@@ -118,8 +136,12 @@ def twin(model: Any) -> Any:
     with held.setdefault(model, Held()).lock:  # as the model is when nothing runs
         kinds = ((part._forward_pre_hooks, part._forward_hooks) for part in model.modules())
         hooks = (hook for kind in chain(*kinds) for hook in kind.values())
-        shared: dict[int, Any] = {id(each): each for each in (*model.parameters(), *model.buffers(), *hooks)}
-        plain = (parameter for parameter in model.parameters() if type(parameter) is nn.Parameter)  # not quantised ones
+        shared: dict[int, Any] = {
+            id(each): each for each in (*model.parameters(), *model.buffers(), *hooks)
+        }
+        plain = (
+            parameter for parameter in model.parameters() if type(parameter) is nn.Parameter
+        )  # not quantised ones
         shared |= {id(parameter): nn.Parameter(parameter.detach(), False) for parameter in plain}
         return copy.deepcopy(model, shared).eval()
 
@@ -128,8 +150,14 @@ def _settle(model: Any) -> None:
     """Evaluation mode, without compiled parts, with the fastest products; outputs are objects with logits alone."""
     modules = [*model.modules()]
     found: list[Any] = [vars(module).get("config") for module in modules]
-    found += [vars(config).get(name) for config in found for name in getattr(config, "sub_configs", {})]
-    states = {id(config): vars(config) for config in found if hasattr(config, "_attn_implementation_internal")}
+    found += [
+        vars(config).get(name) for config in found for name in getattr(config, "sub_configs", {})
+    ]
+    states = {
+        id(config): vars(config)
+        for config in found
+        if hasattr(config, "_attn_implementation_internal")
+    }
     held[model].configs = configs = [*states.values()]
     for state in (*map(vars, modules), *configs):
         for name, wanted in _WANTED.items():
@@ -138,7 +166,11 @@ def _settle(model: Any) -> None:
     head = model.get_output_embeddings()
     for module in modules:
         own = vars(module).get("forward")  # of another library's, which stays unless it is compiled
-        forward = getattr(own, "_torchdynamo_orig_callable", None) if own else forward_of(module, module is head)
+        forward = (
+            getattr(own, "_torchdynamo_orig_callable", None)
+            if own
+            else forward_of(module, module is head)
+        )
         if forward:
             put(model, vars(module), "forward", forward)
 
@@ -150,7 +182,12 @@ def _freeze(model: nn.Module) -> None:
             for name, tensor in [*place.items()]:
                 if type(tensor) in PLAIN and tensor.is_inference():
                     same: Any = torch.from_dlpack(tensor.detach())
-                    put(model, place, name, nn.Parameter(same, False) if isinstance(tensor, nn.Parameter) else same)
+                    put(
+                        model,
+                        place,
+                        name,
+                        nn.Parameter(same, False) if isinstance(tensor, nn.Parameter) else same,
+                    )
                 elif tensor is not None and tensor.requires_grad and tensor.is_leaf:
                     held[model].undo.append(partial(tensor.requires_grad_, True))
                     tensor.requires_grad_(False)
@@ -167,9 +204,13 @@ def forward_of(layer: nn.Module, is_head: bool) -> Callable[..., Tensor] | None:
     weight = layer.weight
     if is_head and weight.dtype in (torch.bfloat16, torch.float16):
         return MethodType(_precise, layer)
-    fits = weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST
+    fits = (
+        weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.numel() >= SMALLEST
+    )
     dense = fits and (weight.is_contiguous() or weight.t().is_contiguous())
-    return MethodType(_forward, layer) if dense and ONEDNN and torch.backends.mkldnn.enabled else None
+    return (
+        MethodType(_forward, layer) if dense and ONEDNN and torch.backends.mkldnn.enabled else None
+    )
 
 
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it
@@ -184,12 +225,17 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _precise(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it
-    logits, bias = functional.linear(input, layer.weight, layer.bias), cast("Tensor | None", layer.bias)
+    logits, bias = (
+        functional.linear(input, layer.weight, layer.bias),
+        cast("Tensor | None", layer.bias),
+    )
     if torch.is_grad_enabled():
         return logits
     rounded = logits.reshape(-1, logits.shape[-1])
     best = rounded.topk(min(COMPETING, rounded.shape[-1])).indices
-    exact = torch.einsum("ri,rti->rt", input.reshape(-1, input.shape[-1]).float(), layer.weight[best].float())
+    exact = torch.einsum(
+        "ri,rti->rt", input.reshape(-1, input.shape[-1]).float(), layer.weight[best].float()
+    )
     if bias is not None:
         exact += bias[best].float()
     return rounded.float().scatter_(-1, best, exact).view(logits.shape)
@@ -212,8 +258,16 @@ class _Product(torch.autograd.Function):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
-    text, said = str(error).lower(), ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
-    said += ("bad_alloc", "could not create a primitive", "could not create a memory", "unable to allocate")
+    text, said = (
+        str(error).lower(),
+        ("out of memory", "not enough memory", "allocate memory", "alloc_failed"),
+    )
+    said += (
+        "bad_alloc",
+        "could not create a primitive",
+        "could not create a memory",
+        "unable to allocate",
+    )
     known = isinstance(error, RuntimeError | OSError) and any(words in text for words in said)
     return known or isinstance(error, torch.OutOfMemoryError | MemoryError)
 

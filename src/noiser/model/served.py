@@ -24,14 +24,20 @@ from noiser.model.runtime import running
 from noiser.types import ModelIdentity
 
 ROW = "noiser_row"  # in a vLLM request's `extra_args`: the number of the row that its logits become
-_numbers = itertools.count()  # none is used twice: what an interrupted call has left may run beside the next one
-Predict = Callable[[Sequence[Branch]], list[Tensor]]  # to logits [copies, wanted, vocab] of each branch
+_numbers = (
+    itertools.count()
+)  # none is used twice: what an interrupted call has left may run beside the next one
+Predict = Callable[
+    [Sequence[Branch]], list[Tensor]
+]  # to logits [copies, wanted, vocab] of each branch
 
 
 class ServedNetwork(nn.Module):
     """A stand-in for the layers that are elsewhere; hooks on it see every call."""
 
-    def __init__(self, predict: Predict, table: Float[Tensor, "vocab dim"], generation_config: Any) -> None:
+    def __init__(
+        self, predict: Predict, table: Float[Tensor, "vocab dim"], generation_config: Any
+    ) -> None:
         super().__init__()
         self.predict, self.dtype, self.generation_config = predict, table.dtype, generation_config
         self.embedding = nn.Embedding.from_pretrained(table)  # pyright: ignore[reportUnknownMemberType]
@@ -46,7 +52,9 @@ class ServedNetwork(nn.Module):
         """Float32 logits of each branch; -inf for rows of the table that belong to no token."""
         size = self.embedding.num_embeddings
         found = [logits[..., :size].float() for logits in self.predict(branches)]
-        return [nn.functional.pad(each, (0, size - each.shape[-1]), value=-torch.inf) for each in found]
+        return [
+            nn.functional.pad(each, (0, size - each.shape[-1]), value=-torch.inf) for each in found
+        ]
 
 
 class ServedModel(LanguageModel):
@@ -70,11 +78,19 @@ class ServedModel(LanguageModel):
     ) -> None:
         ids = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
         network: Any = ServedNetwork(predict, ids if table is None else table, generation_config)
-        super().__init__(network, tokenizer, batch_tokens=2**15)  # of one call: enough to keep eight cards at work
-        self.takes_embeddings, self.identity, self.context_length = table is not None, identity, context_length
+        super().__init__(
+            network, tokenizer, batch_tokens=2**15
+        )  # of one call: enough to keep eight cards at work
+        self.takes_embeddings, self.identity, self.context_length = (
+            table is not None,
+            identity,
+            context_length,
+        )
         self.abilities = Abilities(embedding_scale=scale, packs=False)
 
-    def run(self, branches: Sequence[Branch], **_: Any) -> list[Float[Tensor, "copies wanted vocab"]]:
+    def run(
+        self, branches: Sequence[Branch], **_: Any
+    ) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Logits of all branches, from one call."""
         with running(self.model):
             return self.model(branches)
@@ -87,17 +103,24 @@ def read_settings(place: Place, origin: dict[str, Any]) -> tuple[Any, Any]:
     with explained(place.name):
         tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **origin)
     with suppress(OSError):
-        return tokenizer, GenerationConfig.from_pretrained(place.source, revision=origin["revision"])
+        return tokenizer, GenerationConfig.from_pretrained(
+            place.source, revision=origin["revision"]
+        )
     return tokenizer, None
 
 
 def predict(llm: Any, branches: Sequence[Branch]) -> list[Tensor]:
     """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them."""
-    cut = [each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted]
+    cut = [
+        each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted
+    ]
     most = 256  # rows that the workers keep: with 128,000 tokens 131 MB of a card's memory
     logits = torch.cat([logits_of(llm, cut[i : i + most]) for i in range(0, len(cut), most)])
     parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
-    return [part.unflatten(0, (len(branch.inputs), -1)) for part, branch in zip(parts, branches, strict=True)]
+    return [
+        part.unflatten(0, (len(branch.inputs), -1))
+        for part, branch in zip(parts, branches, strict=True)
+    ]
 
 
 def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
@@ -105,7 +128,10 @@ def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab
     from vllm import SamplingParams  # pyright: ignore
 
     settings: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-    prompts = [{"prompt_embeds": x} if x.is_floating_point() else {"prompt_token_ids": x.tolist()} for x in inputs]
+    prompts = [
+        {"prompt_embeds": x} if x.is_floating_point() else {"prompt_token_ids": x.tolist()}
+        for x in inputs
+    ]
     numbers = [next(_numbers) for _ in inputs]
     try:
         parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
@@ -115,10 +141,14 @@ def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab
         rows = torch.frombuffer(bytearray(sent), dtype=torch.float32).view(len(kept), -1)
         return rows[[kept.index(number) for number in numbers]]
     except Exception as error:  # of vLLM's many kinds, or where logits are missing
-        raise ModelError(f"vLLM failed: {type(error).__name__}: {error}. Load the model again.") from error
+        raise ModelError(
+            f"vLLM failed: {type(error).__name__}: {error}. Load the model again."
+        ) from error
 
 
-def load_vllm(name: str, dtype: object, origin: dict[str, Any], engine_args: Mapping[str, Any]) -> ServedModel:
+def load_vllm(
+    name: str, dtype: object, origin: dict[str, Any], engine_args: Mapping[str, Any]
+) -> ServedModel:
     """A model in vLLM, in this process, with `engine_args` of `vllm.LLM`."""
     # One process less between here and the workers; and the runner whose logits processors these are.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -135,7 +165,9 @@ def load_vllm(name: str, dtype: object, origin: dict[str, Any], engine_args: Map
         "dtype": str(dtype).removeprefix("torch."),
         **origin,
         "enable_prefix_caching": True,
-        **({} if torch.cuda.is_available() else {"block_size": 32}),  # the least of its kernels; blocks are cached
+        **(
+            {} if torch.cuda.is_available() else {"block_size": 32}
+        ),  # the least of its kernels; blocks are cached
         **engine_args,
         "model": place.source,
         "enable_prompt_embeds": True,
@@ -145,15 +177,21 @@ def load_vllm(name: str, dtype: object, origin: dict[str, Any], engine_args: Map
     try:
         llm: Any = LLM(**arguments)
     except Exception as error:
-        raise ModelError(f"vLLM could not load {name!r}: {type(error).__name__}: {error}. See its log.") from error
+        raise ModelError(
+            f"vLLM could not load {name!r}: {type(error).__name__}: {error}. See its log."
+        ) from error
     known = llm.llm_engine.vllm_config.model_config
     table = table.to(known.dtype)
     scale = measure_embedding_scale(llm, table, known.hf_config)
-    of_weights = ", ".join(filter(None, [str(known.dtype).removeprefix("torch."), known.quantization]))
+    of_weights = ", ".join(
+        filter(None, [str(known.dtype).removeprefix("torch."), known.quantization])
+    )
     identity = ModelIdentity(f"vllm:{name}", None, of_weights, known.hf_config.architectures[0])
     inputs = table * torch.tensor(scale, dtype=table.dtype)
     length = known.max_model_len - 1  # one more is generated
-    lm = ServedModel(partial(predict, llm), *read_settings(place, origin), identity, length, inputs, scale)
+    lm = ServedModel(
+        partial(predict, llm), *read_settings(place, origin), identity, length, inputs, scale
+    )
     lm.identity = identity._replace(revision=revision_of(place, lm.model, origin))
     return lm
 
@@ -164,7 +202,10 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
     from transformers.utils.hub import cached_file
 
     # as names end in the families that vLLM runs
-    ends = tuple(f"{name}.weight" for name in ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"))
+    ends = tuple(
+        f"{name}.weight"
+        for name in ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings")
+    )
     path: Any = partial(cached_file, source, revision=revision)
     index = path("model.safetensors.index.json", _raise_exceptions_for_missing_entries=False)
     files: dict[str, str] = parse_json(Path(index).read_bytes())["weight_map"] if index else {}
@@ -173,13 +214,17 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
         for name in file.keys():  # noqa: SIM118 - not a dictionary
             if name.endswith(ends):
                 return file.get_tensor(name)
-    raise ModelError(f"{source} has no tensor named as an embedding table. Save the model with save_pretrained.")
+    raise ModelError(
+        f"{source} has no tensor named as an embedding table. Save the model with save_pretrained."
+    )
 
 
 def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config: Any) -> float:
     """The factor between rows of the table and the model's input: the known one that predicts as the tokens do."""
     ids = torch.linspace(1, len(table) - 1, 8, dtype=torch.float64).long()
-    declared = [setting(config, name, int | float) for name in ("embedding_multiplier", "scale_emb")]
+    declared = [
+        setting(config, name, int | float) for name in ("embedding_multiplier", "scale_emb")
+    ]
     scales = [1.0, table.shape[1] ** 0.5, *filter(None, declared)]
     rows = table[ids]
     inputs = [ids, *(rows * torch.tensor(scale, dtype=rows.dtype) for scale in scales)]
@@ -188,5 +233,7 @@ def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config:
     distance, best = min(zip(distances.tolist(), scales, strict=True))
     if not distance <= 0.05:  # a wrong factor gives 0.5
         text = "The model does not predict from embeddings what it predicts from their tokens. Take a model that reads"
-        raise UnsupportedModelError(f"{text} its input embeddings alone, with the table of its own checkpoint.")
+        raise UnsupportedModelError(
+            f"{text} its input embeddings alone, with the table of its own checkpoint."
+        )
     return best

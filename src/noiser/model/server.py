@@ -41,7 +41,9 @@ class Server:
     def predict(self, branches: Sequence[Branch]) -> list[Float[Tensor, "one rows vocab"]]:
         """Log-probabilities, exact for tokens that were asked for and the most probable ones, even for all others."""
         with ThreadPoolExecutor(self.concurrency) as pool:
-            return [*pool.map(self._rows, branches)]  # after an error or interrupt those that wait are cancelled
+            return [
+                *pool.map(self._rows, branches)
+            ]  # after an error or interrupt those that wait are cancelled
 
     def _rows(self, branch: Branch) -> Float[Tensor, "one rows vocab"]:
         ids = branch.inputs.flatten().long().tolist()[: branch.wanted[-1] + 1]
@@ -56,23 +58,36 @@ class Server:
     def score(self, ids: list[int]) -> list[dict[int, float]]:
         """After every token, log-probabilities of the token that follows and of the most probable ones."""
         where, top = f"The server at {self.endpoint.address}", self.logprobs
-        asked: dict[str, Any] = {"model": self.model, "max_tokens": 1, "temperature": 0, "logprobs": top}
+        asked: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": top,
+        }
         more = {"prompt_logprobs": top, "return_tokens_as_token_ids": True}
         try:
             answer = self.client.completions.create(prompt=ids, extra_body=more, **asked)
             choice: dict[str, Any] = answer.choices[0].to_dict()
-            rows = [{int(i): each["logprob"] for i, each in row.items()} for row in choice["prompt_logprobs"][1:]]
+            rows = [
+                {int(i): each["logprob"] for i, each in row.items()}
+                for row in choice["prompt_logprobs"][1:]
+            ]
             last = choice["logprobs"]["top_logprobs"][0].items()
             rows.append({int(name.removeprefix("token_id:")): value for name, value in last})
             fit = all(is_distribution([*row.values()], self.vocabulary_size, top) for row in rows)
         except openai.OpenAIError as error:
             raise unanswered(self.endpoint, error) from error
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ModelError(f"{where} does not send prompt_logprobs of token ids. Use: vllm serve MODEL.") from error
+            raise ModelError(
+                f"{where} does not send prompt_logprobs of token ids. Use: vllm serve MODEL."
+            ) from error
         if not fit:
             what = f"{where} sends log-probabilities that are not a distribution's, as placeholders are"
             raise ModelError(f"{what}. Use vLLM's server, without a logits processor.")
-        return [{token: value for token, value in row.items() if token < self.vocabulary_size} for row in rows]
+        return [
+            {token: value for token, value in row.items() if token < self.vocabulary_size}
+            for row in rows
+        ]
 
 
 def is_distribution(values: Sequence[float], size: int, most: int) -> bool:
@@ -132,7 +147,9 @@ def load_server(
     check_count("concurrency", concurrency)
     check_count("logprobs", logprobs)
     if origin["trust_remote_code"] and tokenizer is None:
-        raise ParameterError("With trust_remote_code the server would say whose code runs. Name the model: tokenizer=.")
+        raise ParameterError(
+            "With trust_remote_code the server would say whose code runs. Name the model: tokenizer=."
+        )
     endpoint = choose(address, None, api_key_env, user="A served model", error=ModelError)
     sender = client(endpoint, timeout=timeout, max_retries=max_retries)
     try:
@@ -142,12 +159,16 @@ def load_server(
     fitting = [card for card in cards if model in (None, card["id"])]
     if len(fitting) != 1:
         names = ", ".join(str(card["id"]) for card in cards[:10])
-        raise ParameterError(f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=.")
+        raise ParameterError(
+            f"model is {model!r}; expected one of the server's: {names or 'none'}. Give model=."
+        )
     name, length = fitting[0]["id"], fitting[0].get("max_model_len")
     place = find(tokenizer or fitting[0].get("root") or name)
     tokens, generation_config = read_settings(place, origin)
     server = Server(endpoint, sender, name, len(tokens), logprobs, concurrency)
     server.score([0, 1])  # one that cannot be used is refused now
     identity = ModelIdentity(f"{name} at {endpoint.address}", place.revision, "text", "")
-    room = length - 2 if isinstance(length, int) else None  # the target is sent, and one is generated
+    room = (
+        length - 2 if isinstance(length, int) else None
+    )  # the target is sent, and one is generated
     return ServedModel(server.predict, tokens, generation_config, identity, room)

@@ -24,7 +24,9 @@ class KeepLogits(AdapterLogitsProcessor):  # pyright: ignore
         row: Any = (params.extra_args or {}).get(ROW)
 
         def keep(_generated: list[int], logits: torch.Tensor) -> torch.Tensor:
-            _kept[row] = logits.clone()  # vLLM uses the buffer again; of a prompt in chunks the last logits stay
+            _kept[row] = (
+                logits.clone()
+            )  # vLLM uses the buffer again; of a prompt in chunks the last logits stay
             return logits
 
         return None if row is None else keep

@@ -32,7 +32,9 @@ def write(
     same hooks, so it waits for no pass that explains; its keys and values of the prompt are known to the model then.
     """
     if not lm.looks_inside:
-        raise UnsupportedModelError(f"{lm.identity.name} runs elsewhere. Name its server as --upstream.")
+        raise UnsupportedModelError(
+            f"{lm.identity.name} runs elsewhere. Name its server as --upstream."
+        )
     read, waiting, goes_on = [*prompt_ids], list[int](), True
 
     def tell(most: int) -> None:
@@ -46,16 +48,30 @@ def write(
 
     def ended(ids: Tensor, _scores: object) -> Tensor:
         """Called after each token, which has yet to run."""
-        if not lm.known and len(grown.layers) == lm.model.config.get_text_config().num_hidden_layers:
-            lm.known[tuple(prompt_ids)] = {i: (each.keys, each.values) for i, each in enumerate(grown.layers)}
+        if (
+            not lm.known
+            and len(grown.layers) == lm.model.config.get_text_config().num_hidden_layers
+        ):
+            lm.known[tuple(prompt_ids)] = {
+                i: (each.keys, each.values) for i, each in enumerate(grown.layers)
+            }
         waiting.extend({int(ids[0, -1])} - lm.end_tokens)
         tell(most=4)
         return torch.full(ids.shape[:1], not goes_on, device=ids.device)
 
-    given = {name: value for name, value in (("temperature", temperature), ("top_p", top_p)) if value is not None}
-    sampling: dict[str, Any] = {"do_sample": False} if temperature == 0 else {"do_sample": True, **given}
+    given = {
+        name: value
+        for name, value in (("temperature", temperature), ("top_p", top_p))
+        if value is not None
+    }
+    sampling: dict[str, Any] = (
+        {"do_sample": False} if temperature == 0 else {"do_sample": True, **given}
+    )
     ids = torch.tensor([[*prompt_ids]], device=lm.device)
-    asked: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens}
+    asked: dict[str, Any] = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": max_new_tokens,
+    }
     caching = continued({})
     grown: Any = next(iter(caching.values()))
     if lm.abilities.continues:
@@ -63,6 +79,8 @@ def write(
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        found = twin(lm.model).generate(ids, stopping_criteria=[ended], **asked, **(sampling if given else {}))
+        found = twin(lm.model).generate(
+            ids, stopping_criteria=[ended], **asked, **(sampling if given else {})
+        )
     tell(most=0)
     return "stop" if int(found[0, -1]) in lm.end_tokens else "length"

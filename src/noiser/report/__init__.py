@@ -5,4 +5,14 @@ from noiser.report.formats import latex, markdown
 from noiser.report.tables import Table, tables
 from noiser.report.write import FORMATS, report_files, write_report
 
-__all__ = ["FORMATS", "Table", "cells", "latex", "markdown", "report_files", "rows_of", "tables", "write_report"]
+__all__ = [
+    "FORMATS",
+    "Table",
+    "cells",
+    "latex",
+    "markdown",
+    "report_files",
+    "rows_of",
+    "tables",
+    "write_report",
+]

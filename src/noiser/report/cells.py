@@ -42,14 +42,24 @@ def rows_of(store: Store) -> Frame:
     lost = [row._replace(metric=metric) for row in failed for metric in plan.labels("metrics")]
     rows = {row.key: row for row in lost if wanted(row)} | rows
     lines = list(map(_line, rows.values()))
-    return pd.DataFrame(lines, columns=None if lines else [*LABELS, "example", "category", "index", "error"])
+    return pd.DataFrame(
+        lines, columns=None if lines else [*LABELS, "example", "category", "index", "error"]
+    )
 
 
 def _line(row: Row) -> dict[str, Any]:
     about = {"category": row.category, "index": row.index, "error": row.error}
-    costs = {"token_forwards": 0, "passes": 0} if row.metric == ATTRIBUTION and not row.error else {}
+    costs = (
+        {"token_forwards": 0, "passes": 0} if row.metric == ATTRIBUTION and not row.error else {}
+    )
     numbers = {name: value for name, value in row.values.items() if not isinstance(value, str)}
-    return row.key._asdict() | about | {"seconds": None if row.error else row.seconds} | costs | numbers
+    return (
+        row.key._asdict()
+        | about
+        | {"seconds": None if row.error else row.seconds}
+        | costs
+        | numbers
+    )
 
 
 def _mean_sum(*columns: Any) -> Any:
@@ -66,7 +76,10 @@ def _rest(share: Any) -> Any:
     return 1 - mean(share)
 
 
-_UP, _UNITS = Scale(0, 1, None, True, "share of the score"), Scale(0, 1, None, None, "share of the units")
+_UP, _UNITS = (
+    Scale(0, 1, None, True, "share of the score"),
+    Scale(0, 1, None, None, "share of the units"),
+)
 _GAIN = Scale(-1, 1, 0.0, True, "share of the score minus share of the units")
 _CRITICAL = ("share_antecedent", "share_last_content_word")
 _CRITICAL_UNITS = ("uniform_antecedent", "uniform_last_content_word")
@@ -82,10 +95,14 @@ COSTS: Mapping[str, Summary] = {
 """Numbers of attributions. Prompts of a block that ran side by side share their seconds equally."""
 
 PARTS: Mapping[str, Summary] = {
-    "critical": Summary(_mean_sum, _CRITICAL, _UP._replace(meaning='share of the score on country and "capital"')),
+    "critical": Summary(
+        _mean_sum, _CRITICAL, _UP._replace(meaning='share of the score on country and "capital"')
+    ),
     "critical_of_units": Summary(_mean_sum, _CRITICAL_UNITS, _UNITS),
     "critical_minus_units": Summary(_excess, (*_CRITICAL, *_CRITICAL_UNITS), _GAIN),
-    "main_part": Summary(_rest, ("share_distractor",), _UP._replace(meaning="share of the score off the distractor")),
+    "main_part": Summary(
+        _rest, ("share_distractor",), _UP._replace(meaning="share of the score off the distractor")
+    ),
     "main_part_of_units": Summary(_rest, ("uniform_distractor",), _UNITS),
 }
 """Numbers of the paper's LongRA figure, over the prompts of `CATEGORY`."""
@@ -98,7 +115,11 @@ def summaries_of(entry: MetricEntry | None, columns: list[str]) -> dict[str, Sum
     if entry is None:
         return dict(COSTS)
     metric = METRICS.get(entry.name).factory()
-    located = {**PARTS, "antecedent_minus_units": _ANTECEDENT} if unversioned(entry.name) == "localisation" else {}
+    located = (
+        {**PARTS, "antecedent_minus_units": _ANTECEDENT}
+        if unversioned(entry.name) == "localisation"
+        else {}
+    )
     return {**located, **metric.summaries, **metric.other_summaries(columns)}
 
 
@@ -146,14 +167,22 @@ class _Table(NamedTuple):
         """The cells of the rows by their labels (None: no rows), with p-values corrected for all of them."""
         groups: dict[tuple[str, str], dict[str, Frame]] = {}  # by model and profile, then by method
         for model in self.plan.labels("models"):
-            for method in (method for method, metric in self.plan.kinds(model, self.data) if metric == self.metric):
+            for method in (
+                method
+                for method, metric in self.plan.kinds(model, self.data)
+                if metric == self.metric
+            ):
                 part = parts.get((model, self.data, method, self.metric), parts[None])
-                groups.setdefault((model, self.plan.entry("methods", method).profile), {})[method] = part
+                groups.setdefault((model, self.plan.entry("methods", method).profile), {})[
+                    method
+                ] = part
         every = [part for rows in groups.values() for part in rows.values()]
         measured = {name for part in every for name in part.columns[part.notna().any()]}
         lines: list[dict[str, Any]] = []
         for (model, _), rows in groups.items():
-            for number, summary in summaries_of(entry_of(self.plan, self.metric), sorted(measured)).items():
+            for number, summary in summaries_of(
+                entry_of(self.plan, self.metric), sorted(measured)
+            ).items():
                 if not measured or measured.issuperset(summary.columns):
                     lines += self._column(model, number, summary, rows)
         for line, p in zip(lines, holm([line["p"] for line in lines]), strict=True):
@@ -161,26 +190,52 @@ class _Table(NamedTuple):
             line |= {"p": p, "mark": "level" if level else line["mark"]}
         return lines
 
-    def _column(self, model: str, number: str, summary: Summary, rows: Mapping[str, Frame]) -> list[dict[str, Any]]:
+    def _column(
+        self, model: str, number: str, summary: Summary, rows: Mapping[str, Frame]
+    ) -> list[dict[str, Any]]:
         """One number of one model, by method, with the best marked."""
         rows = {method: scope(part, number) for method, part in rows.items()}
-        column = {method: self._cell(model, number, summary, method, part) for method, part in rows.items()}
+        column = {
+            method: self._cell(model, number, summary, method, part)
+            for method, part in rows.items()
+        }
         best = _best(list(column.values()), controls(self.plan), summary.scale.higher_is_better)
         for method, cell in column.items():
             if best and cell is not best and not math.isnan(cell["value"]):
-                gap = paired(rows[best["method"]], rows[method], summary, confidence=self.confidence)
+                gap = paired(
+                    rows[best["method"]], rows[method], summary, confidence=self.confidence
+                )
                 worse = gap.is_clear and (gap.value > 0) == summary.scale.higher_is_better
                 cell |= {"gap": gap.value, "p": gap.p, "mark": "" if worse else "level"}
         return list(column.values())
 
-    def _cell(self, model: str, number: str, summary: Summary, method: str, rows: Frame) -> dict[str, Any]:
-        one, plan, metric = estimated(rows, summary, confidence=self.confidence), self.plan, self.metric
+    def _cell(
+        self, model: str, number: str, summary: Summary, method: str, rows: Frame
+    ) -> dict[str, Any]:
+        one, plan, metric = (
+            estimated(rows, summary, confidence=self.confidence),
+            self.plan,
+            self.metric,
+        )
         if number == "seconds" and _shares(rows, plan.block):
             one = replace(one, low=math.nan, high=math.nan)
-        entries = plan.entry("data", self.data), plan.entry("methods", method), entry_of(plan, metric)
-        labels = {"data": self.data, "metric": metric, "model": model, "method": method, "number": number}
+        entries = (
+            plan.entry("data", self.data),
+            plan.entry("methods", method),
+            entry_of(plan, metric),
+        )
+        labels = {
+            "data": self.data,
+            "metric": metric,
+            "model": model,
+            "method": method,
+            "number": number,
+        }
         found = {name: getattr(one, name) for name in ("value", "low", "high", "n")}
-        failed, paper = int(rows["error"].notna().sum()), printed(number, plan.entry("models", model).name, *entries)
+        failed, paper = (
+            int(rows["error"].notna().sum()),
+            printed(number, plan.entry("models", model).name, *entries),
+        )
         nothing = {"gap": math.nan, "p": math.nan, "mark": ""}
         return labels | found | {"failed": failed, **nothing, "paper": paper, "reason": one.reason}
 
@@ -192,10 +247,16 @@ def entry_of(plan: Plan, metric: str) -> MetricEntry | None:
 
 def controls(plan: Plan) -> set[str]:
     """The labels of methods that know nothing of the model: they never win."""
-    return {method.label for method in plan.methods if unversioned(method.name) in ("random", "position")}
+    return {
+        method.label
+        for method in plan.methods
+        if unversioned(method.name) in ("random", "position")
+    }
 
 
-def _best(column: Sequence[dict[str, Any]], losers: set[str], higher: bool | None) -> dict[str, Any] | None:
+def _best(
+    column: Sequence[dict[str, Any]], losers: set[str], higher: bool | None
+) -> dict[str, Any] | None:
     """The best cell of a column, now marked; None where no better is defined, or all are equal."""
     ranked = [cell for cell in column if not math.isnan(cell["low"])]
     most = max((cell["n"] for cell in ranked), default=0)
@@ -210,4 +271,8 @@ def _best(column: Sequence[dict[str, Any]], losers: set[str], higher: bool | Non
 def _shares(rows: Frame, block: int) -> bool:
     """Whether prompts of a block have equal shares of their seconds, so that an interval would be too narrow."""
     seconds = rows["seconds"].dropna() if "seconds" in rows else pd.Series(dtype=float)
-    return pd.DataFrame({"block": rows["index"].reindex(seconds.index) // block, "seconds": seconds}).duplicated().any()
+    return (
+        pd.DataFrame({"block": rows["index"].reindex(seconds.index) // block, "seconds": seconds})
+        .duplicated()
+        .any()
+    )

@@ -53,7 +53,9 @@ dt { font-weight: bold; float: left; clear: left; margin-right: .6em; }
 """
 
 
-def markdown(made: Sequence[Table], about: Iterable[tuple[str, str]] = (), title: str = "Report") -> str:
+def markdown(
+    made: Sequence[Table], about: Iterable[tuple[str, str]] = (), title: str = "Report"
+) -> str:
     """All tables as a Markdown document with facts of the run, as (name, value)."""
     facts = "\n".join(f"- {_line(name)}: {_line(value)}" for name, value in about)
     reading = ["## How to read the tables", *map(_line, READING)]
@@ -63,7 +65,11 @@ def markdown(made: Sequence[Table], about: Iterable[tuple[str, str]] = (), title
 
 def _markdown(table: Table) -> str:
     frame = table.marked(_line, "**{}**")
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()] if len(frame) else []
+    lines = (
+        [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
+        if len(frame)
+        else []
+    )
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return "\n\n".join(filter(None, [f"## {_line(table.title)}", body, *map(_line, table.notes)]))
 
@@ -83,7 +89,9 @@ def latex(made: Iterable[Table], widest: int = 4) -> str:
     parts = [r"% \usepackage{booktabs,longtable}"]
     for table in made:
         frame = table.marked(_escaped, r"\textbf{{{}}}")
-        stub = [name for name in frame.columns if name in ("model", "data", "metric", "method", "n")]
+        stub = [
+            name for name in frame.columns if name in ("model", "data", "metric", "method", "n")
+        ]
         others = [name for name in frame.columns if name not in stub]
         for start in range(0, len(others) if len(frame) else 0, widest):
             part = frame[[*stub, *others[start : start + widest]]]
@@ -96,14 +104,26 @@ def _escaped(text: str) -> str:
     return one_line(text).translate(str.maketrans(_LATEX))
 
 
-def page(title: str, about: Sequence[tuple[str, str]], tables: Sequence[Table], pictures: Sequence[Picture]) -> str:
+def page(
+    title: str,
+    about: Sequence[tuple[str, str]],
+    tables: Sequence[Table],
+    pictures: Sequence[Picture],
+) -> str:
     """The page as HTML: facts of the run, as (name, value), figures after the first table; every text is escaped."""
     written = [(table.title, _table(table)) for table in tables]
-    parts = [*written[:1], *((picture.title, _figure(picture)) for picture in pictures), *written[1:]]
+    parts = [
+        *written[:1],
+        *((picture.title, _figure(picture)) for picture in pictures),
+        *written[1:],
+    ]
     facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in about)
-    links = "".join(f'<li><a href="#part-{i}">{_text(name)}</a></li>' for i, (name, _) in enumerate(parts))
+    links = "".join(
+        f'<li><a href="#part-{i}">{_text(name)}</a></li>' for i, (name, _) in enumerate(parts)
+    )
     sections = (
-        f'<section id="part-{i}"><h2>{_text(name)}</h2>{html}</section>' for i, (name, html) in enumerate(parts)
+        f'<section id="part-{i}"><h2>{_text(name)}</h2>{html}</section>'
+        for i, (name, html) in enumerate(parts)
     )
     body = (
         f"<h1>{_text(title)}</h1><dl>{facts}</dl><nav><ul>{links}</ul></nav>"

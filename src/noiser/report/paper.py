@@ -30,7 +30,9 @@ _TABLES = {
 """The paper's table of each number, and its column in tables with several numbers per cell."""
 
 
-def printed(number: str, model: str, data: DataEntry, method: MethodEntry, metric: MetricEntry | None) -> float:
+def printed(
+    number: str, model: str, data: DataEntry, method: MethodEntry, metric: MetricEntry | None
+) -> float:
     """The paper's number for the same model or, for models that it does not have, the mean of its six.
 
     NaN where there is none: for other data, methods, parameters, units and normalizations than the paper's.
@@ -69,7 +71,10 @@ def method_of(method: MethodEntry) -> str | None:
 
     The paper's baselines were Inseq's methods with Inseq's defaults, which ours of the same names are not.
     """
-    name, args = unversioned(method.name), {key: value for key, value in method.args.items() if key != "search"}
+    name, args = (
+        unversioned(method.name),
+        {key: value for key, value in method.args.items() if key != "search"},
+    )
     bounding = str(args.pop("bounding", "k_min")) if name == "noiser" else ""
     if args or method.unit != "token":
         return None
@@ -78,7 +83,9 @@ def method_of(method: MethodEntry) -> str | None:
     return name.removeprefix("inseq:") if name.startswith("inseq:") else None
 
 
-def published(table: str, path: Sequence[str], model: str | None, column: str | None = None) -> float | None:
+def published(
+    table: str, path: Sequence[str], model: str | None, column: str | None = None
+) -> float | None:
     """A number of the paper, as printed; None where it has none.
 
     Args:

@@ -51,9 +51,12 @@ def tables(store: Store, found: Frame) -> list[Table]:
     """All tables of a report, from a benchmark's store and its `cells`, in the order that docs/report.md lists."""
     plan = store.plan
     by_metric = [
-        _pivot(plan, str(data), metric, part) for (data, metric), part in found.groupby(LABELS[1::2], sort=False)
+        _pivot(plan, str(data), metric, part)
+        for (data, metric), part in found.groupby(LABELS[1::2], sort=False)
     ]
-    failures = rows_of(store).dropna(subset="error").groupby(LABELS, sort=False)["error"].value_counts()
+    failures = (
+        rows_of(store).dropna(subset="error").groupby(LABELS, sort=False)["error"].value_counts()
+    )
     failed = failures.reset_index(name="prompts").astype(str)
     return [
         _plain("At a glance", glance(plan, in_profile(plan, found)), _GLANCE),
@@ -82,7 +85,9 @@ def _plain(title: str, frame: Frame, *notes: str) -> Table:
 
 def in_profile(plan: Plan, found: Frame) -> Frame:
     """The cells of the methods of the paper's profile."""
-    return found[found["method"].isin([method.label for method in plan.methods if method.profile == "paper"])]
+    return found[
+        found["method"].isin([method.label for method in plan.methods if method.profile == "paper"])
+    ]
 
 
 def glance(plan: Plan, found: Frame) -> Frame:
@@ -102,20 +107,33 @@ def glance(plan: Plan, found: Frame) -> Frame:
 
 def _winner(column: Frame, losers: set[str]) -> str:
     """One number in words: its best method, and those that are level with it."""
-    best, level = column[column["mark"] == "best"], list(column.loc[column["mark"] == "level", "method"])
+    best, level = (
+        column[column["mark"] == "best"],
+        list(column.loc[column["mark"] == "level", "method"]),
+    )
     if not len(best):
         return f"{DASH} (n = {column['n'].max()})"
     (cell,) = best.itertuples()
     if len(level) == column["value"].notna().sum() - 1 and losers & {*level}:
         return f"no method is significantly better (n = {cell.n})"
-    rest = f"; level: {', '.join(level) if len(level) < 3 else f'{len(level)} others'}" if level else ""
+    rest = (
+        f"; level: {', '.join(level) if len(level) < 3 else f'{len(level)} others'}"
+        if level
+        else ""
+    )
     return f"{cell.method} {numbers.number(cell.value)} (n = {cell.n}){rest}"
 
 
 def methods(plan: Plan) -> Frame:
     """The methods with their settings in the plan."""
-    hyper = [", ".join(f"{key} = {value}" for key, value in one.args.items()) or "defaults" for one in plan.methods]
-    lines = [(one.label, one.name, one.unit, one.profile, text) for one, text in zip(plan.methods, hyper, strict=True)]
+    hyper = [
+        ", ".join(f"{key} = {value}" for key, value in one.args.items()) or "defaults"
+        for one in plan.methods
+    ]
+    lines = [
+        (one.label, one.name, one.unit, one.profile, text)
+        for one, text in zip(plan.methods, hyper, strict=True)
+    ]
     return pd.DataFrame(lines, columns=["method", "name", "unit", "profile", "hyper-parameters"])
 
 
@@ -126,14 +144,22 @@ def selections(store: Store) -> Frame:
     heads = ("total", "checked", "right", "chosen", "paper: right", "paper: total")
     for pair, one in selections_of(store).items():
         if pair in limits:
-            data, model = plan.entry("data", one.data), model_of(plan.entry("models", one.model).name) or "none"
+            data, model = (
+                plan.entry("data", one.data),
+                model_of(plan.entry("models", one.model).name) or "none",
+            )
             is_part = data.category or data.without_category or data.max_characters
             path = [] if is_part else [data_of(data.name) or ""]
-            right = [published("correct_predictions", path, name) if path else None for name in (model, "total")]
+            right = [
+                published("correct_predictions", path, name) if path else None
+                for name in (model, "total")
+            ]
             chosen = lowest(len(one.chosen), limits[pair])
             counts = (one.total, one.checked, one.right, chosen, *right)
             texts = [DASH if count is None else f"{count:,.0f}" for count in counts]
-            lines.append({"model": one.model, "data": one.data} | dict(zip(heads, texts, strict=True)))
+            lines.append(
+                {"model": one.model, "data": one.data} | dict(zip(heads, texts, strict=True))
+            )
     return pd.DataFrame(lines)
 
 
@@ -144,13 +170,21 @@ def _pivot(plan: Plan, data: str, metric: str, part: Frame) -> Table:
     bold: list[dict[str, bool]] = []
     for (model, method), line in part.groupby(["model", "method"], sort=False):
         most, failed = line["n"].max(), line["failed"].max()
-        texts.append({"model": model, "method": method, "n": f"{most}" + (f", {failed} failed" if failed else "")})
+        texts.append(
+            {
+                "model": model,
+                "method": method,
+                "n": f"{most}" + (f", {failed} failed" if failed else ""),
+            }
+        )
         bold.append({})
         for cell in line.itertuples():
             texts[-1][cell.number] = cell_text(cell, most)
             bold[-1][cell.number] = cell.mark == "best"
             if cell.number in printed_too:
-                texts[-1][f"{cell.number}, paper"] = DASH if math.isnan(cell.paper) else f"{cell.paper:.4g}"
+                texts[-1][f"{cell.number}, paper"] = (
+                    DASH if math.isnan(cell.paper) else f"{cell.paper:.4g}"
+                )
     frame = pd.DataFrame(texts).fillna(DASH)
     marks = pd.DataFrame(bold).reindex(columns=frame.columns).eq(other=True)
     title = "Cost of an attribution" if metric == ATTRIBUTION else metric
@@ -176,5 +210,9 @@ def _meanings(plan: Plan, found: Frame) -> Frame:
         for name, summary in summaries_of(entry_of(plan, metric), names).items():
             if name in names:
                 scale = summary.scale
-                lines[name] = {"number": name, "better": scale.better or DASH, "meaning": scale.meaning}
+                lines[name] = {
+                    "number": name,
+                    "better": scale.better or DASH,
+                    "meaning": scale.meaning,
+                }
     return pd.DataFrame(lines.values())

@@ -57,7 +57,9 @@ def report_files(
     if html:
         contents["report.html"] = page(title, about, made, drawn).encode()
     for picture in drawn if figures else []:
-        contents |= {f"figures/{picture.key}.{form}": saved(picture, form) for form in ("svg", "png")}
+        contents |= {
+            f"figures/{picture.key}.{form}": saved(picture, form) for form in ("svg", "png")
+        }
     return contents
 
 
@@ -89,4 +91,6 @@ def _about(store: Store, confidence: float) -> list[tuple[str, str]]:
 
 
 def _flat(values: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in (values or {}).items() if value not in (None, [], ""))
+    return ", ".join(
+        f"{name} {value}" for name, value in (values or {}).items() if value not in (None, [], "")
+    )

@@ -75,7 +75,11 @@ class Job:
     @property
     def state(self) -> dict[str, Any]:
         """The present step, its share of work done (None where unknown), and seconds since the job began."""
-        return {"label": self._label, "share": self._share, "seconds": time.monotonic() - self._began}
+        return {
+            "label": self._label,
+            "share": self._share,
+            "seconds": time.monotonic() - self._began,
+        }
 
     async def ended(self) -> bool:
         """Whether the work is over; waits for that a quarter of a second."""
@@ -101,7 +105,10 @@ class Models:
         installed = [model.name for model in BUILT_IN.values() if model.folder() is not None]
         names = dict.fromkeys([*self._named, *installed])
         ends = [Path(name).absolute().name if Path(name).exists() else name for name in names]
-        return {end if ends.count(end) == 1 else name: name for name, end in zip(names, ends, strict=True)}
+        return {
+            end if ends.count(end) == 1 else name: name
+            for name, end in zip(names, ends, strict=True)
+        }
 
     @contextmanager
     def use(self, name: str, job: Job) -> Generator[LanguageModel]:
@@ -116,7 +123,12 @@ class Models:
                 job.step(f"Loading {chosen}")
                 self._loaded[chosen] = self._loading(chosen)
             lm = self._loaded[chosen]
-            layers = [layer for each in lm.model.modules() if isinstance(each, ModuleList) for layer in each]
+            layers = [
+                layer
+                for each in lm.model.modules()
+                if isinstance(each, ModuleList)
+                for layer in each
+            ]
             with ExitStack() as hooks:
                 for each in (lm.model, *layers):
                     hooks.callback(each.register_forward_pre_hook(job.check).remove)

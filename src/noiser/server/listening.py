@@ -53,17 +53,27 @@ def serve(
     """
     check_address(host, auth)
     try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except OSError as error:
         taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        remedy = "another port; --port 0 takes any that is free" if taken else "an address of this machine as --host"
-        raise ParameterError(f"Cannot listen on {host}, port {port}: {error.strerror}. Choose {remedy}.") from error
+        remedy = (
+            "another port; --port 0 takes any that is free"
+            if taken
+            else "an address of this machine as --host"
+        )
+        raise ParameterError(
+            f"Cannot listen on {host}, port {port}: {error.strerror}. Choose {remedy}."
+        ) from error
     # where all addresses of a machine are served, there is a password, which a name that points here cannot know
     hosts = ["*"] if host in ("0.0.0.0", "::") else ["localhost", "127.0.0.1", host, *allowed_hosts]
     writer = Upstream.at(upstream, api_key_env) if upstream else None
     app = application(Models(named, load), auth=auth, hosts=hosts, upstream=writer)
     place = f"[{host}]" if ":" in host else host
-    print(f"Noiser is at http://{place}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True)
+    print(
+        f"Noiser is at http://{place}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True
+    )
     uvicorn.Server(configured(app)).run(sockets=[listening])
 
 

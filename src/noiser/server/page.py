@@ -58,14 +58,18 @@ class Ask(BaseModel):
         between = _RULE if _RULE.search(self.sources) else _BLANK
         documents = [text.strip() for text in between.split(self.sources) if text.strip()]
         if documents and before:
-            raise ParameterError("Sources and an earlier version are two questions. Empty one of them.")
+            raise ParameterError(
+                "Sources and an earlier version are two questions. Empty one of them."
+            )
         methods = list(dict.fromkeys(filter(None, self.methods.split(","))))
         for name in methods:
             bounded_method(name)
         asked: dict[str, Any] = {"seed": self.seed, "progress": job.progress}
         with models.use(self.model, job) as lm:
             if self.chat and not lm.chats:
-                raise PromptError("This model has no chat template. Choose a chat model in the settings.")
+                raise PromptError(
+                    "This model has no chat template. Choose a chat model in the settings."
+                )
             if documents:
                 job.step(f"Answering from {len(documents)} sources")
                 found = cite(lm, prompt, documents, answer=self.target or None, **asked)
@@ -121,8 +125,15 @@ class Measure(BaseModel):
         from noiser import evaluate
         from noiser.attribution import Attribution
 
-        attributions, parts = [Attribution.from_dict(answer) for answer in self.answers], list[str]()
-        options: dict[str, Any] = {"metrics": self.metrics, "seed": self.seed, "progress": job.progress}
+        attributions, parts = (
+            [Attribution.from_dict(answer) for answer in self.answers],
+            list[str](),
+        )
+        options: dict[str, Any] = {
+            "metrics": self.metrics,
+            "seed": self.seed,
+            "progress": job.progress,
+        }
         with models.use(self.model, job) as lm:
             for att in attributions:
                 name = label(att.method)
@@ -144,7 +155,10 @@ def parse_chat(text: str) -> Prompt:
         text = f"The chat has {before.strip()[:40]!r} before the first role; expected a line that begins with a role."
         raise PromptError(f"{text} Begin with system:, user:, assistant: or tool:.")
     pairs = zip(rest[::2], rest[1::2], strict=True) if rest else [("user", text)]
-    return [{"role": role.lower(), "content": content.strip("\n") if rest else content} for role, content in pairs]
+    return [
+        {"role": role.lower(), "content": content.strip("\n") if rest else content}
+        for role, content in pairs
+    ]
 
 
 # ---- the chart of a tolerance ----------------------------------------------------------------------------------------
@@ -158,23 +172,35 @@ def tolerance_html(att: Attribution, curve: Tolerance, row: int) -> str:
 
     Flips are marked by shape, not by colour; every mark says its numbers under the pointer.
     """
-    unit, target = (f"“<bdi>{escape(label(each.text))}</bdi>”" for each in (curve.unit, curve.targets[row]))
+    unit, target = (
+        f"“<bdi>{escape(label(each.text))}</bdi>”" for each in (curve.unit, curve.targets[row])
+    )
     frame: Any = curve.to_dataframe().query(f"target_index == {row} and k > 0")
     if frame.empty:
         return f'<div class="noiser-att"><p>{unit} does not stand before {target}: choose another of them.</p></div>'
     frame["leader"] = frame["leader"].map(label)
-    frame["leads"] = [f"“{point.leader}” leads with {point.leader_probability:.3g}" for point in frame.itertuples()]
+    frame["leads"] = [
+        f"“{point.leader}” leads with {point.leader_probability:.3g}"
+        for point in frame.itertuples()
+    ]
     levels = {"threshold": (att.thresholds, (row, curve.unit_index)), "k_min": (att.k_min, row)}
-    levels = {name: k for name, (ks, at) in levels.items() if ks is not None and (k := float(ks[at])) > 0}
+    levels = {
+        name: k for name, (ks, at) in levels.items() if ks is not None and (k := float(ks[at])) > 0
+    }
     clean, flips = curve.targets[row].probability, frame[frame["flips"]]
     words = f"Without noise the probability is {clean:.3g}. "
     if flips.empty:
         words += f"The prediction does not change up to k = {frame['k'].iloc[-1]:.3g}."
     else:
-        words += f"At k = {flips['k'].iloc[0]:.3g} the model changes its mind: {flips['leads'].iloc[0]}."
+        words += (
+            f"At k = {flips['k'].iloc[0]:.3g} the model changes its mind: {flips['leads'].iloc[0]}."
+        )
     if "threshold" in levels:
         words += f" Noiser's search put this unit's threshold at {levels['threshold']:.3g}."
-    words, columns = escape(words), ["k", "probability", "stderr", "leader", "flips", "leader_probability"]
+    words, columns = (
+        escape(words),
+        ["k", "probability", "stderr", "leader", "flips", "leader_probability"],
+    )
     numbers = frame[columns].to_html(index=False, border=0, float_format="{:.4g}".format)
     return (
         f'<div class="noiser-att"><h3 class=chart-title>Noise on {unit}, prediction {target}</h3>'
@@ -208,20 +234,32 @@ def _drawing(frame: Any, levels: Mapping[str, float], clean: float) -> str:
     for k in (2.0**-power for power in range(0, OCTAVES + 1, 2)):
         parts.append(f'<path class=grid d="M{x(k)} {TOP}V{BOTTOM}"/>')
         parts.append(f'<text x="{x(k)}" y="{BOTTOM + 17}" text-anchor=middle>{k:.2g}</text>')
-    parts.append(f'<text class=axis x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor=middle>noise k</text>')
-    parts.append(f'<text class=axis transform="translate(13 {middle}) rotate(-90)" text-anchor=middle>p(target)</text>')
-    upper, lower = (places(frame["probability"] + 2 * sign * frame["stderr"].fillna(0)) for sign in (1, -1))
+    parts.append(
+        f'<text class=axis x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor=middle>noise k</text>'
+    )
+    parts.append(
+        f'<text class=axis transform="translate(13 {middle}) rotate(-90)" text-anchor=middle>p(target)</text>'
+    )
+    upper, lower = (
+        places(frame["probability"] + 2 * sign * frame["stderr"].fillna(0)) for sign in (1, -1)
+    )
     parts.append(f'<polygon class=band points="{" ".join(upper + lower[::-1])}"/>')
     parts.append(f'<path class=clean d="M{LEFT} {y(clean)}H{RIGHT}"/>')
     parts.append(f'<polyline class=line points="{" ".join(places(frame["probability"]))}"/>')
     if frame["foil_probability"].notna().all():
         foil = " ".join(places(frame["foil_probability"]))
-        parts.append(f'<polyline class="line foil" points="{foil}"><title>the foil</title></polyline>')
+        parts.append(
+            f'<polyline class="line foil" points="{foil}"><title>the foil</title></polyline>'
+        )
     for number, (name, k) in enumerate(levels.items()):
         anchor, side = ("end", -5) if x(k) > WIDTH * 0.75 else ("start", 5)
         place = f'x="{x(k) + side}" y="{TOP + 10 + 14 * number}" text-anchor={anchor}'
-        parts.append(f'<path class={name} d="M{x(k)} {TOP}V{BOTTOM}"/><text class=axis {place}>{name} {k:.3g}</text>')
-    return "".join([*parts, *(_mark(point, x(point.k), y(point.probability)) for point in frame.itertuples())])
+        parts.append(
+            f'<path class={name} d="M{x(k)} {TOP}V{BOTTOM}"/><text class=axis {place}>{name} {k:.3g}</text>'
+        )
+    return "".join(
+        [*parts, *(_mark(point, x(point.k), y(point.probability)) for point in frame.itertuples())]
+    )
 
 
 def _mark(point: Any, x: float, y: float) -> str:

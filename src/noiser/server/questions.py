@@ -14,7 +14,15 @@ from pydantic import BaseModel, Field
 from noiser.errors import ParameterError
 from noiser.files import html_table
 from noiser.server.jobs import Job, Models
-from noiser.types import Accuracy, AutoUnit, CitedUnit, RemovalName, SpanUnit, TargetUnitName, UnitName
+from noiser.types import (
+    Accuracy,
+    AutoUnit,
+    CitedUnit,
+    RemovalName,
+    SpanUnit,
+    TargetUnitName,
+    UnitName,
+)
 
 Message = dict[str, Any]
 Spans = list[tuple[int, int]]
@@ -43,7 +51,9 @@ class Question(BaseModel, extra="forbid"):
         import noiser
 
         name = type(self).__name__.lower()
-        arguments = {field: getattr(self, field) for field in type(self).model_fields.keys() - {"model"}}
+        arguments = {
+            field: getattr(self, field) for field in type(self).model_fields.keys() - {"model"}
+        }
         method, parameters = arguments.pop("method", None), arguments.pop("parameters", {})
         if parameters and method is None:
             raise ParameterError("parameters are a method's; expected the method's name as well.")
@@ -57,34 +67,62 @@ class Question(BaseModel, extra="forbid"):
 class Scored(Question):
     """The fields of questions that a method answers."""
 
-    method: str | None = Field(None, description="A method of /v1/methods; null for the library's default.")
+    method: str | None = Field(
+        None, description="A method of /v1/methods; null for the library's default."
+    )
     parameters: dict[str, Any] = Field({}, description="The method's hyper-parameters.")
 
 
 class Attribute(Scored):
     """Which parts of the prompt made the model say that? The arguments of `noiser.attribute`."""
 
-    prompt: str | list[Message] = Field(description="A text, or chat messages with role and content.")
-    target: str | int | None = Field(None, description="A continuation or a token id; null for the greedy one.")
+    prompt: str | list[Message] = Field(
+        description="A text, or chat messages with role and content."
+    )
+    target: str | int | None = Field(
+        None, description="A continuation or a token id; null for the greedy one."
+    )
     foil: str | int | None = Field(None, description="Why the target rather than this?")
-    max_new_tokens: int | None = Field(None, description="Tokens of the greedy continuation; null: 1, of a chat 40.")
-    target_unit: TargetUnitName | Spans | None = Field(None, description="What each row explains; null: one row.")
-    unit: UnitName | AutoUnit | Spans = Field("token", description="What gets a score, or character spans.")
-    sources: list[str | tuple[str, str]] | None = Field(None, description="Documents that stand in the prompt.")
-    continuation_units: bool = Field(True, description="Whether earlier tokens of the continuation are units.")
-    check: int = Field(0, ge=0, le=MOST, description="Random inputs that tell whether to believe scores, such as 8.")
+    max_new_tokens: int | None = Field(
+        None, description="Tokens of the greedy continuation; null: 1, of a chat 40."
+    )
+    target_unit: TargetUnitName | Spans | None = Field(
+        None, description="What each row explains; null: one row."
+    )
+    unit: UnitName | AutoUnit | Spans = Field(
+        "token", description="What gets a score, or character spans."
+    )
+    sources: list[str | tuple[str, str]] | None = Field(
+        None, description="Documents that stand in the prompt."
+    )
+    continuation_units: bool = Field(
+        True, description="Whether earlier tokens of the continuation are units."
+    )
+    check: int = Field(
+        0,
+        ge=0,
+        le=MOST,
+        description="Random inputs that tell whether to believe scores, such as 8.",
+    )
 
 
 class Cite(Scored):
     """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
 
-    question: str | list[Message] = Field(description="A text, or chat messages, whose last one gets the sources.")
+    question: str | list[Message] = Field(
+        description="A text, or chat messages, whose last one gets the sources."
+    )
     sources: list[str | tuple[str, str]] = Field(description="Texts, or (title, text) pairs.")
     answer: str | None = Field(None, description="A text to cite in place of the model's answer.")
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
     accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
-    check: int = Field(0, ge=0, le=MOST, description="Random inputs that tell whether to believe scores, such as 8.")
+    check: int = Field(
+        0,
+        ge=0,
+        le=MOST,
+        description="Random inputs that tell whether to believe scores, such as 8.",
+    )
 
 
 class Diff(Question):
@@ -107,7 +145,9 @@ class Example(BaseModel, extra="forbid"):
 class Evaluate(Scored):
     """Whether attributions of prompts can be believed: arguments of `noiser.evaluate`."""
 
-    examples: list[str | list[Message] | Example] = Field(description="Texts, chats, or prompts with a target.")
+    examples: list[str | list[Message] | Example] = Field(
+        description="Texts, chats, or prompts with a target."
+    )
     metrics: list[str] = Field(["faithfulness"], description="Names of metrics that need no judge.")
     unit: UnitName | AutoUnit | SpanUnit = Field("token", description="What gets a score.")
     max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
@@ -138,17 +178,26 @@ def reference_html(routes: Iterable[Any]) -> str:
     parts = [_HEAD]
     for route in routes:
         if getattr(route, "include_in_schema", False) and getattr(route, "summary", None):
-            parts.append(f"<h2><code>{min(route.methods)} {escape(route.path)}</code></h2><p>{route.summary}</p>")
+            parts.append(
+                f"<h2><code>{min(route.methods)} {escape(route.path)}</code></h2><p>{route.summary}</p>"
+            )
             if route.body_field:
                 parts.append(_fields(route.body_field.field_info.annotation))
-    parts += [f"<h2><code>{record.__name__}</code></h2>{_fields(record)}" for record in (Document, Example)]
+    parts += [
+        f"<h2><code>{record.__name__}</code></h2>{_fields(record)}"
+        for record in (Document, Example)
+    ]
     return f"{''.join(parts)}</main></body></html>"
 
 
 def _fields(record: type[BaseModel]) -> str:
     rows: list[list[str]] = []
     for name, field in record.model_fields.items():
-        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(field.annotation)).replace("None", "null")
+        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(field.annotation)).replace(
+            "None", "null"
+        )
         default = "needed" if field.is_required() else json.dumps(field.default)
-        rows.append([f"<code>{name}</code>", *map(escape, (kind, default, field.description or ""))])
+        rows.append(
+            [f"<code>{name}</code>", *map(escape, (kind, default, field.description or ""))]
+        )
     return html_table(["field", "type", "default", ""], rows)

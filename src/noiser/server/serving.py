@@ -38,16 +38,30 @@ HEADERS = {
 
 
 def application(
-    models: Models, *, auth: str | None = None, hosts: Collection[str] = ("*",), upstream: Upstream | None = None
+    models: Models,
+    *,
+    auth: str | None = None,
+    hosts: Collection[str] = ("*",),
+    upstream: Upstream | None = None,
 ) -> FastAPI:
     """The server as an ASGI application."""
-    errors: dict[int | str, dict[str, Any]] = {"default": {"description": '{"error": {"type", "message"}}'}}
-    app = FastAPI(title="Noiser", version=__version__, docs_url=None, redoc_url=None, responses=errors)
+    errors: dict[int | str, dict[str, Any]] = {
+        "default": {"description": '{"error": {"type", "message"}}'}
+    }
+    app = FastAPI(
+        title="Noiser", version=__version__, docs_url=None, redoc_url=None, responses=errors
+    )
     app.add_middleware(Guard, auth=auth, hosts=hosts)
-    for kind, handler in {NoiserError: _refuse, HTTPException: _no_address, RequestValidationError: _wrong}.items():
+    for kind, handler in {
+        NoiserError: _refuse,
+        HTTPException: _no_address,
+        RequestValidationError: _wrong,
+    }.items():
         app.add_exception_handler(kind, handler)
     example = _Example(prompt=FACT)
-    ahead = Job(lambda job: example.run(models, job))  # loads the model, so that no question waits for that
+    ahead = Job(
+        lambda job: example.run(models, job)
+    )  # loads the model, so that no question waits for that
 
     def job_for(question: Any) -> Job:
         if question == Ask(prompt=FACT):
@@ -55,11 +69,18 @@ def application(
         ahead.stop()
         return Job(lambda job: question.run(models, job))
 
-    for name, kind in {"page.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}.items():
+    for name, kind in {
+        "page.html": "text/html",
+        "page.js": "text/javascript",
+        "page.css": "text/css",
+    }.items():
         asset: Any = Response(files("noiser.server").joinpath(name).read_bytes(), media_type=kind)
         app.add_route(f"/{name.replace('page.html', '')}", asset)
     for question in (Ask, Tolerate, Measure, Attribute, Cite, Diff, Evaluate):
-        public, summary = issubclass(question, Question), (question.__doc__ or "").partition("\n")[0]
+        public, summary = (
+            issubclass(question, Question),
+            (question.__doc__ or "").partition("\n")[0],
+        )
         path = f"{'/v1' if public else ''}/{question.__name__.lower()}"
         app.post(path, summary=summary, include_in_schema=public)(_route(question, job_for))
 
@@ -79,7 +100,9 @@ def application(
     def list_methods() -> dict[str, Any]:
         from noiser.methods import METHODS
 
-        return {"data": [{"id": name, "summary": METHODS.get(name).summary} for name in METHODS.names()]}
+        return {
+            "data": [{"id": name, "summary": METHODS.get(name).summary} for name in METHODS.names()]
+        }
 
     @app.get("/docs", include_in_schema=False)
     def reference() -> Response:
@@ -112,7 +135,9 @@ def _route(kind: type[Any], job_for: Callable[[Any], Job]) -> Callable[..., Awai
 
 
 def _streamed(events: AsyncIterator[str]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return StreamingResponse(
+        events, media_type="text/event-stream", headers={"cache-control": "no-store"}
+    )
 
 
 async def _whole(request: Request, job: Job) -> Response:
@@ -121,7 +146,9 @@ async def _whole(request: Request, job: Job) -> Response:
         while not await job.ended():
             if await request.is_disconnected():
                 job.stop()
-        return Response(json.dumps(job.future.result(), allow_nan=False), media_type="application/json")
+        return Response(
+            json.dumps(job.future.result(), allow_nan=False), media_type="application/json"
+        )
     finally:
         job.stop()
 
@@ -145,26 +172,42 @@ async def _events(job: Job) -> AsyncIterator[str]:
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-def _refusal(status: int, kind: str, message: str, headers: dict[str, str] | None = None) -> Response:
+def _refusal(
+    status: int, kind: str, message: str, headers: dict[str, str] | None = None
+) -> Response:
     """An error as every reply has it; in ASCII, in which half of a surrogate pair can be written."""
     text = json.dumps({"error": {"type": kind, "message": message}})
     return Response(text, status, headers, media_type="application/json")
 
 
 async def _refuse(_request: Request, error: Any) -> Response:
-    return _refusal(500 if isinstance(error, ServerError) else 400, type(error).__name__, str(error))
+    return _refusal(
+        500 if isinstance(error, ServerError) else 400, type(error).__name__, str(error)
+    )
 
 
 async def _wrong(_request: Request, error: Any) -> Response:
-    first = max(error.errors(), key=lambda each: len(each["loc"]))  # where there are several forms, of the nearest
+    first = max(
+        error.errors(), key=lambda each: len(each["loc"])
+    )  # where there are several forms, of the nearest
     field = ".".join(str(part) for part in first["loc"][1:] if "[" not in str(part)) or "the body"
-    remedy = "Send it with content-type: application/json." if isinstance(first["input"], bytes) else "See /docs."
-    got = ascii(first["input"])[:80] if isinstance(first["input"], str | int | float) else type(first["input"]).__name__
+    remedy = (
+        "Send it with content-type: application/json."
+        if isinstance(first["input"], bytes)
+        else "See /docs."
+    )
+    got = (
+        ascii(first["input"])[:80]
+        if isinstance(first["input"], str | int | float)
+        else type(first["input"]).__name__
+    )
     return _refusal(422, "ParameterError", f"{field[:80]}: {first['msg']}, got {got}. {remedy}")
 
 
 async def _no_address(_request: Request, error: Any) -> Response:
-    return _refusal(error.status_code, "HTTPError", f"{error.detail}. The page is at /, the API at /docs.")
+    return _refusal(
+        error.status_code, "HTTPError", f"{error.detail}. The page is at /, the API at /docs."
+    )
 
 
 class Guard:
@@ -217,4 +260,6 @@ async def _body(receive: Receive, headers: Headers) -> bytes | Response:
         content, more = content + message.get("body", b""), message.get("more_body", False)
     if max(length, len(content)) <= LARGEST_BODY:
         return content
-    return _refusal(413, "TooLarge", f"The request has more than {LARGEST_BODY:,} bytes. Shorten the prompt.")
+    return _refusal(
+        413, "TooLarge", f"The request has more than {LARGEST_BODY:,} bytes. Shorten the prompt."
+    )

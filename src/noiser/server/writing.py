@@ -30,7 +30,9 @@ class Answer:
         finish: "" while it is written, then the reason why it ended: "stop" or "length".
     """
 
-    def __init__(self, tell: Callable[[str], object] = lambda _: None, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tell: Callable[[str], object] = lambda _: None, stops: Sequence[str] = ()
+    ) -> None:
         self.text, self.ids, self.finish = "", list[int](), ""
         self._tell, self._stops, self._held = tell, [stop for stop in stops if stop], ""
         self._lengths, self._news = list[tuple[int, int]](), SimpleQueue[None]()
@@ -83,7 +85,9 @@ class Answer:
         while not ended:
             ended, text = bool(self.finish), self.text
             found = [(start + done, end + done) for start, end in sentence_spans(text[done:])]
-            if spans := [(a, b) for a, b in found if (ended and text[a:b].strip()) or _GONE_ON.match(text, b)]:
+            if spans := [
+                (a, b) for a, b in found if (ended and text[a:b].strip()) or _GONE_ON.match(text, b)
+            ]:
                 yield spans
                 done = spans[-1][1]
             elif not ended:
@@ -110,15 +114,24 @@ class Upstream(NamedTuple):
         endpoint = choose(address, None, api_key_env, "The server upstream", ModelError)
         there = client(endpoint, timeout=600, max_retries=2)
         try:
-            return cls(endpoint, there, there.with_options(timeout=10, max_retries=0).models.list().data[0].id)
+            return cls(
+                endpoint,
+                there,
+                there.with_options(timeout=10, max_retries=0).models.list().data[0].id,
+            )
         except (openai.OpenAIError, IndexError) as error:
             raise unanswered(endpoint, error) from error
 
-    def write(self, messages: Any, settings: Any, answer: Answer, tell: Callable[[Any], object], job: Job) -> None:
+    def write(
+        self, messages: Any, settings: Any, answer: Answer, tell: Callable[[Any], object], job: Job
+    ) -> None:
         """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
         from noiser.model.server import openai, unanswered
 
-        finish, asked = "stop", dict[str, Any](model=self.model, messages=messages, extra_body=settings)
+        finish, asked = (
+            "stop",
+            dict[str, Any](model=self.model, messages=messages, extra_body=settings),
+        )
         try:
             with self.client.chat.completions.create(stream=True, **asked) as stream:
                 for chunk in stream:

@@ -83,20 +83,36 @@ def encode(
         messages = check_messages(text)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
     if context_length is not None and len(text) > context_length * _CHARACTERS:
-        raise PromptError(f"The prompt has {len(text):,} characters; the model can read {context_length:,} tokens.")
+        raise PromptError(
+            f"The prompt has {len(text):,} characters; the model can read {context_length:,} tokens."
+        )
     ids, offsets, added = tokenise(tokenizer, text, add_special_tokens=messages is None)
     first, last = 0, len(ids)
-    while last and added[last - 1] and ids[last - 1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+    while (
+        last
+        and added[last - 1]
+        and ids[last - 1] in (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    ):
         last -= 1  # the text is to go on
     if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
         first = 1  # it stands in the text, as in a chat that the caller has rendered
     tokens = Tokens(ids[first:last], offsets[first:last], added[first:last])
     if context_length is not None and (count := len(tokens.ids)) > context_length:
-        raise PromptError(f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt.")
-    if messages and rendered is None and list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids:
+        raise PromptError(
+            f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt."
+        )
+    if (
+        messages
+        and rendered is None
+        and list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids
+    ):
         kind = type(tokenizer).__name__
-        raise UnsupportedModelError(f"{kind} gives other token ids by apply_chat_template than for its text. {_LOAD}")
-    contents = content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
+        raise UnsupportedModelError(
+            f"{kind} gives other token ids by apply_chat_template than for its text. {_LOAD}"
+        )
+    contents = (
+        content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
+    )
     if messages and rendered is None:
         warn_of_dropped(messages, text)
     encoding = _encoding(tokenizer, text, tokens, contents)
@@ -118,22 +134,38 @@ def as_prompt(tokenizer: Any, prompt: object) -> Any:
     if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
         return prompt
     if all(0 <= token < len(tokenizer) for token in ids):
-        for first in range(ids[0] == tokenizer.bos_token_id, -1, -1):  # better without a BOS that is added anyway
+        for first in range(
+            ids[0] == tokenizer.bos_token_id, -1, -1
+        ):  # better without a BOS that is added anyway
             text = tokenizer.decode(ids[first:], clean_up_tokenization_spaces=False)
             if list(encode(tokenizer, text).token_ids) == ids:
                 return text
-    raise PromptError(f"The prompt is token ids, {ids!r:.60}, whose text has other ids; expected text. Pass the text.")
+    raise PromptError(
+        f"The prompt is token ids, {ids!r:.60}, whose text has other ids; expected text. Pass the text."
+    )
 
 
-def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]) -> Encoding:
+def _encoding(
+    tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]
+) -> Encoding:
     """The encoding of a text whose special tokens are those that were added, and those typed as they are named."""
-    names = {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    names = {
+        index: token.content
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if token.special
+    }
     unknown = getattr(tokenizer, "unk_token_id", None)
-    if all(getattr(tokenizer, role, None) != unknown for role in _ROLES):  # in GPT-2 it has another role
+    if all(
+        getattr(tokenizer, role, None) != unknown for role in _ROLES
+    ):  # in GPT-2 it has another role
         names.pop(unknown, None)
     rows = zip(*tokens, strict=True)
-    special = [added or names.get(index) == text[start:end].strip() for index, (start, end), added in rows]
-    regions, offsets, frozen = cover(text, tokens.offsets, special, [(start, end) for _, start, end in contents])
+    special = [
+        added or names.get(index) == text[start:end].strip() for index, (start, end), added in rows
+    ]
+    regions, offsets, frozen = cover(
+        text, tokens.offsets, special, [(start, end) for _, start, end in contents]
+    )
     return Encoding(
         text=text,
         token_ids=tuple(tokens.ids),
@@ -147,7 +179,11 @@ def _encoding(tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tupl
 
 def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
     """The ids of a text after the prompt, literally; tokenised apart where the prompt's own tokens would change."""
-    before = [i for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True) if start < end]
+    before = [
+        i
+        for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True)
+        if start < end
+    ]
     readings: list[tuple[int, ...]] = []
     for anchor in (encoding.text, "\n", ".", "a", "") if text else ():
         kept = before if anchor == encoding.text else tokenise(tokenizer, anchor).ids
@@ -157,7 +193,9 @@ def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, .
             if continuation(tokenizer, encoding.token_ids, readings[-1])[0] == text:
                 return readings[-1]
     if not readings:
-        raise TargetError(f"The target {text[:60]!r} has no token; expected a text that the tokenizer can read.")
+        raise TargetError(
+            f"The target {text[:60]!r} has no token; expected a text that the tokenizer can read."
+        )
     return readings[0]
 
 
@@ -166,14 +204,22 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
     if not token_ids:
         return encoding
     text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)
-    added = _encoding(tokenizer, text, Tokens([*token_ids], offsets, [False] * len(offsets)), [(0, 0, len(text))])
+    added = _encoding(
+        tokenizer, text, Tokens([*token_ids], offsets, [False] * len(offsets)), [(0, 0, len(text))]
+    )
     shift = len(encoding.text)
     return replace(
         encoding,
         text=encoding.text + text,
         token_ids=encoding.token_ids + added.token_ids,
-        offsets=(*encoding.offsets, *((start + shift, end + shift) for start, end in added.offsets)),
+        offsets=(
+            *encoding.offsets,
+            *((start + shift, end + shift) for start, end in added.offsets),
+        ),
         frozen=encoding.frozen + added.frozen,
-        regions=(*encoding.regions, *((start + shift, end + shift) for start, end in added.regions)),
+        regions=(
+            *encoding.regions,
+            *((start + shift, end + shift) for start, end in added.regions),
+        ),
         tokens=encoding.tokens + added.tokens,
     )

@@ -30,7 +30,11 @@ _WORD = regex.compile(
     regex.VERBOSE | regex.V1,
 )
 
-_MARK, _CLOSING, _OPENING = r"[.!?…؟۔।॥‼⁇⁈⁉]", r"""[)\]}"'”’»›]""", r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+"""
+_MARK, _CLOSING, _OPENING = (
+    r"[.!?…؟۔।॥‼⁇⁈⁉]",
+    r"""[)\]}"'”’»›]""",
+    r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+""",
+)
 _BEFORE = r"""(?:^|[\s(\[{"'“‘«])"""
 _ABBREVIATION = r"""(?i:mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres|vs|cf|al|e\.g|i\.e
     |viz|ca|approx|dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d|bzw|vgl|evtl|ggf|inkl|sog|hr|fr|dipl|d\.h|u\.a|[uo]\.ä)
@@ -51,7 +55,9 @@ _SENTENCE_END = regex.compile(
     regex.VERBOSE | regex.V1,
 )
 
-_FIELD = regex.compile(r'(?<string>"(?:[^"\\\n]|\\.)*")(?<colon>\s*:)?|\b\w+=(?=["\'\[{\d])|<(?:parameter|arg_key)[=>]')
+_FIELD = regex.compile(
+    r'(?<string>"(?:[^"\\\n]|\\.)*")(?<colon>\s*:)?|\b\w+=(?=["\'\[{\d])|<(?:parameter|arg_key)[=>]'
+)
 
 
 def word_spans(text: str) -> list[Offset]:
@@ -79,8 +85,12 @@ SEGMENTATIONS: dict[str, Callable[[str], list[Offset]]] = {
     "word": word_spans,
     "field": field_spans,
     "sentence": sentence_spans,
-    "line": lambda text: _partition(text, (match.end() for match in regex.finditer(r"\n\s*", text))),
-    "paragraph": lambda text: _partition(text, (match.end() for match in regex.finditer(r"\n[^\S\n]*\n\s*", text))),
+    "line": lambda text: _partition(
+        text, (match.end() for match in regex.finditer(r"\n\s*", text))
+    ),
+    "paragraph": lambda text: _partition(
+        text, (match.end() for match in regex.finditer(r"\n[^\S\n]*\n\s*", text))
+    ),
 }
 """From the name of a unit to the function that cuts a text into such units, finest first."""
 
@@ -107,10 +117,14 @@ def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Off
     for start, end in pairs:
         if not 0 <= start < end <= length:
             fault = "is empty or reversed" if start >= end else f"leaves the {of}"
-            raise UnitError(f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length}.")
+            raise UnitError(
+                f"Span {(start, end)} of {name} {fault}; expected 0 <= start < end <= {length}."
+            )
     for before, after in pairwise(sorted(pairs)):
         if after[0] < before[1]:
-            raise UnitError(f"Spans {before} and {after} of {name} overlap. End the first at {after[0]}.")
+            raise UnitError(
+                f"Spans {before} and {after} of {name} overlap. End the first at {after[0]}."
+            )
     return pairs
 
 
@@ -123,7 +137,11 @@ def visible_part(text: str, start: int, end: int) -> Offset:
 
 def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list[int | None]:
     """For each piece of a text, which span, of disjoint ones in order, has most of its visible characters."""
-    starts, ends, found = [start for start, _ in spans], [end for _, end in spans], list[int | None]()
+    starts, ends, found = (
+        [start for start, _ in spans],
+        [end for _, end in spans],
+        list[int | None](),
+    )
     for piece in pieces:
         start, end = visible_part(text, *piece)
         near = range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else ()
@@ -134,10 +152,14 @@ def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list
 
 def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[list[int]]:
     """Groups of the indices of tokens, one per span or per several spans that share a token; a gap ends a group."""
-    return join_overlapping(tokens, [-1 if owner is None else owner for owner in owners(text, tokens, spans)])
+    return join_overlapping(
+        tokens, [-1 if owner is None else owner for owner in owners(text, tokens, spans)]
+    )
 
 
-def join_overlapping(offsets: Sequence[Offset], spans: Sequence[int] | None = None) -> list[list[int]]:
+def join_overlapping(
+    offsets: Sequence[Offset], spans: Sequence[int] | None = None
+) -> list[list[int]]:
     """Groups of the positions of tokens that share a character, or that are neighbours in one (ascending) span."""
     groups, covered, last = list[list[int]](), 0, -1
     for position, (start, end) in enumerate(offsets):

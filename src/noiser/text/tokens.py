@@ -41,7 +41,9 @@ def untruncated(tokenizer: Any, error: type[NoiserError] = PromptError) -> Gener
         except BaseException as panic:  # the tokenizer's own is no Exception
             if type(panic).__name__ != "PanicException":
                 raise
-            raise error(f"The tokenizer cannot split this text: {panic}. Give another text or model.") from None
+            raise error(
+                f"The tokenizer cannot split this text: {panic}. Give another text or model."
+            ) from None
         finally:
             if truncation is not None:
                 backend.enable_truncation(**truncation)
@@ -50,15 +52,32 @@ def untruncated(tokenizer: Any, error: type[NoiserError] = PromptError) -> Gener
 
 
 def tokenise(
-    tokenizer: Any, text: str, *, add_special_tokens: bool = False, error: type[NoiserError] = PromptError
+    tokenizer: Any,
+    text: str,
+    *,
+    add_special_tokens: bool = False,
+    error: type[NoiserError] = PromptError,
 ) -> Tokens:
     """The tokens of a text, whole."""
     if half := re.search("[\ud800-\udfff]", text):
-        raise error(f"The text has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode.")
-    options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
+        raise error(
+            f"The text has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode."
+        )
+    options = {
+        "padding": False,
+        "truncation": False,
+        "verbose": False,
+        "add_special_tokens": add_special_tokens,
+    }
     with untruncated(tokenizer, error):
-        out = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, **options)
-    return Tokens(list(out["input_ids"]), list(out["offset_mapping"]), list(map(bool, out["special_tokens_mask"])))
+        out = tokenizer(
+            text, return_offsets_mapping=True, return_special_tokens_mask=True, **options
+        )
+    return Tokens(
+        list(out["input_ids"]),
+        list(out["offset_mapping"]),
+        list(map(bool, out["special_tokens_mask"])),
+    )
 
 
 def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
@@ -109,7 +128,9 @@ def cover(
     return own, found, frozen
 
 
-def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]) -> tuple[str, list[Offset]]:
+def continuation(
+    tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]
+) -> tuple[str, list[Offset]]:
     """The text of tokens that follow others, and (start, end) of each, in linear time; half a one reads U+FFFD."""
     read = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     ids, done, begin, known = [*before, *token_ids], len(before), -2 * _CONTEXT, ""
@@ -117,14 +138,20 @@ def continuation(tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]
     while done < len(ids):
         if done - begin >= 2 * _CONTEXT:
             starts = [max(0, done - size) for size in range(_CONTEXT, _CONTEXT + _CHARACTER)]
-            begin = min(starts, key=lambda start: read(ids[start:done]).count(_BAD))  # not within a character
+            begin = min(
+                starts, key=lambda start: read(ids[start:done]).count(_BAD)
+            )  # not within a character
             known = read(ids[begin:done])
             text, first = (text, first) if offsets else (known, known)
-        readings = ((stop, read(ids[begin:stop])) for stop in range(done + 1, min(done + _CHARACTER, len(ids)) + 1))
+        readings = (
+            (stop, read(ids[begin:stop]))
+            for stop in range(done + 1, min(done + _CHARACTER, len(ids)) + 1)
+        )
         whole = (
             (stop, now)
             for stop, now in readings
-            if now.count(_BAD) <= known.count(_BAD) and len(now) - now.count(_BAD) > len(known) - known.count(_BAD)
+            if now.count(_BAD) <= known.count(_BAD)
+            and len(now) - now.count(_BAD) > len(known) - known.count(_BAD)
         )
         stop, now = next(whole, (done + 1, read(ids[begin : done + 1])))
         same = len(commonprefix([known, now]))  # noqa: RUF071 - of characters
@@ -155,4 +182,6 @@ def _byte_level_alphabet() -> dict[str, int]:
     """From each character of a byte-level vocabulary (Radford et al. 2019) to its byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }

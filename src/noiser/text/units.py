@@ -11,7 +11,16 @@ from noiser.errors import ParameterError, UnitError, UnknownNameError
 from noiser.text.chat import check_messages, is_said
 from noiser.text.encoding import Encoding
 from noiser.text.segments import SEGMENTATIONS, Offset, checked_spans, owners, snap, visible_part
-from noiser.types import AutoUnit, Prompt, Source, Span, SpecialTokens, TargetUnit, TextUnitName, Unit
+from noiser.types import (
+    AutoUnit,
+    Prompt,
+    Source,
+    Span,
+    SpecialTokens,
+    TargetUnit,
+    TextUnitName,
+    Unit,
+)
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
 """How sources and question make a prompt. Sources stand below each other, each under its title, if it has one."""
@@ -21,7 +30,10 @@ COARSE_UNITS = 16
 
 _TURNS = 4  # of a chat with more messages "auto" begins with whole messages
 
-_CUTS: dict[str, Callable[[str], list[Offset]]] = {"turn": lambda text: [(0, len(text))], **SEGMENTATIONS}
+_CUTS: dict[str, Callable[[str], list[Offset]]] = {
+    "turn": lambda text: [(0, len(text))],
+    **SEGMENTATIONS,
+}
 _SPANS = "Or give a list of (start, end) character spans."
 
 
@@ -49,7 +61,9 @@ def make_units(
     elif (name := unit) not in (names := ["token", *_CUTS, "auto", "source"]):
         raise UnknownNameError("unit", unit, names, _SPANS)
     elif name == "source" and not sources:
-        raise UnitError("unit is 'source', and there are no sources; expected sources=[...], texts in the prompt.")
+        raise UnitError(
+            "unit is 'source', and there are no sources; expected sources=[...], texts in the prompt."
+        )
     own = [pieces for pieces in encoding.pieces if pieces[0].token_indices[0] < count]
     if spans:
         units = _of_spans(text, [piece for pieces in own for piece in pieces], spans)
@@ -59,7 +73,9 @@ def make_units(
         coarse = "turn" if len(encoding.contents) > _TURNS else "sentence"
         regions = [_cut(text, pieces, coarse if name == "auto" else name) for pieces in own]
         if name == "auto" and sum(map(len, regions)) > COARSE_UNITS:
-            size = sum(len(each.token_indices) for region in regions for each in region) / COARSE_UNITS
+            size = (
+                sum(len(each.token_indices) for region in regions for each in region) / COARSE_UNITS
+            )
             regions = [_runs(text, region, size) for region in regions]
         units = [each for region in regions for each in region]
     for pieces in encoding.pieces[len(own) :]:
@@ -67,11 +83,15 @@ def make_units(
     if special_tokens == "perturbed":
         for index, (start, stop) in enumerate(encoding.offsets):
             if encoding.frozen[index]:
-                units.append(Span(text[start:stop] or encoding.tokens[index], start, stop, (index,)))
+                units.append(
+                    Span(text[start:stop] or encoding.tokens[index], start, stop, (index,))
+                )
     return tuple(sorted(units, key=lambda span: span.token_indices))
 
 
-def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object) -> list[tuple[int, ...]]:
+def make_target_spans(
+    encoding: Encoding, first: int, unit: TargetUnit | object
+) -> list[tuple[int, ...]]:
     """The positions of each target span's tokens, in order of the text; no span is empty.
 
     A token from position `first` on is in the span of its visible characters, if any; special ones are named units.
@@ -85,15 +105,29 @@ def make_target_spans(encoding: Encoding, first: int, unit: TargetUnit | object)
         units = make_units(encoding, unit, special_tokens="perturbed")
         return [span.token_indices for span in units if span.token_indices[0] >= first]
     text, begin = encoding.text, encoding.offsets[first][0]
-    visible = [(position, *visible_part(text, *encoding.offsets[position])) for position in positions]
+    visible = [
+        (position, *visible_part(text, *encoding.offsets[position])) for position in positions
+    ]
     found: list[tuple[int, ...]] = []
-    for span in sorted(checked_spans(unit, len(text) - begin, name="target_unit", of="continuation")):
+    for span in sorted(
+        checked_spans(unit, len(text) - begin, name="target_unit", of="continuation")
+    ):
         start, end = span[0] + begin, span[1] + begin
         inside = [(position, a, b) for position, a, b in visible if max(a, start) < min(b, end)]
-        cut = [f"{text[a:b]!r} at {(a - begin, b - begin)}" for _, a, b in inside if a < start or b > end]
+        cut = [
+            f"{text[a:b]!r} at {(a - begin, b - begin)}"
+            for _, a, b in inside
+            if a < start or b > end
+        ]
         if cut or not inside:
-            fault = f"cuts the token {cut[0]}" if cut else f"holds no token of the continuation {text[begin:]!r}"
-            raise UnitError(f"Target span {span}, {text[start:end]!r}, {fault}; expected whole tokens. Move its ends.")
+            fault = (
+                f"cuts the token {cut[0]}"
+                if cut
+                else f"holds no token of the continuation {text[begin:]!r}"
+            )
+            raise UnitError(
+                f"Target span {span}, {text[start:end]!r}, {fault}; expected whole tokens. Move its ends."
+            )
         found.append(tuple(position for position, *_ in inside))
     return found
 
@@ -108,7 +142,11 @@ def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -
 def _parts(encoding: Encoding, unit: Span, name: str) -> list[Span]:
     """A unit cut into smaller ones, each of whole tokens."""
     tokens = set(unit.token_indices)
-    return _cut(encoding.text, [p for pieces in encoding.pieces for p in pieces if p.token_indices[0] in tokens], name)
+    return _cut(
+        encoding.text,
+        [p for pieces in encoding.pieces for p in pieces if p.token_indices[0] in tokens],
+        name,
+    )
 
 
 def _cut(text: str, pieces: list[Span], name: str) -> list[Span]:
@@ -116,7 +154,9 @@ def _cut(text: str, pieces: list[Span], name: str) -> list[Span]:
     if name == "token" or not pieces:
         return pieces
     first = pieces[0].start
-    spans = [(start + first, end + first) for start, end in _CUTS[name](text[first : pieces[-1].end])]
+    spans = [
+        (start + first, end + first) for start, end in _CUTS[name](text[first : pieces[-1].end])
+    ]
     groups = snap(text, spans, [(piece.start, piece.end) for piece in pieces])
     return [_joined(text, [pieces[index] for index in group]) for group in groups]
 
@@ -124,29 +164,47 @@ def _cut(text: str, pieces: list[Span], name: str) -> list[Span]:
 def _runs(text: str, units: Sequence[Span], size: float) -> list[Span]:
     """Neighbours joined to runs of about `size` tokens."""
     ends = accumulate(len(unit.token_indices) for unit in units)
-    middles = ((unit, end - len(unit.token_indices) / 2) for unit, end in zip(units, ends, strict=True))
-    return [_joined(text, [unit for unit, _ in run]) for _, run in groupby(middles, lambda each: int(each[1] / size))]
+    middles = (
+        (unit, end - len(unit.token_indices) / 2) for unit, end in zip(units, ends, strict=True)
+    )
+    return [
+        _joined(text, [unit for unit, _ in run])
+        for _, run in groupby(middles, lambda each: int(each[1] / size))
+    ]
 
 
 def _joined(text: str, pieces: Sequence[Span]) -> Span:
     start, end = pieces[0].start, pieces[-1].end
-    return Span(text[start:end], start, end, tuple(token for piece in pieces for token in piece.token_indices))
+    return Span(
+        text[start:end],
+        start,
+        end,
+        tuple(token for piece in pieces for token in piece.token_indices),
+    )
 
 
 def _of_spans(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
     """Units of the caller's spans: each token is in the span that has most of its visible characters."""
     members = [list[int]() for _ in spans]
-    for piece, index in zip(pieces, owners(text, [(piece.start, piece.end) for piece in pieces], spans), strict=True):
+    for piece, index in zip(
+        pieces, owners(text, [(piece.start, piece.end) for piece in pieces], spans), strict=True
+    ):
         if index is not None:
             members[index] += piece.token_indices
     for (start, end), inside in zip(spans, members, strict=True):
         if not inside:
-            near = [str((piece.start, piece.end)) for piece in pieces if piece.end >= start and piece.start <= end]
+            near = [
+                str((piece.start, piece.end))
+                for piece in pieces
+                if piece.end >= start and piece.start <= end
+            ]
             raise UnitError(
                 f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: your text's tokens there are "
                 f"{', '.join(near) or 'none'}. Move its ends to the ends of tokens."
             )
-    return [Span(text[a:b], a, b, tuple(inside)) for (a, b), inside in zip(spans, members, strict=True)]
+    return [
+        Span(text[a:b], a, b, tuple(inside)) for (a, b), inside in zip(spans, members, strict=True)
+    ]
 
 
 def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -> Prompt:
@@ -160,10 +218,16 @@ def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -
     >>> place_sources("Where is the lute?", ["The lute is in the attic.", ("Notes", "It rains.")])
     'The lute is in the attic.\n\nNotes\nIt rains.\n\nQuestion: Where is the lute?\nAnswer:'
     """
-    if not isinstance(template, str) or any(template.count(name) != 1 for name in ("{sources}", "{question}")):
-        raise ParameterError(f"template is {template!r}; expected a text with {{sources}} and {{question}} once each.")
+    if not isinstance(template, str) or any(
+        template.count(name) != 1 for name in ("{sources}", "{question}")
+    ):
+        raise ParameterError(
+            f"template is {template!r}; expected a text with {{sources}} and {{question}} once each."
+        )
     asked = question if isinstance(question, str) else check_messages(question)
-    return _filled(asked, template, "\n\n".join(_forms(*pair)[0] for pair in _check_sources(sources)))
+    return _filled(
+        asked, template, "\n\n".join(_forms(*pair)[0] for pair in _check_sources(sources))
+    )
 
 
 def without_sources(
@@ -174,7 +238,12 @@ def without_sources(
         return _filled(question, template.replace("{sources}", "").strip(), "")
     messages = [{"content": question}] if isinstance(question, str) else check_messages(question)
     for index, start, end in encoding.contents:
-        edges = sorted(edge for source in sources if start <= source.start < end for edge in (source.start, source.end))
+        edges = sorted(
+            edge
+            for source in sources
+            if start <= source.start < end
+            for edge in (source.start, source.end)
+        )
         kept = zip([start, *edges[1::2]], [*edges[::2], end], strict=True)
         messages[index]["content"] = "".join(encoding.text[first:last] for first, last in kept)
     left = messages[0]["content"] if isinstance(question, str) else messages
@@ -193,7 +262,9 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
     found: list[Source] = []
     for number, (title, text) in enumerate(_check_sources(sources), 1):
         end = found[-1].end if found else begin
-        places = ((form, _find(encoding, form, at)) for form in _forms(title, text) for at in (end, 0))
+        places = (
+            (form, _find(encoding, form, at)) for form in _forms(title, text) for at in (end, 0)
+        )
         form, start = next((place for place in places if place[1] >= 0), (text, -1))
         if start < 0:
             raise UnitError(
@@ -201,7 +272,9 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
                 "noiser.place_sources makes a prompt from sources."
             )
         found.append(Source(title, form, start, start + len(form)))
-    checked_spans([(each.start, each.end) for each in found], len(encoding.text), name="sources", of="prompt")
+    checked_spans(
+        [(each.start, each.end) for each in found], len(encoding.text), name="sources", of="prompt"
+    )
     return tuple(found)
 
 
@@ -217,12 +290,20 @@ def _filled(question: Prompt, template: str, sources: str) -> Prompt:
 def _check_sources(sources: object) -> list[tuple[str, str]]:
     """(title, text) of each source, without the whitespace around them."""
     if isinstance(sources, str) or not isinstance(sources, Sequence) or not sources:
-        raise UnitError(f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs.")
+        raise UnitError(
+            f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs."
+        )
     checked: list[tuple[str, str]] = []
     for number, source in enumerate(sources, 1):
         pair: Any = ("", source) if isinstance(source, str) else source
-        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-            raise UnitError(f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text).")
+        if (
+            not isinstance(pair, Sequence)
+            or len(pair) != 2
+            or not all(isinstance(part, str) for part in pair)
+        ):
+            raise UnitError(
+                f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text)."
+            )
         if not pair[1].strip():
             raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
         checked.append((pair[0].strip(), pair[1].strip()))
@@ -236,7 +317,12 @@ def _forms(title: str, text: str) -> list[str]:
 
 def _find(encoding: Encoding, text: str, begin: int) -> int:
     """The first place of a text at or after an offset, or -1; it may hold special tokens, which divide regions."""
-    for start in (match.start() + begin for match in re.finditer(re.escape(text), encoding.text[begin:])):
-        if all(any(a <= place < b for a, b in encoding.regions) for place in (start, start + len(text) - 1)):
+    for start in (
+        match.start() + begin for match in re.finditer(re.escape(text), encoding.text[begin:])
+    ):
+        if all(
+            any(a <= place < b for a, b in encoding.regions)
+            for place in (start, start + len(text) - 1)
+        ):
             return start
     return -1

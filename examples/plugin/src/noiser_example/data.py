@@ -18,8 +18,12 @@ def capitals() -> Recipe:
 
 
 def _read(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing was fetched
-    pairs = json.loads(files("noiser_example").joinpath("capitals.json").read_text(encoding="utf-8"))
-    return Reading([_example(number, country, city) for number, (country, city) in enumerate(pairs.items())])
+    pairs = json.loads(
+        files("noiser_example").joinpath("capitals.json").read_text(encoding="utf-8")
+    )
+    return Reading(
+        [_example(number, country, city) for number, (country, city) in enumerate(pairs.items())]
+    )
 
 
 def _example(number: int, country: str, city: str) -> Example:
