@@ -9,7 +9,7 @@ import torch
 import noiser
 from noiser.data import draw_actions, load, messages_of
 from noiser.errors import ParameterError, PromptError, TargetError
-from noiser.explain.refine import unasked
+from noiser.explain.injected import unasked
 from noiser.methods import Scores
 from noiser.text.segments import field_spans
 from noiser.types import Span

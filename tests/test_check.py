@@ -1,16 +1,20 @@
+import itertools
 import math
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 
 import noiser
 from engine_for_tests import query_of
 from methods_for_tests import predict
 from noiser.errors import ParameterError
-from noiser.explain.refine import interval, mean_of
+from noiser.explain.check import LEVEL, _Rows, interval, mean_of
 from noiser.methods import Random
+from noiser.metrics.correlation import half_masks_in_pairs
 from tiny import tiny
 
 citing = sys.modules["noiser.explain.cite"]  # the function has the same name
@@ -23,27 +27,104 @@ SOURCES = [
 ]
 
 
-def test_the_check_is_the_rank_correlation_with_inputs_run_one_by_one():
+def by_hand(att, odds_of, halves):
+    """T of the scores in every order of the units: the correlation of sums and differences of log odds."""
+    scores = att.scores[0].double().tolist()
+    differences = [odds_of(kept) - odds_of(~kept) for kept in halves]
+
+    def statistic(order):
+        sums = [
+            sum(scores[u] if stays else -scores[u] for u, stays in zip(order, kept, strict=True))
+            for kept in halves.tolist()
+        ]
+        d, s = np.array(differences), np.array(sums)
+        if len(order) % 2:
+            d, s = d - d.mean(), s - s.mean()
+        return float(d @ s) / math.sqrt(float(d @ d) * float(s @ s))
+
+    return [statistic(order) for order in itertools.permutations(range(len(scores)))]
+
+
+@pytest.mark.parametrize("prompt", ["The quick fox sings now", "The quick fox sings now near"])
+def test_the_check_is_a_permutation_of_the_units_over_inputs_run_one_by_one(prompt):
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPT, method="occlusion", seed=3, check=8)
-    query = query_of(lm, PROMPT)
-    kept = torch.rand(8, len(att.units), generator=torch.Generator().manual_seed(3 ^ 0x5EED)) < 0.5
-    odds = []
-    for row in kept.tolist():
+    att = noiser.attribute(lm, prompt, method="occlusion", unit="word", seed=3, check=10)
+    units = len(att.units)
+    query = query_of(lm, prompt, unit="word")
+    halves = half_masks_in_pairs(units, 10, torch.Generator().manual_seed(3 ^ 0x5EED))
+
+    def odds_of(kept):
         gone = [
-            i
-            for unit, stays in zip(att.units, row, strict=True)
+            position
+            for unit, stays in zip(att.units, kept.tolist(), strict=True)
             if not stays
-            for i in unit.token_indices
+            for position in unit.token_indices
         ]
         p = float(predict(lm, query, query.logit_positions[0], gone)[att.targets[0].token_id])
-        odds.append(math.log(p / (1 - p)))
-    rho = spearmanr((kept.double() @ att.scores[0].double()).numpy(), odds).statistic
-    found = att.info["check"]
-    assert found["lds"] == [pytest.approx(rho)]
-    assert (found["masks"], found["removal"], found["units"]) == (8, "zero", "tokens")
-    assert found["mean"][0] == pytest.approx(rho)
-    assert found["low"][0] < rho < found["high"][0]
+        return math.log(p / (1 - p))
+
+    every = by_hand(att, odds_of, halves)
+    check = att.info["check"]
+    assert check["p"] == pytest.approx(sum(t >= every[0] - 1e-6 for t in every) / len(every))
+    assert check["predicts"] == (check["p"] <= 0.05)
+    kept = torch.cat([halves, ~halves])
+    sums = (kept.double() @ att.scores[0].double()).numpy()
+    odds = np.array([odds_of(row) for row in kept])
+    ranked = [[], []]
+    for size in sorted({int(row.sum()) for row in kept}):
+        here = (kept.sum(1) == size).numpy()
+        for into, numbers in zip(ranked, (sums, odds), strict=True):
+            into += list(rankdata(numbers[here]) - rankdata(numbers[here]).mean())
+    rho = float(np.corrcoef(*ranked)[0, 1])
+    assert check["lds"] == [pytest.approx(rho)]
+    assert (check["masks"], check["removal"], check["units"]) == (len(kept), "zero", "words")
+    assert check["low"][0] < rho < check["high"][0]
+
+
+@pytest.mark.parametrize("units", [5, 6, 7, 8, 11])
+@pytest.mark.parametrize("masks", [8, 16])
+def test_random_scores_pass_as_often_as_promised_constants_never_and_exact_ones_mostly(
+    units, masks
+):
+    """On games whose effects add up but for some noise, without a model."""
+    draw = torch.Generator().manual_seed(units)
+    halves = half_masks_in_pairs(units, masks, draw)
+    seen = torch.arange(units)
+    passed = {"random": 0, "constant": 0, "exact": 0}
+    games = 120
+    for _ in range(games):
+        effects = torch.randn(units, generator=draw, dtype=torch.float64)
+        kept = torch.cat([halves, ~halves]).double()
+        noise = 0.1 * torch.randn(len(kept), generator=draw, dtype=torch.float64)
+        values = kept @ effects + noise
+        others = {
+            "random": torch.randn(units, generator=draw, dtype=torch.float64),
+            "constant": torch.ones(units, dtype=torch.float64),
+            "exact": effects,
+        }
+        for name, scores in others.items():
+            rows = _Rows([seen], [halves], [values], scores[None])
+            chance = rows.chance([0], torch.Generator().manual_seed(0), orders=400)
+            passed[name] += chance <= LEVEL
+    assert passed["constant"] == 0
+    assert passed["random"] / games <= 0.12  # .05 and three standard errors
+    assert passed["exact"] / games > (0.8 if units > 5 else 0.5)
+
+
+def test_too_few_units_have_no_verdict_and_the_text_says_so():
+    lm = tiny("llama")
+    three, four, five = (
+        noiser.attribute(lm, prompt, method="occlusion", unit="word", check=True)
+        for prompt in ("The quick fox", "The quick fox sings", "The quick fox sings now")
+    )
+    assert math.isnan(three.info["check"]["lds"][0])
+    assert "Fewer than four words: too few" in str(three)
+    check = four.info["check"]
+    assert (check["masks"], math.isnan(check["p"])) == (6, True)
+    assert check["low"][0] == check["lds"][0] == check["high"][0]  # all halves: nothing is drawn
+    assert "Four words are too few for a verdict" in str(four).replace("\n", " ")
+    assert five.info["check"]["masks"] == 20
+    assert not math.isnan(five.info["check"]["p"])
 
 
 @pytest.mark.parametrize("method", ["random", "last_attention", "joint"])
@@ -52,20 +133,12 @@ def test_a_check_changes_no_score_and_words_are_everywhere(method):
     plain, att = (
         noiser.attribute(lm, PROMPT, method=method, check=n, max_new_tokens=2) for n in (0, 8)
     )
-    assert (
-        torch.equal(plain.scores, att.scores) or (plain.scores.isnan() == att.scores.isnan()).all()
-    )
-    assert (
-        plain.info["token_forwards"] == att.info["token_forwards"]
-        if "token_forwards" in plain.info
-        else True
-    )
+    torch.testing.assert_close(plain.scores, att.scores, equal_nan=True)
     assert "check" not in plain.info
     assert "check" not in att.aggregate("word").info
-    words = "when tokens are removed: ρ = "
     for text in (str(att).replace("\n  ", " "), att.to_html(), att.to_markdown()):
-        assert words in text
-        assert "mean over 2 targets; 8 random removals" in text
+        assert "predict what happens when half of the tokens are removed" in text
+        assert "mean over 2 targets; 8 removals" in text
 
 
 def test_sources_are_hidden_in_a_check():
@@ -79,32 +152,22 @@ def test_sources_are_hidden_in_a_check():
 
 
 def test_intervals_by_hand():
-    low, high = interval(0.5, 19)  # z = .5493, standard error sqrt(1.125 / 16) = .2652
+    low, high = interval(0.5, 19, 10**9)  # z = .5493, standard error sqrt(1.125 / 16) = .2652
     assert (low, high) == (
         pytest.approx(math.tanh(0.5493 - 0.5197), abs=1e-4),
         pytest.approx(0.7891, abs=1e-4),
     )
-    assert interval(1.0, 8)[0] < 0.95  # never certain
-    assert interval(0.9, 3) == (-1, 1)
-    assert all(map(math.isnan, interval(math.nan, 8)))
-    assert mean_of([0.5, math.nan], 8) == (
+    low, high = interval(0.5, 19, 38)  # half of them: the width times sqrt(½)
+    assert low == pytest.approx(math.tanh(0.5493 - 0.3675), abs=1e-4)
+    assert interval(1.0, 8, 1000)[0] < 0.95  # never certain
+    assert interval(0.9, 3, 1000) == (-1, 1)
+    assert interval(0.9, 20, 20) == (0.9, 0.9)
+    assert all(map(math.isnan, interval(math.nan, 8, 1000)))
+    assert mean_of([0.5, math.nan], 8, 100) == (
         pytest.approx(0.5),
-        *map(pytest.approx, interval(0.5, 8)),
+        *map(pytest.approx, interval(0.5, 8, 100)),
     )
-    assert all(map(math.isnan, mean_of([math.nan], 8)))
-
-
-def test_the_interval_covers_the_correlation_of_normal_numbers():
-    rng = torch.Generator().manual_seed(0)
-    for r in (0.0, 0.5, 0.9):
-        population = 6 / math.pi * math.asin(r / 2)
-        x, noise = torch.randn(2, 400, 8, generator=rng, dtype=torch.float64)
-        y = r * x + math.sqrt(1 - r * r) * noise
-        ends = [
-            interval(float(spearmanr(a, b).statistic), 8)
-            for a, b in zip(x.numpy(), y.numpy(), strict=True)
-        ]
-        assert sum(low <= population <= high for low, high in ends) / 400 > 0.9
+    assert all(map(math.isnan, mean_of([math.nan], 8, 100)))
 
 
 def cited(lm, **options):
@@ -121,14 +184,25 @@ def test_fast_citations_are_one_pass_with_a_check_or_else_accurate(monkeypatch):
         == accurate.attribution.method
     )  # few sources
     monkeypatch.setattr(citing, "FAST_FROM", 1)
-    monkeypatch.setattr(citing, "mean_of", lambda found, n: (0.8, 0.5, 0.9))
+    checks = citing.check_scores
+
+    def judged(predicts):
+        def steps(*arguments):
+            att = yield from checks(*arguments)
+            return replace(
+                att, info=att.info | {"check": att.info["check"] | {"predicts": predicts}}
+            )
+
+        return steps
+
+    monkeypatch.setattr(citing, "check_scores", judged(predicts=True))
     fast = cited(lm, memory=-math.inf, accuracy="fast")
     assert fast.attribution.method.startswith("attention_gradient@")
-    assert fast.attribution.info["check"]["masks"] == 8
+    assert fast.attribution.info["check"]["masks"] == 6  # all halves of four sources
     assert "ρ = " in str(fast)
     assert "ρ = " in fast.to_html()
     assert "as attention to the source, nearly shut, opens" in str(fast)
-    monkeypatch.setattr(citing, "mean_of", lambda found, n: (0.2, -0.5, 0.9))
+    monkeypatch.setattr(citing, "check_scores", judged(predicts=False))
     fallen = cited(lm, memory=-math.inf, accuracy="fast")
     assert torch.equal(fallen.scores, accurate.scores)
     assert "hidden one by one, since fast scores failed" in str(fallen)
@@ -144,7 +218,7 @@ def test_fast_citations_of_a_model_that_cannot_be_followed_are_accurate(monkeypa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"check": 3}, "check is 3; expected 0, or at least 4"),
+        ({"check": 3}, "check is 3; expected True, 0, or at least 4"),
         ({"accuracy": "fast", "method": Random()}, "accuracy='fast' chooses the method"),
     ],
 )

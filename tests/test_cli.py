@@ -135,10 +135,14 @@ def test_a_command_shows_what_the_library_returns(noiser_command, sources, capsy
 
 def test_hidden_sources_and_checks(noiser_command, sources):
     assert "<html" in noiser_command(*CITE, "--set", "baseline=zero", "--format", "html").stdout
-    for checked in ([*CITE, "--accuracy", "fast"], ["attribute", PROMPT, "--method", "random"]):
-        assert "8 random removals" in " ".join(
-            noiser_command(*checked, "--check", "8").stdout.split()
-        )
+    words = lambda *command: " ".join(noiser_command(*command).stdout.split())
+    attribute = ["attribute", PROMPT, "--method", "random", "--check"]
+    assert "8 removals" in words(*attribute, "8")
+    assert "6 removals" in words(*attribute, "auto")  # all that there are of four units
+    assert "too few for the scores to be checked" in words(
+        *CITE, "--accuracy", "fast", "--check", "8"
+    )
+    assert "neither a number of inputs nor auto" in noiser_command(*attribute, "x").stderr
 
 
 def test_evaluate_reads_stdin(noiser_command):

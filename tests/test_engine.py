@@ -201,8 +201,9 @@ def test_a_game_has_the_values_of_inputs_built_by_hand(family, removal):
     units, read = query.units, query.score("logprob")
     kept = torch.rand(5, len(units), generator=torch.Generator().manual_seed(0)) < 0.6
     kept[0], kept[1], kept[2] = True, False, kept[3]
-    remove = remover(query, removal, torch.Generator().manual_seed(2), 3)
-    found = run_one(lm, Game(query, read, remove)(kept))
+    way = remover(query, removal, torch.Generator().manual_seed(2), 3)
+    remove = way.change
+    found = run_one(lm, Game(query, read, way)(kept))
     for g, seen in enumerate(query.causal_mask):
         for row, value in zip(kept, found[g], strict=True):
             gone = [

@@ -234,7 +234,7 @@ def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):
     found = noiser.compare(
         tiny("llama"), FOX, methods, foil=" dog", progress=lambda *each: done.append(each)
     )
-    assert [att.method for att in found] == ["joint@1"]
+    assert [att.method for att in found] == ["joint@2"]
     (failure,) = found.failures
     assert failure.startswith("occlusion:score=hellinger: ")
     assert "has no foil" in failure

@@ -243,6 +243,18 @@ def test_erasure_curves_and_top_k_equal_the_reference(options, removal):
             ), name
 
 
+def correlated_by_hand(row, masks, units, logits):
+    """Spearman's correlation with ranks within each size of mask, all masks counted together."""
+    sums = np.array([sum(row[unit] for unit in units if mask[unit]) for mask in masks])
+    sizes = np.array([sum(mask[unit] for unit in units) for mask in masks])
+    ranked = np.zeros((2, len(masks)))
+    for size in set(sizes):
+        here = sizes == size
+        for into, numbers in zip(ranked, (sums, np.array(logits)), strict=True):
+            into[here] = (stats.rankdata(numbers[here]) - (here.sum() + 1) / 2) / here.sum()
+    return float(np.corrcoef(ranked)[0, 1])
+
+
 @pytest.mark.parametrize(("options", "removal"), ASKED, ids=str)
 def test_lds_equals_the_reference(options, removal):
     lm, att = attributed("gemma3", **options)
@@ -252,29 +264,52 @@ def test_lds_equals_the_reference(options, removal):
         for mask in masks.tolist():
             p = probability(lm, att, target, [unit for unit in units if not mask[unit]], removal)
             logits.append(math.log(p / (1 - p)))
-        correlated = lambda row, masks=masks, units=units, logits=logits: (
-            stats.spearmanr(
-                [sum(row[unit] for unit in units if mask[unit]) for mask in masks], logits
-            ).statistic
-        )
-        own.append(correlated(att.scores[target].tolist()))
+        arguments = (masks.tolist(), units, logits)
+        own.append(correlated_by_hand(att.scores[target].tolist(), *arguments))
         permuted += [
-            correlated(draw) for draw in reference_scores(case, "permuted")[:, target].tolist()
+            correlated_by_hand(draw, *arguments)
+            for draw in reference_scores(case, "permuted")[:, target].tolist()
         ]
     found = columns(lm, case, "lds")
     assert found["lds"] == pytest.approx(np.mean(own), abs=1e-6)
     assert found["permuted_lds"] == pytest.approx(np.mean(permuted), abs=1e-6)
 
 
-def test_masks_keep_half_of_the_units_and_never_none():
-    lm, att = attributed(prompt="The quick", unit="word")
-    (few,) = correlation.masks_of(case_of(lm, att), 400)
-    kinds = [tuple(row) for row in few.tolist()]
-    assert kinds.count((True, True)) == pytest.approx(
-        200, abs=40
-    )  # one that would keep none keeps all
-    assert kinds.count((True, False)) == pytest.approx(100, abs=30)
-    assert (False, False) not in kinds
+@pytest.mark.parametrize("units", [4, 5, 8, 9])
+def test_masks_of_lds_are_distinct_halves(units):
+    sizes = {units // 2, units - units // 2}
+    for masks in (10, 1000):
+        rows = correlation.half_masks(units, masks, torch.Generator().manual_seed(0))
+        assert len(rows) == min(masks, correlation.count_of_halves(units))
+        assert len({tuple(row) for row in rows.tolist()}) == len(rows)
+        assert {*rows.sum(1).tolist()} == sizes
+        paired = correlation.half_masks_in_pairs(units, masks, torch.Generator().manual_seed(0))
+        every = {tuple(row) for row in torch.cat([paired, ~paired]).tolist()}
+        assert len(every) == 2 * len(paired) == min(masks, correlation.count_of_halves(units))
+
+
+def test_a_constant_has_no_lds_and_fewer_than_four_units_have_none():
+    lm, att = attributed("gemma3", "The quick fox sings", unit="word")
+    constant = with_scores(att, torch.ones_like(att.scores))
+    assert math.isnan(columns(lm, case_of(lm, constant), "lds")["lds"])
+    assert not math.isnan(columns(lm, case_of(lm, att), "lds")["lds"])
+    lm, three = attributed("gemma3", "The quick fox", unit="word")
+    assert math.isnan(columns(lm, case_of(lm, three), "lds")["lds"])
+
+
+def test_the_published_lds_stands_beside_that_of_a_constant():
+    """A constant's sum is the number of units that a mask keeps."""
+    lm, att = attributed("gemma3", "The quick fox sings", unit="word")
+    case = case_of(lm, att, masks=24)
+    (kept,) = correlation.bernoulli_masks_of(case, 24)
+    odds = []
+    for mask in kept.tolist():
+        p = probability(lm, att, 0, [unit for unit, stays in enumerate(mask) if not stays], "zero")
+        odds.append(math.log(p / (1 - p)))
+    found = columns(lm, case, "lds_bernoulli")
+    rho = lambda numbers: stats.spearmanr(numbers, odds).statistic
+    assert found["lds_bernoulli"] == pytest.approx(rho(kept.float() @ att.scores[0]), abs=1e-6)
+    assert found["constant_lds_bernoulli"] == pytest.approx(rho(kept.sum(1)), abs=1e-6)
 
 
 @pytest.mark.parametrize("removal", ["zero", "delete"])

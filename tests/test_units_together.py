@@ -12,7 +12,8 @@ from engine_for_tests import query_of
 from methods_for_tests import play, predict, random_game, stored, subsets
 from noiser.bench import Store
 from noiser.engine import Game, StoredGame, remover, run_one
-from noiser.methods.joint import _fit
+from noiser.methods.joint import _fit_middle, draw_pairs
+from noiser.methods.pairs import PlayedInputs, wider
 from noiser.methods.shapley import draw_coalitions, shapley_regression
 from noiser.methods.surrogates import lasso, ridge
 from tiny import tiny
@@ -296,46 +297,90 @@ def test_a_targets_scores_do_not_depend_on_later_targets(samples, removal):
     torch.testing.assert_close(together.scores[0, :units], alone.scores[0], atol=1e-6, rtol=0)
 
 
-def fitted(value, units, pairs, seed=0):
-    """The effects in the middle, and their standard errors, of a game: a function from a set of units to a number."""
-    kept = torch.rand(pairs, units, generator=torch.Generator().manual_seed(seed)) < 0.5
+def played_inputs(value, units, pairs, seed=0):
+    """The inputs that joint removal runs of a game: a function from a set of units to a number."""
+    kept = draw_pairs(pairs, units, torch.Generator().manual_seed(seed))
     numbers = lambda rows: torch.tensor(
-        [value(frozenset(row.nonzero().flatten().tolist())) for row in rows]
+        [float(value(frozenset(row.nonzero().flatten().tolist()))) for row in rows]
     ).double()
-    every, none = frozenset(range(units)), frozenset()
-    last = [value(every) - value(every - {u}) for u in range(units)]
-    first = [value(frozenset({u})) - value(none) for u in range(units)]
-    return _fit(kept, numbers(kept) - numbers(~kept), torch.tensor([last, first]).double())
+    whole = torch.ones(1, units, dtype=torch.bool)
+    alone = torch.eye(units, dtype=torch.bool)
+    return PlayedInputs(
+        kept,
+        torch.arange(units),
+        numbers(whole)[0],
+        numbers(~whole)[0],
+        numbers(~alone),
+        numbers(alone),
+        numbers(kept),
+        numbers(~kept),
+    )
+
+
+def fitted(value, units, pairs, seed=0):
+    """The effects in the middle and their standard errors."""
+    return _fit_middle(played_inputs(value, units, pairs, seed), complete=False)
+
+
+@pytest.mark.parametrize("units", [4, 6, 12])
+def test_drawn_pairs_are_distinct_and_none_that_single_steps_run(units):
+    known = {frozenset(), *(frozenset({u}) for u in range(units))}
+    drawn = draw_pairs(3 * units, units, torch.Generator().manual_seed(1))
+    every = frozenset(range(units))
+    pairs = {
+        frozenset({kept, every - kept})
+        for kept in (frozenset(row.nonzero().flatten().tolist()) for row in drawn)
+    }
+    assert len(pairs) == len(drawn) == min(3 * units, 2 ** (units - 1) - units - 1)
+    assert not any(kept in known for pair in pairs for kept in pair)
 
 
 def test_the_fit_minimises_what_it_says():
+    """Against a search by gradients, with the weights and the penalty of 7 of 25 pairs that are not drawn."""
     draw = torch.Generator().manual_seed(3)
-    kept = torch.rand(9, 6, generator=draw) < 0.5
-    differences, guesses = (
-        torch.randn(*shape, generator=draw).double() for shape in ((9,), (2, 6))
+    table = dict(
+        zip(
+            map(frozenset, powerset(range(6))),
+            torch.randn(64, generator=draw).tolist(),
+            strict=True,
+        )
     )
-    signs = 2 * kept.double() - 1
-    prior = 0.3 * (signs @ guesses.T).square().mean()
-    scores, weights = (
-        torch.zeros(6).double().requires_grad_(),
-        torch.zeros(2).double().requires_grad_(),
+    inputs = played_inputs(table.__getitem__, 6, 18)
+    whole, alone = torch.ones(1, 6, dtype=torch.bool), torch.eye(6, dtype=torch.bool)
+    signs = 2 * torch.cat([whole, alone, inputs.kept]).double() - 1
+    differences = torch.cat(
+        [
+            (inputs.whole - inputs.nothing)[None],
+            inputs.alone - inputs.without,
+            inputs.ones - inputs.others,
+        ]
     )
+    importance = torch.cat([torch.full((7,), 18 / 25), torch.ones(18)]).double()
+    penalty = 7 / 25
+    guesses = torch.stack([inputs.whole - inputs.without, inputs.alone - inputs.nothing])
+    prior = 0.3 * penalty * (signs @ guesses.T).square().mean()
+    scores = torch.zeros(6).double().requires_grad_()
+    weights = torch.zeros(2).double().requires_grad_()
     search = torch.optim.LBFGS(
         [scores, weights], max_iter=500, tolerance_grad=1e-12, tolerance_change=0
     )
 
     def loss():
         search.zero_grad()
-        total = (differences - signs @ scores).square().sum() + (
-            scores - weights @ guesses
-        ).square().sum()
+        total = (importance * (differences - signs @ scores).square()).sum()
+        total = total + penalty * (scores - weights @ guesses).square().sum()
         total = total + prior * (weights - 0.5).square().sum()
         total.backward()
         return total
 
     search.step(loss)
-    torch.testing.assert_close(
-        _fit(kept, differences, guesses).scores, scores.detach(), atol=1e-7, rtol=0
+    found = _fit_middle(inputs, complete=False).effects
+    torch.testing.assert_close(found, scores.detach(), atol=1e-7, rtol=0)
+
+
+def powerset(units):
+    return itertools.chain.from_iterable(
+        itertools.combinations(units, size) for size in range(len(units) + 1)
     )
 
 
@@ -343,39 +388,56 @@ def test_copies_share_what_one_of_them_would_have_and_a_sum_is_found_with_the_fe
     """f = 1 if unit 2 or unit 5 is kept: leaving one out changes nothing, and each is half the time all there is."""
     for pairs in (24, 200):
         fit = fitted(lambda kept: float(bool({2, 5} & kept)), 12, pairs)
-        assert fit.scores.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
+        assert fit.effects.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
     torch.testing.assert_close(
-        fit.scores[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0
+        fit.effects[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0
     )
     weights = [0.5, -1.0, 2.0, 0.25, 0.0, 3.0, 1.5, -0.5]
     fit = fitted(lambda kept: sum(weights[u] for u in kept), 8, 1)
-    torch.testing.assert_close(fit.scores, torch.tensor(weights).double())
+    torch.testing.assert_close(fit.effects, torch.tensor(weights).double())
 
 
-def test_standard_errors_are_the_spread_over_seeds():
+def interacting(units):
+    """A game in which no effects add up, and its Banzhaf values by the definition."""
     pairs = {
         (i, j): (-1.0) ** (i * j) * (1 + (3 * i + 5 * j) % 4)
-        for i, j in itertools.combinations(range(10), 2)
+        for i, j in itertools.combinations(range(units - 1), 2)
     }
-    value = lambda kept: (
-        sum(w * (i in kept) * (j in kept) for (i, j), w in pairs.items()) ** 2 / 100
-    )
-    for drawn in (15, 60):
-        fits = [fitted(value, 10, drawn, seed) for seed in range(200)]
-        spread = torch.stack([fit.scores for fit in fits]).std(0)
-        claimed = torch.stack([fit.moves.square().sum(1) for fit in fits]).mean(0).sqrt()
-        assert 0.85 < float((claimed / spread).mean()) < 1.15
+
+    def value(kept):
+        return sum(w * (i in kept) * (j in kept) for (i, j), w in pairs.items()) ** 2 / 100
+
+    sets = [frozenset(kept) for kept in powerset(range(units))]
+    values = {kept: value(kept) for kept in sets}
+    exact = [
+        sum(values[kept | {u}] - values[kept] for kept in sets if u not in kept) / 2 ** (units - 1)
+        for u in range(units)
+    ]
+    return values.__getitem__, torch.tensor(exact).double()
+
+
+@pytest.mark.parametrize(("units", "drawn"), [(6, 18), (9, 27), (9, 60)])
+def test_standard_errors_hold_as_often_as_they_say_and_a_null_unit_shows_no_signal(units, drawn):
+    """The last unit takes part in nothing. Two standard errors promise .05; t and HC3 are cautious."""
+    value, exact = interacting(units)
+    fits = [fitted(value, units, drawn, seed) for seed in range(200)]
+    wide = torch.tensor([wider(fit.freedom) for fit in fits])[:, None]
+    errors = torch.stack([fit.stderr for fit in fits]) * wide
+    off = torch.stack([fit.effects for fit in fits]) - exact
+    assert float((off.abs() > 1.96 * errors).double().mean()) < 0.06
+    assert float((off[:, -1].abs() > 2 * errors[:, -1]).double().mean()) < 0.06
+    assert float(errors.mean()) < 2 * float(off.std(0).mean())
 
 
 def test_a_single_unit_has_the_whole_gain_and_the_earlier_name_is_read(tmp_path):
-    att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint@1", unit="sentence")
+    att = noiser.attribute(tiny("llama"), "fox", method="noiser_joint", unit="sentence")
     assert float(att.scores) == pytest.approx(
         att.info["value"][0] - att.info["baseline_value"][0], abs=1e-6
     )
-    assert att.method == "joint@1"
+    assert att.method == "joint@2"
     path = tmp_path / "a.json"
     att.save(path)
-    path.write_text(path.read_text().replace("joint@1", "noiser_joint@1"))
+    path.write_text(path.read_text().replace("joint@2", "noiser_joint@1"))
     assert noiser.Attribution.load(path).method == "joint@1"
     pack = Store(Path(__file__).parent.parent / "docs/reproduction/longra/rows")
     assert pack.plan.labels("methods")[1] == "joint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,28 +73,60 @@ def provenance(*attributions: Attribution) -> str:
     return "\n".join(f"{', '.join(names)} · {rest}" for rest, names in methods.items())
 
 
-def checks(*attributions: Attribution) -> list[str]:
-    """The result of `check=` in words: a sentence for each checked attribution, safe to show."""
-    found = [
-        (name, att.info.get("check"))
-        for name, att in zip(headings(attributions), attributions, strict=True)
-    ]
-    return [
-        (f"{name}: " if len(found) > 1 else "") + check_text(check)
-        for name, check in found
-        if check
-    ]
+def notes(*attributions: Attribution) -> list[str]:
+    """Sentences below the scores: what became of the first token, and the result of `check=`; safe to show."""
+    found: list[str] = []
+    for name, att in zip(headings(attributions), attributions, strict=True):
+        prefix = f"{name}: " if len(attributions) > 1 else ""
+        sentences = [first_token_text(att)]
+        if check := att.info.get("check"):
+            sentences.append(check_text(check))
+        found += [prefix + sentence for sentence in sentences if sentence]
+    return found
+
+
+def first_token_text(att: Attribution) -> str:
+    """Why a unit that is only the first token has a score of another kind, or none; "" if there is no such unit."""
+    unit = next((unit for unit in att.units if unit.token_indices == (0,)), None)
+    outcomes = {
+        "kept": "It was always kept and has no score.",
+        "deleted": "It was always kept; its own score is the effect of deleting it.",
+    }
+    outcome = outcomes.get(str(att.info.get("first_token")))
+    if unit is None or outcome is None:
+        return ""
+    return (
+        f"“{label(unit.text)}” is the first token of the input, on which the model leans. {outcome}"
+    )
 
 
 def check_text(check: Mapping[str, Any]) -> str:
     """A check's result in words."""
-    units, (rho, low, high) = label(str(check["units"])), check["mean"]
+    units = label(str(check["units"]))
+    if check["fewest_units"] < 4:
+        return f"Fewer than four {units}: too few for the scores to be checked."
+    rho, low, high = check["mean"]
     if rho != rho:
-        return f"Scores or predictions did not vary when {units} were removed, so the scores could not be checked."
-    mean = f", mean over {len(check['lds'])} targets" if len(check["lds"]) > 1 else ""
-    numbers = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]{mean}; {check['masks']} random removals"
-    shown = "These" if low > 0 else "It is not shown that these"
-    return f"{shown} scores predict what happens when {units} are removed: {numbers}."
+        return (
+            f"Scores or predictions did not vary when half of the {units} were removed, so the "
+            "scores could not be checked."
+        )
+    mean = f", mean over {check['targets']} targets" if check["targets"] > 1 else ""
+    correlation = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]{mean}; {check['masks']} removals"
+    if math.isnan(check["p"]):
+        return (
+            f"Four {units} are too few for a verdict. When two of them are removed: {correlation}."
+        )
+    share = "less than 1" if check["p"] < 0.01 else f"{100 * check['p']:.0f}"
+    if check["predicts"]:
+        return (
+            f"These scores predict what happens when half of the {units} are removed: of the same "
+            f"scores in other orders, {share} % do as well. {correlation}."
+        )
+    return (
+        f"It is not shown that these scores predict what happens when half of the {units} are "
+        f"removed: of the same scores in other orders, {share} % do as well. {correlation}."
+    )
 
 
 def method_text(att: Attribution, *, version: bool = True) -> str:

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from noiser.attribution import display
-from noiser.attribution.display import checks, dark_ink, headings, label, provenance, short, visible
+from noiser.attribution.display import dark_ink, headings, label, notes, provenance, short, visible
 from noiser.attribution.heatmap import (
     Cell,
     HeatMap,
@@ -84,7 +84,7 @@ def _card(
         f'<section class="t{index}">{each}</section>' for index, each in enumerate(shown, 1)
     )
     chooser = _chooser([label(first.targets[row].text) for row in rows], identifier)
-    feet = "".join(f"<p>{escape(text)}</p>" for text in checks(*attributions)) + "".join(
+    feet = "".join(f"<p>{escape(text)}</p>" for text in notes(*attributions)) + "".join(
         map(_footer, attributions)
     )
     return f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div><footer>{feet}</footer></div>'
@@ -235,7 +235,7 @@ def _footer(att: Attribution) -> str:
 def markdown(att: Attribution) -> str:
     """A table of the scores for each target, and where they come from."""
     sections = [_markdown_section(att, row) for row in range(len(att.targets))]
-    return "\n\n".join([*sections, *map(_escaped, checks(att)), _escaped(provenance(att))]) + "\n"
+    return "\n\n".join([*sections, *map(_escaped, notes(att)), _escaped(provenance(att))]) + "\n"
 
 
 def _markdown_section(att: Attribution, row: int) -> str:

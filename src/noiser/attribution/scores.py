@@ -198,7 +198,13 @@ def _joined(att: Attribution, columns: Columns) -> Span:
 def _by_group(
     values: Float[Tensor, "targets units"], groups: Sequence[Columns], reduction: Reduction
 ) -> Float[Tensor, "targets groups"]:
-    """Each group of columns reduced; NaN in a row where any member is NaN."""
-    return torch.stack(
-        [values[:, :0].sum(1), *(reduction(values[:, list(group)]) for group in groups)], 1
-    )[:, 1:]
+    """Each group of columns reduced; NaN in a row where any member is NaN.
+
+    A column without any number is left out of a group that has others: a first token that was kept.
+    """
+    nothing = values.isnan().all(0).tolist()
+    reduced = [values[:, :0].sum(1)]
+    for group in groups:
+        members = [column for column in group if not nothing[column]] or [*group]
+        reduced.append(reduction(values[:, members]))
+    return torch.stack(reduced, 1)[:, 1:]

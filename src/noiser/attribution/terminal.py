@@ -80,7 +80,7 @@ def sections(
     if most and count > most:
         yield Text()
         yield _line(f"… {count - most} more targets; to_html() and to_markdown() show all", "dim")
-    yield from map(_line, display.checks(*attributions))
+    yield from map(_line, display.notes(*attributions))
     yield _line(display.provenance(*attributions), "dim")
 
 

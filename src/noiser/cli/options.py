@@ -62,9 +62,25 @@ Chat = Annotated[
     bool, typer.Option("--chat", help="The prompt is a user's message, or a JSON list of messages.")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all random numbers.")]
+
+
+def _check(text: str) -> int:
+    """True for "auto", else the number, of which negative ones are refused later."""
+    if str(text) == "auto":
+        return True
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number of inputs nor auto.") from None
+
+
 Check = Annotated[
     int,
-    typer.Option(min=0, help="Random inputs that tell whether to believe the scores, such as 8."),
+    typer.Option(
+        parser=_check,
+        metavar="N|auto",
+        help="Test the scores on so many further inputs with half of the units; auto: 20 to 64.",
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

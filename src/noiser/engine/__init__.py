@@ -6,6 +6,7 @@ from noiser.engine.changes import Ask as Ask
 from noiser.engine.changes import Change as Change
 from noiser.engine.changes import Game as Game
 from noiser.engine.changes import Key as Key
+from noiser.engine.changes import Removal as Removal
 from noiser.engine.changes import StoredGame as StoredGame
 from noiser.engine.changes import delete as delete
 from noiser.engine.changes import expected_norm as expected_norm
@@ -31,6 +32,7 @@ from noiser.engine.query import Prefill as Prefill
 from noiser.engine.query import Query as Query
 from noiser.engine.query import Spent as Spent
 from noiser.engine.query import Steps as Steps
+from noiser.engine.query import first_position as first_position
 from noiser.engine.scores import SCORES as SCORES
 from noiser.engine.scores import Effect as Effect
 from noiser.engine.scores import Read as Read

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal, get_args
 
 import torch
@@ -144,29 +144,49 @@ def keep(
     )
 
 
-Remove = Callable[[Iterable[int], Sequence[int] | None], Change]
-"""From token positions, and the targets to be read, to the change that removes these tokens."""
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """A way to remove tokens of a query.
+
+    Attributes:
+        change: from token positions, and the targets to be read, to the change without these tokens.
+        deletes: whether the text is taken out. The sink may then go, too: the next token stands first.
+    """
+
+    change: Callable[[Iterable[int], Sequence[int] | None], Change]
+    deletes: bool = False
+
+    def positions(self, query: Query) -> Sequence[tuple[int, ...]]:
+        """For each unit the positions that are removed with it."""
+        return [unit.token_indices for unit in query.units] if self.deletes else query.positions
+
+    def players(self, query: Query) -> Bool[Tensor, "targets units"]:
+        """The units of each target that can be removed."""
+        return query.before if self.deletes else query.causal_mask
 
 
 def remover(
     query: Query, removal: RemovalName, rng: torch.Generator | None = None, samples: int = 1
-) -> Remove:
-    """The function that removes tokens of a query.
+) -> Removal:
+    """The way to remove tokens of a query.
 
     Args:
         query: the query.
-        removal: "zero", "pad", "unk" or "mean": the row of each token becomes zeros, that of the padding or unknown
-            token, or the mean row of the table; "noise": it gets noise of twice its size, the same at a position
-            whatever else is removed; "delete": the token is taken out, and later ones move up; "hidden": see `hide`.
+        removal: "zero", "pad", "unk" or "mean": the row of each token becomes zeros, that of the
+            padding or unknown token, or the mean row of the table; "noise": it gets noise of twice
+            its size, the same at a position whatever else is removed; "delete": the token is taken
+            out, and later ones move up; "hidden": see `hide`.
         rng: for the noise, which is drawn when tokens are first removed.
         samples: of the noise.
     """
     check_choice("removal", removal, REMOVALS)
-    if removal in ("delete", "hidden"):
-        return delete if removal == "delete" else hide
+    if removal == "delete":
+        return Removal(delete, deletes=True)
+    if removal == "hidden":
+        return Removal(hide)
     if removal != "noise":
         row = query.baseline(removal)
-        return lambda positions, targets: replace(positions, row, targets)
+        return Removal(lambda positions, targets: replace(positions, row, targets))
     drawn: list[Tensor] = []
 
     def disturb(positions: Iterable[int], targets: Sequence[int] | None) -> Change:
@@ -175,7 +195,7 @@ def remover(
             drawn.append(torch.randn(shape, generator=rng, dtype=torch.float32).to(query.device))
         return noise(positions, drawn[0], NOISE_SIZE, targets, relative=True, by_position=True)
 
-    return disturb
+    return Removal(disturb)
 
 
 def expected_norm(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
@@ -277,13 +297,14 @@ class StoredGame:
 class Game(StoredGame):
     """The value of every target when some units are kept and the others removed; equal inputs are run once.
 
-    A unit that is not wholly before a target is kept for that target. Inputs that differ only behind a target are one
-    input for it, so that targets share the passes.
+    A unit that is not wholly before a target is kept for that target, and so is a unit that is only
+    the query's sink, unless text is deleted. Inputs that differ only after a target are one input for
+    it, so that targets share the passes.
 
     Args:
         query: the question.
         read: the value of a target, one number per sample, whose mean counts; or the name of a score.
-        remove: makes the change that removes tokens, see `noiser.engine.remover`.
+        removal: how units are removed, see `noiser.engine.remover`.
         mask: the units that a target plays with; None for all before it.
     """
 
@@ -291,14 +312,36 @@ class Game(StoredGame):
         self,
         query: Query,
         read: Read | ScoreName,
-        remove: Remove,
+        removal: Removal,
         mask: Bool[Tensor, "targets units"] | None = None,
     ) -> None:
         name: ScoreName | None = None if callable(read) else read
-        self.query, self._remove = query, remove
+        self.query = query
+        self.removal = removal
         self._read = read if callable(read) else query.score(read)
-        mask = query.causal_mask if mask is None else mask & query.causal_mask
+        self._positions = removal.positions(query)
+        players = removal.players(query)
+        mask = players if mask is None else mask & players
         super().__init__(mask, query.read_clean(self._read), name, play=self._run)
+
+    def without_first(self) -> Steps[Float64[Tensor, "targets units"]]:
+        """The value without the text of a unit that is only the sink, NaN for all other units.
+
+        Such a unit does not play. What it does can still be said by taking its text out: the next
+        token then stands first.
+        """
+        values = torch.full(self.mask.shape, torch.nan, dtype=torch.float64)
+        rows = self.query.target_rows
+        alone = self.query.before & ~self.query.causal_mask & ~self.removal.players(self.query)
+        for unit in alone.any(0).nonzero().flatten().tolist():
+            # A target after a prompt of one token has nothing left to be predicted from.
+            targets = [g for g in range(len(alone)) if alone[g, unit] and rows[g][0] > 0]
+            if not targets:
+                continue
+            change = delete(self.query.units[unit].token_indices, targets)
+            (found,) = yield Ask(self.query, [change], self._read)
+            values[targets, unit] = found.mean(1)
+        return values
 
     def _run(self, wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
         ends = [rows[-1] for rows in self.query.target_rows]
@@ -306,8 +349,8 @@ class Game(StoredGame):
         runs: dict[tuple[int, ...], dict[int, bytes]] = {}
         shared: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
         for g, key in sorted(wanted, key=lambda pair: -ends[pair[0]]):
-            units = (unit for unit, kept in zip(self.query.units, key, strict=True) if not kept)
-            positions = tuple(sorted(position for unit in units for position in unit.token_indices))
+            removed = (each for each, kept in zip(self._positions, key, strict=True) if not kept)
+            positions = tuple(sorted(chain.from_iterable(removed)))
             run = shared.get((ends[g], positions), positions)
             if run not in runs:
                 runs[run] = {}
@@ -316,7 +359,7 @@ class Game(StoredGame):
             runs[run][g] = key
         changes: list[Change] = []
         for positions, keys in runs.items():
-            changes.append(self._remove(positions, sorted(keys)))
+            changes.append(self.removal.change(positions, sorted(keys)))
         found: list[Tensor] = yield Ask(self.query, changes, self._read)
         values = torch.cat([each.mean(1) for each in found]).tolist()
         return dict(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.engine.query import Prefill, Query, Steps
-from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
 from noiser.text import (
@@ -133,7 +133,14 @@ def prepare(
         if max(unit.token_indices) < end or unit.token_indices[0] < prompt_tokens
     ]
     question = replace(question, target_unit=target_unit)
-    return query_of(lm, question, encoding, ids, spans, asked, context, logits, foil_id, documents)
+    query = query_of(lm, question, encoding, ids, spans, asked, context, logits, foil_id, documents)
+    if (query.before.any(1) & ~query.causal_mask.any(1)).any():
+        raise UnitError(
+            f"{units[0].text!r}, the first token of the input, is the only unit; the model leans on "
+            "it whatever it says, so it is always kept, and nothing is left to score. Give a longer "
+            "prompt, or other units."
+        )
+    return query
 
 
 def query_of(
@@ -200,6 +207,7 @@ def query_of(
         foil=foil,
         sources=sources,
         of=question.of,
+        special_tokens=question.special_tokens or "frozen",
         model=lm.identity,
         context=context,
         clean=clean,
@@ -322,7 +330,13 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         context = lm.context((*encoding.token_ids, *ids[:-1]))
         exact = [(token,) if foil is None else (token, foil) for token in ids]
         logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
-        question = Question(prompt=att.prompt, unit=att.unit, target_unit=att.target_unit)  # pyright: ignore
+        disturbed = att.info.get("first_token") == "disturbed"
+        question = Question(
+            prompt=att.prompt,
+            unit=att.unit,  # pyright: ignore[reportArgumentType]
+            target_unit=att.target_unit,  # pyright: ignore[reportArgumentType]
+            special_tokens="perturbed" if disturbed else "frozen",
+        )
         query = query_of(
             lm, question, encoding, tuple(ids), spans, att.units, context, logits, foil
         )

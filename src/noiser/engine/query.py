@@ -14,7 +14,7 @@ from torch import Tensor
 from noiser.engine.scores import Read, ScoreName, score_of
 from noiser.model.packing import Context
 from noiser.text import Encoding
-from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, Target
+from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, SpecialTokens, Target
 
 T = TypeVar("T")
 
@@ -72,6 +72,7 @@ class Query:
         foil: the token that the (only) target, a token, is contrasted with, or None; `foil_id` is its id.
         sources: documents in the prompt.
         of: the number that is explained, in place of the targets' probabilities; or None.
+        special_tokens: "frozen" where special tokens and the sink stay as they are, or "perturbed".
         context: the clean sequence and what is cached of it.
         clean: log-probabilities at the targets' tokens without a change, float32.
         baseline: from a baseline's name to its row of the embedding table, [dim].
@@ -80,7 +81,12 @@ class Query:
         target_rows: for each target, the positions whose logits predict its tokens.
         ids: for each target, the ids of its tokens, on the device.
         clean_of: for each target, the clean log-probabilities at its tokens.
-        causal_mask: whether all of a unit stands before all of a target, so that it has a score.
+        sink: the first position, where the tokenizer puts no start token there; or None. Attention
+            leans on whatever stands first, and without it the model breaks: answers that nothing in
+            the prompt bears lose up to 10 nats. So this position is never hidden, zeroed or disturbed.
+        positions: for each unit, the positions that may be changed: all of its tokens but the sink.
+        before: whether all of a unit stands before all of a target.
+        causal_mask: whether that is so and the unit is more than the sink, so that it has a score.
     """
 
     prompt: Prompt
@@ -96,6 +102,7 @@ class Query:
     foil: Target | None = None
     sources: tuple[Source, ...] = ()
     of: Objective | None = None
+    special_tokens: SpecialTokens = "frozen"
     model: ModelIdentity
     context: Context = field(repr=False)
     clean: Float[Tensor, "tokens vocab"] = field(repr=False)
@@ -110,12 +117,21 @@ class Query:
     target_rows: list[tuple[int, ...]] = field(init=False)
     ids: Sequence[Int[Tensor, " tokens"]] = field(init=False, repr=False)
     clean_of: Sequence[Float[Tensor, "tokens vocab"]] = field(init=False, repr=False)
+    sink: int | None = field(init=False)
+    positions: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
+    before: Bool[Tensor, "targets units"] = field(init=False, repr=False)
     causal_mask: Bool[Tensor, "targets units"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         inputs, sizes = self.context.inputs, [1 + len(target.rest) for target in self.targets]
         rows = [tuple(some.tolist()) for some in torch.tensor(self.logit_positions).split(sizes)]
         last = torch.tensor([max(unit.token_indices) for unit in self.units], device="cpu")
+        before = last <= torch.tensor([some[:1] for some in rows], device="cpu")
+        sink = first_position(self.encoding) if self.special_tokens == "frozen" else None
+        positions = tuple(
+            tuple(position for position in unit.token_indices if position != sink)
+            for unit in self.units
+        )
         vars(self).update(
             foil_id=self.foil.token_id if self.foil else None,
             target_texts=tuple(target.text for target in self.targets),
@@ -125,7 +141,10 @@ class Query:
             target_rows=rows,
             ids=torch.tensor(self.target_ids, device=inputs.device).split(sizes),
             clean_of=self.clean.split(sizes),
-            causal_mask=last <= torch.tensor([some[:1] for some in rows], device="cpu"),
+            sink=sink,
+            positions=positions,
+            before=before,
+            causal_mask=before & torch.tensor([bool(some) for some in positions], device="cpu"),
         )
 
     @cached_property
@@ -157,3 +176,8 @@ class Query:
     def with_units(self, units: Sequence[Span]) -> Query:
         """The same question with other units."""
         return replace(self, units=tuple(units))
+
+
+def first_position(encoding: Encoding) -> int | None:
+    """The first position, if it holds text of the prompt; None where a start token or template is."""
+    return None if not encoding.frozen or encoding.frozen[0] else 0

@@ -11,10 +11,12 @@ from typing import Any, TypeGuard, TypeVar
 
 from noiser.attribution import Attribution
 from noiser.checks import check_seed, plain, random_state_kept
-from noiser.engine import Engine, Query, Steps, prepare, run_one
+from noiser.engine import Engine, Query, Steps, first_position, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
-from noiser.explain.refine import SplitRule, check_masks, checked, refine, unasked
-from noiser.methods import Method, check_answers, describe, make_method, scored
+from noiser.explain.check import check_masks, check_scores
+from noiser.explain.injected import unasked
+from noiser.explain.refine import SplitRule, refine
+from noiser.methods import Method, Scores, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import duration
 from noiser.objectives import name_of
@@ -56,7 +58,7 @@ def attribute(
     seed: int | Sequence[int] = 0,
     special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
-    check: int = 0,
+    check: int | bool = False,
     progress: Progress | bool | None = None,
     **unknown: Any,
 ) -> Any:
@@ -94,8 +96,9 @@ def attribute(
             script does. None: "perturbed" for a method with the authors' profile, else "frozen".
         of: the number to explain in place of the targets' probabilities: a function from log-probabilities at a
             target's tokens to one number per sample, such as `noiser.objectives.entropy`. `info["of"]` names it.
-        check: number of further inputs without random units, such as 8, that tell whether the scores can be believed
-            on this prompt. `info["check"]` has how well they predict these inputs, and every display says it.
+        check: whether to test the scores on this prompt, with further inputs that keep half of the units: True for as
+            many as the test needs, 20 to 64, or a number, such as 16. `info["check"]` says how well the scores predict
+            them, and every display says it. See `noiser.explain.check`.
         progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts. None: a bar
             on a terminal or in a notebook, after a second; False: none.
         unknown: refused, with the place where hyper-parameters belong.
@@ -111,7 +114,7 @@ def attribute(
         >>> att = noiser.attribute(lm, "The capital of France is", method="occlusion")  # doctest: +SKIP
     """
     check_model(lm)
-    masks = check_masks(check) if check else 0
+    masks = check_masks(check)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
     for key, value in unknown.items():
@@ -146,7 +149,7 @@ def attribution(
     question: Question,
     method: Method,
     seed: int = 0,
-    masks: int = 0,
+    masks: int | bool = False,
     encoding: Encoding | None = None,
 ) -> Steps[Attribution]:
     """The attribution of one question, checked with some masks, as a generator for `noiser.engine.Engine`."""
@@ -159,7 +162,7 @@ def attribution(
             stacklevel=2,
         )
     att: Attribution = yield attribution_of(lm, query, method, seed)
-    return (yield checked(lm, query, att, masks)) if masks else att
+    return (yield check_scores(lm, query, att, masks)) if masks else att
 
 
 def attribution_of(
@@ -178,6 +181,7 @@ def attribution_of(
         "special_tokens": [i for unit in units for i in unit.token_indices if frozen[i]],
         "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],
         "of": query.of and name_of(query.of),
+        "first_token": _first_token(query.with_units(units), scores),
         "unasked": None if isinstance(prompt, str) else unasked(query, units, scores),
     }
     return Attribution(
@@ -202,6 +206,17 @@ def attribution_of(
         | {package: version_of(package) for package in ("torch", "transformers")},
         info={**scores.info, **{name: fact for name, fact in facts.items() if fact}},
     )
+
+
+def _first_token(query: Query, scores: Scores) -> str | None:
+    """What became of a first token that is text: "kept", "deleted" to score it, "disturbed" as any."""
+    if first_position(query.encoding) is None:
+        return None
+    if query.sink is None:
+        return "disturbed"
+    alone = [unit for unit, positions in enumerate(query.positions) if not positions]
+    scored_alone = alone and not scores.scores[:, alone].isnan().all()
+    return "deleted" if scored_alone else "kept"
 
 
 def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.attribution.display import checks, label, provenance
+from noiser.attribution.display import label, notes, provenance
 from noiser.attribution.markup import escaped_line
 from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
@@ -218,9 +218,9 @@ class Citations:
         stderr = torch.full_like(scores, torch.nan) if errors is None else errors[row]
         columns = zip(self.sources, scores.tolist(), stderr.tolist(), shares.tolist(), strict=True)
         return [
-            Citation(i, *three, self._quotes(row, source))
-            for i, (source, *three) in enumerate(columns, 1)
-        ]  # pyright: ignore
+            Citation(number, score, error, share, self._quotes(row, source))
+            for number, (source, score, error, share) in enumerate(columns, 1)
+        ]
 
     def _quotes(self, row: int, source: Source) -> tuple[Quote, ...]:
         """The parts of a source with a positive score, best first; its title is none."""
@@ -279,7 +279,7 @@ class Citations:
             "[1]: written under the influence of this source; not checked against it.",
             f"{score} Cited: at least {self.least_share:.0%} of the positive scores. From memory: less than "
             f"{self.memory:g} nats lost without all sources.",
-            *checks(att),
+            *notes(att),
             *(
                 [f"Sources were hidden one by one, since fast scores failed: {label(fell_back)}"]
                 if fell_back

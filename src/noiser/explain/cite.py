@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, get_args
 
 from noiser.attribution import Attribution
@@ -13,8 +14,9 @@ from noiser.checks import check_choice, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
 from noiser.errors import ParameterError, TargetError, UnsupportedModelError
 from noiser.explain.attribute import attribution_of, for_each, is_many, run_many, shown
+from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
-from noiser.explain.refine import MIN_SHARE, SplitRule, check_masks, checked, mean_of, removal_for
+from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
@@ -56,7 +58,7 @@ def cite(
     memory: float | None = None,
     least_share: float = 0.2,
     contrast: bool = True,
-    check: int = 0,
+    check: int | bool = False,
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Any:
@@ -149,7 +151,7 @@ def cite(
         rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
         attribution, fell_back = None, None
         if accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
-            attribution, fell_back = yield _fast(lm, query, max(masks, MASKS), seed, rule)
+            attribution, fell_back = yield _fast(lm, query, masks or MASKS, seed, rule)
         if attribution is None:
             attribution = yield attribution_of(lm, query, accurate, seed, rule)
             if fell_back:
@@ -157,7 +159,7 @@ def cite(
                     attribution, info={**attribution.info, "fell_back": fell_back}
                 )
             elif masks:
-                attribution = yield checked(lm, query, attribution, masks)
+                attribution = yield check_scores(lm, query, attribution, masks)
         other: Query | None = None
         if contrast and (alone := without_sources(asked, template, read, query.sources)):
             other = yield prepare(lm, Question(prompt=alone, target_unit="all", **writing))
@@ -182,18 +184,19 @@ def cite(
 
 
 def _fast(
-    lm: LanguageModel, query: Query, masks: int, seed: int, rule: SplitRule
+    lm: LanguageModel, query: Query, masks: int | bool, seed: int, rule: SplitRule
 ) -> Steps[tuple[Attribution | None, str | None]]:
     """Scores of one pass that pass their check; or None, and the reason."""
     try:
         found = yield from attribution_of(lm, query, FAST, seed, rule)
     except UnsupportedModelError as error:
         return None, str(error)
-    told: Attribution = yield checked(lm, query, found, masks)
-    check, relied = told.info["check"], rule.targets or ()
-    if relied and not mean_of([check["lds"][row] for row in relied], masks)[1] > 0:
+    relied = rule.targets or ()
+    checked: Attribution = yield check_scores(lm, query, found, masks, relied or None)
+    check = checked.info["check"]
+    if relied and not check["predicts"]:
         return None, check_text(check)
-    return told, None
+    return checked, None
 
 
 def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
@@ -201,9 +204,7 @@ def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
     inside = [
         u for u in query.units if any(s.start < u.end and u.start < s.end for s in query.sources)
     ]
-    positions, read = (
-        [position for unit in inside for position in unit.token_indices],
-        query.score("logprob"),
-    )
-    (values,) = yield Ask(query, [remover(query, removal)(positions, None)], read)
+    read, remove = query.score("logprob"), remover(query, removal)
+    positions = chain.from_iterable(remove.positions(query.with_units(inside)))
+    (values,) = yield Ask(query, [remove.change(positions, None)], read)
     return tuple((query.read_clean(read) - values[:, 0]).tolist())

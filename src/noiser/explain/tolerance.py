@@ -147,7 +147,7 @@ def _tolerance(
     lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float]
 ) -> Steps[Tolerance]:
     query = yield from restore(lm, att)
-    positions, targets = query.units[unit_index].token_indices, query.targets_per_unit[unit_index]
+    positions, targets = query.positions[unit_index], query.targets_per_unit[unit_index]
     vectors = _noise(query, att).to(query.device)  # once, not for every k
     changes = [add_noise(positions, vectors, k, targets) for k in ks]
     found: list[Tensor] = yield Ask(query, changes, effect_of(query.score("prob"), query.foil_id))

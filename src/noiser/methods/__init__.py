@@ -36,7 +36,6 @@ from noiser.registry import Family
 _RELATIVE = partial(Noiser, bounding="relative", score="hellinger")
 
 for _name, _factory, _summary in (
-    ("joint", Joint, "units removed alone, last and first, and in random halves; copies are found"),
     ("noiser", partial(Noiser, search="bisection"), "bounded noise, always by bisection"),
     (
         "noiser_relative",
@@ -74,6 +73,12 @@ for _name, _factory, _summary in (
     ("attn_lrp", AttnLrp, "relevance of the logit passed back layer by layer, attention included"),
 ):
     METHODS.register(_name, _factory, summary=_summary)
+METHODS.register(
+    "joint",
+    Joint,
+    version=2,
+    summary="units removed alone, last and first, and in random sets; copies are found",
+)
 METHODS.register(
     "noiser", Noiser, version=2, summary="bounded noise on one unit at a time (the paper's method)"
 )

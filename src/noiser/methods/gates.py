@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated
 
 import torch
@@ -41,9 +42,7 @@ class AttentionGradient(InnerMethod):
     score: ScoreName = "logit"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        positions = tuple(
-            sorted({position for unit in query.units for position in unit.token_indices})
-        )
+        positions = tuple(sorted(chain.from_iterable(query.positions)))
         first = query.sources_stop or query.prompt_tokens - 1
         slopes: Tensor = yield Gates(query, positions, first, self.gates, query.score(self.score))
         scores = sum_over_units(query, slopes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Literal
 
 import torch
@@ -81,7 +82,8 @@ class IntegratedGradients(InnerMethod):
         paths = [
             Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups
         ]
-        read, remove = query.score(self.score), remover(query, self.baseline)
+        read = query.score(self.score)
+        remove = remover(query, self.baseline).change
         contributions, _ = yield Integrals(query, paths, read)
         ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
         whole = query.read_clean(read)
@@ -151,10 +153,12 @@ class SequentialIntegratedGradients(IntegratedGradients):
     """
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        positions = [unit.token_indices for unit in query.units]
-        groups = [*zip(positions, query.targets_per_unit, strict=True)]
+        every = zip(query.positions, query.targets_per_unit, strict=True)
+        groups = [(positions, targets) for positions, targets in every if positions]
         contributions, losses = yield from self._integrated(query, groups)
-        delta = losses - sum_over_units(query, contributions.sum(-1))
+        left = torch.full((len(losses), len(query.units)), torch.nan, dtype=torch.float64)
+        left[:, [unit for unit, positions in enumerate(query.positions) if positions]] = losses
+        delta = left - sum_over_units(query, contributions.sum(-1))
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)),
             info={"delta": delta.tolist()},
@@ -181,9 +185,16 @@ def reduce_dimensions(
 
 
 def movable_positions(query: Query) -> tuple[int, ...]:
-    """The positions that go to a baseline: every token that is not frozen, and every token of a unit."""
-    units = {position for unit in query.units for position in unit.token_indices}
-    return tuple(i for i, frozen in enumerate(query.encoding.frozen) if not frozen or i in units)
+    """The positions that go to a baseline: every token that is not frozen, and every token of a unit.
+
+    The sink stays.
+    """
+    units = set(chain.from_iterable(query.positions))
+    return tuple(
+        position
+        for position, frozen in enumerate(query.encoding.frozen)
+        if position in units or not (frozen or position == query.sink)
+    )
 
 
 def movable_groups(query: Query) -> Groups:

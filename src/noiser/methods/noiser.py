@@ -156,7 +156,7 @@ class _Call:
 
     def __init__(self, method: Noiser, query: Query, rng: torch.Generator) -> None:
         self.method, self.query = method, query
-        self.units = [unit.token_indices for unit in query.units]
+        self.units = query.positions
         k, dim = method.bounding, query.embedding_dim
         self.relative = k == "relative"
         drawn, noise = method.draw(max(map(len, self.units)), dim, rng)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,11 +21,9 @@ class GameMethod(Parameters):
     score: ScoreName = "prob"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        return (
-            yield from self.play(
-                Game(query, query.score(self.score), remover(query, self.baseline)), rng
-            )
-        )
+        game = Game(query, query.score(self.score), remover(query, self.baseline))
+        scores = yield from self.play(game, rng)
+        return (yield from score_first_token(game, scores))
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Scores of the units of a game, also of one that is stored."""
@@ -61,6 +59,25 @@ class Added(GameMethod):
         count = game.mask.shape[1]
         values = yield from game(torch.ones(count + 1, count, dtype=torch.bool).tril(-1))
         return Scores(scores=values.diff(dim=-1).masked_fill(~game.mask, torch.nan))
+
+
+def score_first_token(
+    game: Game, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
+) -> Steps[Scores]:
+    """The scores with one for a unit that is only the sink: what the deletion of its text takes away.
+
+    Such a unit is always kept, since a model without the first token that it read breaks whatever the
+    text says (`Query.sink`), so the method has no score for it. This one is in none of the method's
+    sums and has no standard error.
+
+    Args:
+        game: the game that was played.
+        scores: the method's.
+        value: from the values of the game to those that the scores are differences of.
+    """
+    without = yield from game.without_first()
+    effects = (value(game.whole)[:, None] - value(without)).float()
+    return replace(scores, scores=torch.where(without.isnan(), scores.scores, effects))
 
 
 def widened(

@@ -150,9 +150,12 @@ def check_answers(method: Method, model: str, looks_inside: bool) -> None:
 def sum_over_units(
     query: Query, scores: Float[Tensor, "*samples targets length"]
 ) -> Float[Tensor, "*samples targets units"]:
-    """Each unit's sum of its tokens' scores, on the CPU; NaN where the unit is not before the target."""
+    """Each unit's sum of its tokens' scores but that of the sink, on the CPU.
+
+    NaN where the unit is not before the target, or has no other token.
+    """
     scores = scores.cpu()
-    sums = torch.stack([scores[..., list(unit.token_indices)].sum(-1) for unit in query.units], -1)
+    sums = torch.stack([scores[..., list(positions)].sum(-1) for positions in query.positions], -1)
     return sums.masked_fill(~query.causal_mask, torch.nan)
 
 

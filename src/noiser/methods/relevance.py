@@ -47,7 +47,7 @@ class DeepLift(InnerMethod):
         contributions = torch.zeros(
             len(difference), len(query.encoding.token_ids), dtype=torch.float64
         )
-        remove = remover(query, self.baseline)
+        remove = remover(query, self.baseline).change
         for positions, targets in movable_groups(query):
             values, found = yield Relevance(query, read, rescale, remove(positions, targets))
             difference[list(targets)], contributions[list(targets)] = (

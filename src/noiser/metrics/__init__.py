@@ -6,7 +6,7 @@ from functools import partial
 from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5, MINIMUM_TOP_K
 from noiser.metrics.bootstrap import Estimate, estimate
 from noiser.metrics.case import SETTINGS, Case, Settings
-from noiser.metrics.correlation import LDS, LDS_WITH_PAIRS, STABILITY
+from noiser.metrics.correlation import LDS, LDS_BERNOULLI, LDS_WITH_PAIRS, STABILITY
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, NORMALISED_AOPC, TOP_K
 from noiser.metrics.metric import METRICS, Metric, Scale, Summary, measure, measured, metrics_of
 from noiser.metrics.named_spans import GOLD_PAIRS, GOLD_SPANS, LOCALISATION
@@ -39,11 +39,10 @@ for _name, _metric, _summary in (
     ("mass_matched_rank", MASS_MATCHED_RANK, "the same by the order of the scores alone"),
     ("erasure", ERASURE, "sufficiency and comprehensiveness by hard erasure"),
     ("erasure_curves", ERASURE_CURVES, "deletion and insertion curves"),
-    ("lds", LDS, "whether scores add up to the log-odds of random parts of the input"),
     (
-        "lds_with_pairs",
-        LDS_WITH_PAIRS,
-        "the same of the scores and the interactions of the named pairs",
+        "lds_bernoulli",
+        LDS_BERNOULLI,
+        "LDS as published, over inputs of any size, beside that of a constant",
     ),
     ("top_k", TOP_K, "fall of log p(target) without the k highest units, and with only them"),
     (
@@ -72,3 +71,17 @@ for _name, _metric, _summary in (
     ),
 ):
     METRICS.register(_name, partial(replace, _metric), summary=_summary)
+
+# Version 1 ran over inputs of any size, and is now `lds_bernoulli`.
+METRICS.register(
+    "lds",
+    partial(replace, LDS),
+    summary="whether scores add up to the log-odds of random halves of the input",
+    version=2,
+)
+METRICS.register(
+    "lds_with_pairs",
+    partial(replace, LDS_WITH_PAIRS),
+    summary="the same of the scores and the interactions of the named pairs",
+    version=2,
+)

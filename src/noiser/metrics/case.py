@@ -159,8 +159,8 @@ class Case(Settings):
 
     def game(self, score: ScoreName) -> Game:
         """The game of the units that have a score, with this case's removal; with a foil of the contrast."""
-        remove = remover(self.query, self.removal, self.generator("removal"), NOISE_SAMPLES)
-        return Game(self.query, score, remove, ~self.scores.isnan())
+        removal = remover(self.query, self.removal, self.generator("removal"), NOISE_SAMPLES)
+        return Game(self.query, score, removal, ~self.scores.isnan())
 
     def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> Steps[T]:
         """The result of `steps`, named `what`, once for all cases of a cache with the same units and settings."""

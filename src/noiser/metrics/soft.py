@@ -75,7 +75,7 @@ def soft_masks(
 def _tokens(case: Case, target: int) -> tuple[list[int], list[int]]:
     """The token positions that a target's masks act on, ascending, and the unit of each."""
     pairs = sorted(
-        (place, unit) for unit in case.units[target] for place in case.att.units[unit].token_indices
+        (place, unit) for unit in case.units[target] for place in case.query.positions[unit]
     )
     return [place for place, _ in pairs], [unit for _, unit in pairs]
 

@@ -175,7 +175,9 @@ class Completion(BaseModel, extra="forbid"):
             for pair in sentence.pairs
         ]
         place = {"start": span[0], "end": span[1], "text": sentence.text}
-        check = check and {name: check[name][row] for name in ("lds", "low", "high")}
+        if check:
+            row_of_check = {name: check[name][row] for name in ("lds", "low", "high")}
+            check = row_of_check | {name: check[name] for name in ("p", "predicts")}
         about = {
             "from_memory": sentence.from_memory,
             "method": found.attribution.method,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 from inspect import formatannotation
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
@@ -98,11 +98,9 @@ class Attribute(Scored):
     continuation_units: bool = Field(
         True, description="Whether earlier tokens of the continuation are units."
     )
-    check: int = Field(
-        0,
-        ge=0,
-        le=MOST,
-        description="Random inputs that tell whether to believe scores, such as 8.",
+    check: bool | Annotated[int, Field(ge=0, le=MOST)] = Field(
+        False,
+        description="Test the scores on so many further inputs; true: on as many as the test needs.",
     )
 
 
@@ -117,11 +115,9 @@ class Cite(Scored):
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
     accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
-    check: int = Field(
-        0,
-        ge=0,
-        le=MOST,
-        description="Random inputs that tell whether to believe scores, such as 8.",
+    check: bool | Annotated[int, Field(ge=0, le=MOST)] = Field(
+        False,
+        description="Test the scores on so many further inputs; true: on as many as the test needs.",
     )
 
 
