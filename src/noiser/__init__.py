@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from noiser.methods import AttentionGradient as AttentionGradient
     from noiser.methods import AttentionRollout as AttentionRollout
     from noiser.methods import AttnLrp as AttnLrp
+    from noiser.methods import Constant as Constant
     from noiser.methods import ContextCite as ContextCite
     from noiser.methods import DeepLift as DeepLift
     from noiser.methods import GradientShap as GradientShap
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
     from noiser.methods import Joint as Joint
     from noiser.methods import KernelShap as KernelShap
     from noiser.methods import LastAttention as LastAttention
+    from noiser.methods import Length as Length
     from noiser.methods import Lime as Lime
     from noiser.methods import Noiser as Noiser
     from noiser.methods import Occlusion as Occlusion
+    from noiser.methods import Overlap as Overlap
     from noiser.methods import Position as Position
     from noiser.methods import Random as Random
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
@@ -59,9 +62,9 @@ _NAMES = {
     "attribution": "Attribution",
     "evaluation": "Evaluation evaluate",
     "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
-    "methods": "Added AttentionGradient AttentionRollout AttnLrp ContextCite DeepLift GradientShap InputXGradient "
-    "IntegratedGradients KernelShap LastAttention Lime Noiser Joint Occlusion Position Random "
-    "SequentialIntegratedGradients ShapleySampling",
+    "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
+    "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
+    "Random SequentialIntegratedGradients ShapleySampling",
     "metrics": "measure",
     "model": "LanguageModel load_model place_sources wrap",
 }

@@ -22,8 +22,11 @@ from noiser.methods.protocol import check_answers as check_answers
 from noiser.methods.protocol import describe as describe
 from noiser.methods.protocol import make_method as make_method
 from noiser.methods.protocol import scored as scored
-from noiser.methods.random import Position as Position
-from noiser.methods.random import Random as Random
+from noiser.methods.references import Constant as Constant
+from noiser.methods.references import Length as Length
+from noiser.methods.references import Overlap as Overlap
+from noiser.methods.references import Position as Position
+from noiser.methods.references import Random as Random
 from noiser.methods.relevance import AttnLrp as AttnLrp
 from noiser.methods.relevance import DeepLift as DeepLift
 from noiser.methods.shapley import KernelShap as KernelShap
@@ -49,7 +52,14 @@ for _name, _factory, _summary in (
         "what each unit adds where it first appears, later ones replaced by a baseline",
     ),
     ("random", Random, "softmax of uniform random numbers: the reference"),
+    ("constant", Constant, "1 for every unit: the reference that knows nothing"),
     ("position", Position, "1 to n along the text: the reference that knows only the place"),
+    ("length", Length, "characters of the unit: the reference that knows only the size"),
+    (
+        "overlap",
+        Overlap,
+        "words in common with question and answer (TF-IDF): the reference of search",
+    ),
     ("last_attention", LastAttention, "attention of the last layer, mean over heads"),
     ("attention_rollout", AttentionRollout, "attention multiplied through all layers"),
     (

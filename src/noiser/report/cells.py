@@ -250,7 +250,7 @@ def controls(plan: Plan) -> set[str]:
     return {
         method.label
         for method in plan.methods
-        if unversioned(method.name) in ("random", "position")
+        if unversioned(method.name) in ("random", "constant", "position", "length", "overlap")
     }
 
 
