@@ -11,9 +11,9 @@ with several seeds. `pairs` asks for the pair of gold sentences: whether `joint`
 the most extreme interaction, with the right sign, by estimators of shapiq; intervals are Wilson's over prompts.
 
 *rank*: the area of mass-matched curves by rank minus that of random ranks, with whole units kept or removed, exactly.
-*LDS*: rank correlation over all inputs of the summed scores of the kept units with the log odds. *Erasure*: the
-probability after removing the least important units, minus that after removing the most important ones; mean over the
-number of removed units. *Gold*: whether the gold sentences are first.
+*LDS*: rank correlation, over all inputs that keep half of the units, of the summed scores of the kept units with the
+log odds. *Erasure*: the probability after removing the least important units, minus that after
+removing the most important ones; mean over the number of removed units. *Gold*: whether the gold sentences are first.
 
 These numbers are for choosing, and say nothing of other prompts: design/estimator.md.
 """
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import rankdata
 from torch import Tensor
 
 import noiser
@@ -46,6 +46,7 @@ from noiser.data import Example, load
 from noiser.data.planted import draw
 from noiser.engine import StoredGame
 from noiser.metrics import SETTINGS, keep_rates
+from noiser.metrics.correlation import lds_at_equal_size
 
 MOST_UNITS = 11
 SENTENCES = 6
@@ -144,12 +145,19 @@ class Played:
         found = {
             "rank": float(self._areas(_kept_by_rank(torch.tensor(rankdata(scores)))))
             - self._random_area,
-            "LDS": float(spearmanr(sums, self.prob.logit()).statistic),
+            "LDS": self._lds(sums),
             "erasure": float((least - most).mean()),
         }
         return found | (
             {"gold": float(set(order[: len(self.gold)]) == set(self.gold))} if self.gold else {}
         )
+
+    def _lds(self, sums: Float64[np.ndarray, " inputs"]) -> float:
+        """Over the inputs that keep half of the units; NaN for scores that do not vary."""
+        sizes = subsets(self.units).sum(1)
+        half = (sizes == self.units // 2) | (sizes == self.units - self.units // 2)
+        rows = torch.from_numpy(sums)[half][None]
+        return float(lds_at_equal_size(rows, self.prob.logit()[half], sizes[half])[0])
 
     @cached_property
     def _random_area(self) -> float:
