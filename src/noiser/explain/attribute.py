@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, TypeGuard, TypeVar
 
-from noiser.attribution import Attribution
+from noiser.attribution import Attribution, Attributions
 from noiser.checks import check_seed, plain, random_state_kept
 from noiser.engine import Engine, Query, Steps, first_position, prepare, run_one
 from noiser.errors import NoiserError, ParameterError
@@ -104,8 +104,8 @@ def attribute(
         unknown: refused, with the place where hyper-parameters belong.
 
     Returns:
-        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts a
-        list of them, in order.
+        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts
+        `Attributions`, a list of them in order that also has means over prompts, a table and a page.
 
     Raises:
         NoiserError: the question cannot be asked of this model; the message says which of many prompts it is about.
@@ -141,7 +141,7 @@ def attribute(
             raise _of_prompt(index, error) from None
         works.append(attribution(lm, question, made, number, masks, encoding))
     with shown(progress, f"Attributing by {describe(made)[0]}") as told:
-        return run_many(lm, works, told) if many else run_one(lm, works[0], told)
+        return Attributions(run_many(lm, works, told)) if many else run_one(lm, works[0], told)
 
 
 def attribution(
