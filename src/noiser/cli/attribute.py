@@ -36,7 +36,7 @@ def attribute(
     made = make_method(method, **o.parse_parameters(set_))
     question = asked.arguments(prompt)
     if question["foil"] is not None:  # what it cannot have is said before the model is loaded
-        score_of(getattr(made, "score", "prob"), 0)
+        score_of(getattr(made, "score", "prob"), 1)
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
         att = run(lm, method=made, check=check, seed=seed, progress=progress, **question)

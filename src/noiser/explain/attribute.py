@@ -76,8 +76,9 @@ def attribute(
         target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
             where the model finds that reading more probable. int: a token id. Of a chat "action": the assistant's last
             message, one with tool calls if there is one, by what stands before it; "action:3": message 3.
-        foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
-            one in which target and foil differ.
+        foil: "why target rather than foil?"; text or token id. Tokens with which both begin stand before both. The
+            rest of the target is contrasted with the rest of the foil as wholes, by two runs of the model if either
+            has several tokens. One row; `target_unit` is left out.
         max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends. None: 1, or 40
             of a chat's answer, which is explained where neither `target` nor `foil` nor `of` is given.
         target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all"

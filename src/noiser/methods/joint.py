@@ -82,7 +82,7 @@ class Joint(Parameters):
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
         name: ScoreName = "logit" if self.score == "root" else self.score
         # Of a caller's function there is only the number that it gives, and of a contrast the log odds.
-        read = name if query.of is None and query.foil_id is None else query.score(name)
+        read = name if query.of is None and query.foil is None else query.score(name)
         game = Game(query, read, remover(query, self.removal, noise))
         scores = yield from self.play(game, rng)
         return (yield from score_first_token(game, scores, self._value(game)))

@@ -165,7 +165,7 @@ class _Call:
             k = 1 / expected_norm(k.removeprefix("norm_"), dim)  # pyright: ignore
         named = {"random": drawn, "none": 1.0, "relative": method.r}
         self.fixed = named.get(k, math.nan) if isinstance(k, str) else float(k)
-        self.read = effect_of(query.score(method.score), query.foil_id)
+        self.read = effect_of(query.score(method.score), len(query.foil_ids))
         self.effects: dict[tuple[int, Probe], Effect] = {}
 
     def evaluate(self, asked: Iterable[tuple[int, Probe]]) -> Steps[None]:
@@ -219,7 +219,7 @@ class _Call:
     def _warn_of_ties(self, tied: bool) -> None:
         query, dtype = self.query, self.query.context.inputs.dtype
         clean = [
-            leads(c, c, ids, query.foil_id).abs().min()
+            leads(c, c, ids, len(query.foil_ids)).abs().min()
             for c, ids in zip(query.clean_of, query.ids, strict=True)
         ]
         moved = ROUNDING * torch.finfo(dtype).eps
