@@ -22,6 +22,7 @@ def attribute(
     method: o.MethodName = "joint",
     set_: o.MethodSettings = None,
     check: o.Check = 0,
+    max_seconds: o.MaxSeconds = None,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
@@ -39,7 +40,8 @@ def attribute(
         score_of(getattr(made, "score", "prob"), 1)
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
-        att = run(lm, method=made, check=check, seed=seed, progress=progress, **question)
+        options: dict[str, Any] = {"check": check, "seed": seed, "max_seconds": max_seconds}
+        att = run(lm, method=made, progress=progress, **options, **question)
     plain = output.output is not None
     output.write(
         lambda: to_text([att], plain=plain), lambda: dumps(att), att.to_html, att.to_dataframe
@@ -123,6 +125,7 @@ def cite(
         Accuracy, typer.Option(help="fast: in one pass, with a check.")
     ] = "accurate",
     check: o.Check = 0,
+    max_seconds: o.MaxSeconds = None,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
@@ -139,7 +142,7 @@ def cite(
         parameters = {"score": "logprob", "baseline": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
-    options |= {"accuracy": accuracy, "check": check}
+    options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds}
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
         found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)

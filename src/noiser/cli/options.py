@@ -82,6 +82,9 @@ Check = Annotated[
         help="Test the scores on so many further inputs with half of the units; auto: 20 to 64.",
     ),
 ]
+MaxSeconds = Annotated[
+    float | None, typer.Option(help="Show what is there after so many seconds, and say so.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from noiser.engine.changes import Change
+from noiser.engine.changes import Ask, Change
 from noiser.engine.inside import Inside
 from noiser.engine.query import Prefill, Query, Request, Spent, Steps
-from noiser.errors import ModelError, ParameterError, UnsupportedModelError
+from noiser.errors import ModelError, OutOfTimeError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import free_memory, is_out_of_memory, own_defaults
@@ -81,21 +83,29 @@ class _Reading:
 
 @dataclass(eq=False)
 class Engine:
-    """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass."""
+    """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass.
+
+    When `max_seconds` have gone by, an OutOfTimeError is raised wherever a generator awaits an answer. It can return
+    what it has by then: sequences are then run in the order in which they were asked for.
+    """
 
     lm: LanguageModel
     progress: Progress | None = None
+    max_seconds: float | None = None
     _queue: deque[_Item] = field(default_factory=deque[_Item], init=False)
     _most_tokens: int | None = field(
         default=None, init=False
     )  # of a pass, after memory has run out
     _done: int = field(default=0, init=False)
+    _deadline: float = field(default=math.inf, init=False)
 
     def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
         """The number and the result, or the error, of every generator, in the order in which they end.
 
         Generators are taken from `works` as others end, `AT_ONCE` are open at a time.
         """
+        if self.max_seconds is not None:
+            self._deadline = monotonic() + self.max_seconds
         coming, working, ready = enumerate(works), dict[int, _Work[T]](), list[_Work[Any]]()
         try:
             while True:
@@ -138,7 +148,8 @@ class Engine:
         try:
             if isinstance(request, Inside):  # the model answers at once
                 before = request.query.spent.token_forwards
-                work.answer = work.request.answer(self.lm)
+                with self._stopped_in_time():
+                    work.answer = work.request.answer(self.lm)
                 self._done += request.query.spent.token_forwards - before
             else:
                 items = _items(self.lm, work)
@@ -149,11 +160,53 @@ class Engine:
                 else error
             )
         work.left = len(items)
-        self._queue.extend(sorted(items, key=lambda item: -item.start))
+        if self.max_seconds is None:  # short sequences first, which fill passes better
+            items.sort(key=lambda item: -item.start)
+        self._queue.extend(items)
         return None
+
+    def _out_of_time(self, found: Any = None) -> OutOfTimeError:
+        return OutOfTimeError(
+            f"max_seconds={self.max_seconds:g} went by before there was a result. Allow more time; or take larger "
+            "units, such as unit='sentence', or the method 'occlusion', which returns the units that it reached.",
+            found,
+        )
+
+    @contextmanager
+    def _stopped_in_time(self) -> Generator[None]:
+        """Within it every forward pass of the model checks the time: a request that looks inside makes many."""
+        if self.max_seconds is None:
+            yield
+            return
+
+        def check(*_: Any) -> None:
+            if monotonic() >= self._deadline:
+                raise self._out_of_time()
+
+        handle = self.lm.model.register_forward_pre_hook(check)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _give_up(self) -> list[_Work[Any]]:
+        """All generators that wait, each with the part of its answer that is there; nothing of the queue is run."""
+        works = list(dict.fromkeys(item.work for item in self._queue))
+        self._queue.clear()
+        for work in works:
+            found = None
+            if isinstance(work.request, Ask):
+                found, spent = work.answer, work.request.query.spent
+                spent.unfinished += sum(value is None for value in found)
+                spent.max_seconds = self.max_seconds
+            work.error = self._out_of_time(found)
+            work.left = 0
+        return works
 
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
+        if monotonic() >= self._deadline:
+            return self._give_up()
         items, branches = self._fill(), list[Branch]()
         contexts = {
             context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))
@@ -288,7 +341,8 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
         start = context.done if lm.abilities.packs else 0
         return [_Item(work, context, start, len(context.inputs), wanted, tokens)]
     query, items = work.request.query, list[_Item]()
-    work.answer = [torch.zeros(0, 1, dtype=torch.float64)] * len(work.request.changes)
+    nothing = torch.zeros(0, 1, dtype=torch.float64)  # the answer to a change without targets
+    work.answer = [nothing] * len(work.request.changes)
     every = range(len(query.targets))
     for index, change in enumerate(work.request.changes):
         targets = every if change.targets is None else change.targets
@@ -302,6 +356,7 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
             )
         runs = _runs(query, targets)
         reading = _Reading(change, targets, index, [[] for _ in runs])
+        work.answer[index] = None
         for run, (context, rows, tokens) in enumerate(runs):
             first = change.positions[0]
             wanted = rows
@@ -345,10 +400,15 @@ def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
     )
 
 
-def run_one(lm: LanguageModel, steps: Steps[T], progress: Progress | None = None) -> T:
+def run_one(
+    lm: LanguageModel,
+    steps: Steps[T],
+    progress: Progress | None = None,
+    max_seconds: float | None = None,
+) -> T:
     """The result of one generator. Raises the error that it ends with."""
     check_model(lm)
-    with closing(Engine(lm, progress).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
+    with closing(Engine(lm, progress, max_seconds).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
         ((_, outcome),) = outcomes
     if isinstance(outcome, Exception):
         raise outcome

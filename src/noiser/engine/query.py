@@ -44,10 +44,15 @@ class Prefill(Request):
 
 @dataclass(eq=False)
 class Spent:
-    """Work so far on a query, its clean sequence apart: tokens that have been run, forwards and backwards; passes."""
+    """Work so far on a query, its clean sequence apart: tokens that have been run, forwards and backwards; passes.
+
+    Where the call's `max_seconds` went by, `unfinished` counts the changes that were asked for and not run.
+    """
 
     token_forwards: int = 0
     passes: int = 0
+    unfinished: int = 0
+    max_seconds: float | None = None
 
     def add(self, tokens: int, passes: int = 1) -> None:
         """Counts passes over so many tokens each."""
