@@ -136,7 +136,8 @@ def lines(attributions: Sequence[Attribution]) -> str:
     rest = len(rows) - len(shown)
     note = f"<p class=facts>The first {len(shown)} of {len(rows)} lines.</p>" if rest else ""
     meaning = (
-        "The strongest colour of a line is its largest score; orange is positive, blue negative."
+        "The strongest colour of a line is its largest score. Orange is positive, blue negative; "
+        "grey is within two standard errors of 0."
     )
     return f"<p class=facts>{meaning}</p>{''.join(shown)}{note}"
 
