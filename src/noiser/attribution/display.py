@@ -74,7 +74,10 @@ def provenance(*attributions: Attribution) -> str:
 
 
 def notes(*attributions: Attribution) -> list[str]:
-    """Sentences below the scores: that time ran out, what became of the first token, and the result of `check=`; safe to show."""
+    """Sentences below the scores, safe to show.
+
+    They say that time ran out, what became of the first token, and what `check=` found.
+    """
     found: list[str] = []
     for name, att in zip(headings(attributions), attributions, strict=True):
         prefix = f"{name}: " if len(attributions) > 1 else ""
