@@ -12,6 +12,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -131,6 +132,39 @@ def test_a_command_shows_what_the_library_returns(noiser_command, sources, capsy
     records = [att.to_dict() for att in expected] if name == "compare" else expected.to_dict()
     assert (json.loads(result.stdout), result.stderr) == (json.loads(json.dumps(records)), LOADING)
     assert "<html" in noiser_command(*command, "--format", "html").stdout
+    table = expected.rows if name == "evaluate" else expected.to_dataframe()
+    read = pd.read_csv(io.StringIO(noiser_command(*command, "--format", "csv").stdout))
+    assert len(read) == len(table)
+    numeric = table.select_dtypes("number")
+    pd.testing.assert_frame_equal(read[numeric.columns], numeric, check_dtype=False, atol=1e-6)
+
+
+def test_saved_evaluations_are_compared(noiser_command, tmp_path):
+    prompts = [f"{PROMPT} {word}" for word in ("over", "and", "near", "with", "by", "to")]
+    files = [tmp_path / f"{name}.json" for name in ("occlusion", "random")]
+    quick = ["--metrics", "erasure"]
+    for file in files:
+        noiser_command("evaluate", *prompts, *quick, "--method", file.stem, "-o", str(file))
+    loaded = {str(file): noiser.Evaluation.load(file) for file in files}
+    expected = noiser.evaluation.differences(loaded).to_dict("records")
+    result = noiser_command("compare", *map(str, files), "--format", "json")
+    data = json.loads(result.stdout)
+    assert result.stderr == ""  # no model is loaded
+    assert [*data["evaluations"]] == [*loaded]
+    assert [gap["value"] for gap in data["differences"]] == [gap["value"] for gap in expected]
+    assert f"{files[0]} minus each other" in noiser_command("compare", *map(str, files)).stdout
+    both = tmp_path / "both.json"
+    against = ["--method", "occlusion", "--against", "random", "-o", str(both)]
+    noiser_command("evaluate", *prompts, *quick, *against)
+    data = json.loads(
+        noiser_command("compare", *map(str, (both, files[0])), "--format=json").stdout
+    )
+    assert [*data["evaluations"]] == [f"{both}: occlusion", f"{both}: random", str(files[0])]
+    wrong = noiser_command("compare", *map(str, files), "--methods", "random")
+    assert "Leave out all options but" in wrong.stderr
+    assert "is given twice" in noiser_command("compare", str(files[0]), str(files[0])).stderr
+    noiser_command("attribute", PROMPT, "--method", "random", "-o", str(both))
+    assert "'noiser.evaluation'" in noiser_command("compare", str(both), str(files[0])).stderr
 
 
 def test_hidden_sources_and_checks(noiser_command, sources):
@@ -263,7 +297,7 @@ def test_options_reach_the_model(noiser_command):
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--chat"], "chat"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
-        (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected .txt, .json or .html"),
+        (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected .txt, .json, .html or .csv"),
         (["compare", PROMPT, "--methods", "occlusion,random,occlusion"], "got 'occlusion' twice"),
         (["cite", PROMPT, "--source", sys.executable], "is not UTF-8 at byte"),
         (["diff", PROMPT, PROMPT], "expected one, or - for stdin"),

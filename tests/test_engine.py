@@ -276,13 +276,20 @@ def test_scores_are_their_formulas(name, tokens):
     )
     if name in ("hellinger", "squared"):
         with pytest.raises(ParameterError, match="compares whole distributions and has no foil"):
-            score_of(name, 3)
-    elif tokens == 1:
-        own, foil = p[:, 0, 4], p[:, 0, 3]
-        contrast = own - foil if name == "prob" else (own / foil).log()
-        torch.testing.assert_close(
-            score_of(name, 3)(logits, clean, ids).double(), contrast, atol=1e-6, rtol=1e-5
-        )
+            score_of(name, 1)
+
+
+@pytest.mark.parametrize("name", ["prob", "logprob", "logit"])
+def test_a_contrast_takes_the_foil_from_the_last_tokens(name):
+    rng = torch.Generator().manual_seed(2)
+    logits = 3 * torch.randn(4, 3, 9, generator=rng)
+    clean, ids = logits[0].log_softmax(-1), torch.tensor([4, 0, 8])
+    p = logits.double().softmax(-1)
+    target, foil = p[:, 0, 4].log(), p[:, 1, 0].log() + p[:, 2, 8].log()
+    contrast = target.exp() - (foil / 2).exp() if name == "prob" else target - foil
+    torch.testing.assert_close(
+        score_of(name, 2)(logits, clean, ids).double(), contrast, atol=1e-6, rtol=1e-5
+    )
 
 
 def test_log_odds_lose_no_digits():
@@ -304,7 +311,13 @@ def test_effects_of_a_change_by_hand(foil):
     """Of the mean distribution over the samples; errors by the delta method."""
     logits = 2 * torch.randn(5, 1, 9, generator=torch.Generator().manual_seed(4))
     clean, ids = (logits[:1, 0] + 0.3).log_softmax(-1), torch.tensor([2])
-    found = effect_of(score_of("logprob", foil), foil)(logits, clean, ids)
+    if foil is None:
+        read = effect_of(score_of("logprob"))
+        found = read(logits, clean, ids)
+    else:  # both are read at one place
+        read = effect_of(score_of("logprob", 1), 1)
+        both = logits.expand(-1, 2, -1), clean.expand(2, -1), torch.tensor([2, foil])
+        found = read(*both)
     samples, q = logits.double().softmax(-1)[:, 0], clean[0].double().exp()
     p = samples.mean(0)
     value, rest = (each[2].log() - (0 if foil is None else each[foil].log()) for each in (p, q))

@@ -13,7 +13,7 @@ import pytest
 
 import noiser
 from bench_for_tests import PROMPTS
-from noiser.errors import ParameterError
+from noiser.errors import ParameterError, StoredFileError, UnknownNameError
 from noiser.judges import Verdict
 from noiser.metrics import METRICS, Metric, Scale, estimate
 from noiser.metrics.bootstrap import corrected, holm, mean_gap, summed_log_ratios
@@ -254,6 +254,67 @@ def test_a_judge_is_shown_neither_special_tokens_nor_template_text(prompt, unit)
     assert not found.skipped
     assert len(found.rows.loc[0, "answerability_words"].split()) == 2
     assert {word for words in judge.shown for word in words} == {"The", "quick", "brown", "fox"}
+
+
+def same(one, other):
+    """Whether two results have the same numbers; NaN is NaN."""
+    return repr(one) == repr(other)
+
+
+def test_a_saved_evaluation_comes_back_with_its_numbers(tmp_path):
+    chat = [{"role": "user", "content": None}]
+    found = evaluated([*PROMPTS, "", chat], ["soft_scores", "lds"], method="occlusion")
+    found.save(tmp_path / "e.json")
+    loaded = noiser.Evaluation.load(tmp_path / "e.json")
+    assert same(loaded.estimates, found.estimates)
+    assert same(loaded.skipped, found.skipped)
+    assert str(loaded) == str(found)
+    pd.testing.assert_frame_equal(loaded.rows, found.rows)
+    other = evaluated([*PROMPTS, "", chat], ["soft_scores", "lds"], method="random")
+    assert same(loaded.minus(other), found.minus(other))
+    assert loaded.to_dict() == found.to_dict()
+
+
+def test_a_number_that_no_summary_names_comes_back(tmp_path):
+    every = Metric(measure=lambda case: {"size": float(len(case.att.units)), "word": "x"})
+    METRICS.register("size", lambda: every, summary="the number of units")
+    try:
+        found = evaluated(metrics="size")
+        found.save(tmp_path / "e.json")
+        loaded = noiser.Evaluation.load(tmp_path / "e.json")
+        assert same(loaded.estimates, found.estimates)
+    finally:
+        del METRICS._own["size@1"]
+    with pytest.raises(UnknownNameError, match="size@1"):
+        noiser.Evaluation.load(tmp_path / "e.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "noiser.attribution"}, "format"),
+        ({"schema": 2}, "schema"),
+        ({"confidence": 1.5}, "confidence"),
+        ({"rows": [{"index": 0}]}, r"rows\.0"),
+        ({"summary": [{"number": "soft"}]}, "the number 'soft' is of none of soft_scores@1"),
+    ],
+)
+def test_a_damaged_evaluation_is_refused(tmp_path, change, message):
+    data = json.loads(json.dumps(evaluated().to_dict())) | change
+    (tmp_path / "e.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(StoredFileError, match=message):
+        noiser.Evaluation.load(tmp_path / "e.json")
+
+
+def test_numbers_of_rows_are_numbers_and_a_csv_has_no_settings(tmp_path):
+    found = evaluated()
+    data = json.loads(json.dumps(found.to_dict()))
+    data["rows"][0]["soft_nc"] = "a text"
+    with pytest.raises(StoredFileError, match="soft_nc is 'a text'; expected a number"):
+        noiser.Evaluation.from_dict(data)
+    found.save(tmp_path / "rows.csv")
+    with pytest.raises(StoredFileError, match="has rows alone"):
+        noiser.Evaluation.load(tmp_path / "rows.csv")
 
 
 def test_saved_and_shown(tmp_path):

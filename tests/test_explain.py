@@ -275,6 +275,47 @@ def test_shown_as_a_word_diff(tmp_path):
     assert (tmp_path / "d.html").read_text(encoding="utf-8") == page
 
 
+def test_saved_edits_come_back(tmp_path):
+    found = noiser.diff(tiny("llama"), BEFORE, AFTER, max_new_tokens=1)
+    found.save(tmp_path / "d.json")
+    loaded = noiser.Diff.load(tmp_path / "d.json")
+    assert loaded == found
+    assert str(loaded) == str(found)
+    noiser.attribute(tiny("llama"), AFTER, method="random").save(tmp_path / "a.json")
+    with pytest.raises(StoredFileError, match=r"noiser\.diff"):
+        noiser.Diff.load(tmp_path / "a.json")
+    for change, message in (
+        ({"texts": [["A", 1, 0]]}, "texts have the edits"),
+        ({"log_p_after": "much"}, "log_p_after"),
+        ({"edits": []}, "texts have the edits"),
+    ):
+        with pytest.raises(StoredFileError, match=message):
+            noiser.Diff.from_dict(found.to_dict() | change)
+
+
+def test_edits_as_markdown():
+    edits = (
+        noiser.explain.Edit(0, 0, "The", "A|B", -0.5, 0.0),
+        noiser.explain.Edit(0, 4, "", " old", 1.25, 0.0),
+    )
+    found = noiser.Diff(
+        answer=" yes",
+        answer_before=" no",
+        log_p_before=-2.0,
+        log_p_after=-1.25,
+        edits=edits,
+        pairs=(),
+        texts=((0, " fox", 1),),
+    )
+    assert found.to_markdown() == (
+        "\\[-The-\\]\\{+A\\|B+\\}(1) fox\\{+ old+\\}(2)\n\n"
+        "log-probability of ' yes': -2.000 before, -1.250 after, +0.750 nats\n\n"
+        "the answer before: ' no'\n\n"
+        "| edit | nats | before | after |\n|---|---:|---|---|\n"
+        "| 2 | +1.25 | ∅ | old |\n| 1 | -0.50 | The | A\\|B |\n"
+    )
+
+
 @pytest.mark.parametrize(("limit", "status"), [(None, 0), (1e-9, 1), (math.inf, 0)])
 def test_the_command_fails_above_a_limit(tmp_path, limit, status):
     model = save_tiny("llama", tmp_path / "model")

@@ -80,7 +80,9 @@ def test_inputs_of_their_own_check_the_candidates_and_change_no_score(name, monk
     monkeypatch.setattr(
         StoredGame,
         "values",
-        lambda game, kept, own=StoredGame.values: asked.append(kept) or own(game, kept),
+        lambda game, kept, own=StoredGame.values, **how: (
+            asked.append(kept) or own(game, kept, **how)
+        ),
     )
     free, checked = (played(value, 10, checks=checks)[0] for checks in ("free", 4))
     assert len(asked) == 4

@@ -63,9 +63,9 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"seed": "a"}, ParameterError, "seed is 'a'"),
         ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
         (
-            {"target": "dog", "foil": "cat", "target_unit": "all"},
+            {"target": "dog", "foil": "cat", "target_unit": "word"},
             TargetError,
-            "A foil needs target_unit='token'",
+            "whole target, and target_unit is 'word'; leave target_unit out",
         ),
         (
             {"target_unit": [(0, 3)]},
@@ -100,7 +100,7 @@ def test_half_precision_overflow_and_tokens_that_the_model_does_not_have_are_nam
         query_of(lm, "The fox", target=5, foil=" zyx")
 
 
-def test_the_more_probable_reading_of_a_target_is_taken_and_a_foil_is_about_the_first_token_that_differs():
+def test_the_more_probable_reading_of_a_target_is_taken_and_a_foil_is_about_what_differs():
     lm = tiny("llama")
     ids_of = lambda text: lm.tokenizer(text, add_special_tokens=False)["input_ids"]
     for literal in ("dog", "plays"):
@@ -112,7 +112,7 @@ def test_the_more_probable_reading_of_a_target_is_taken_and_a_foil_is_about_the_
     query = query_of(lm, PROMPT, target=" quick fox", foil=" quick dog")
     target, foil = ids_of(" quick fox"), ids_of(" quick dog")
     shared = next(i for i, (a, b) in enumerate(zip(target, foil, strict=False)) if a != b)
-    assert (query.target_ids, query.foil_id) == ((target[shared],), foil[shared])
+    assert (query.target_ids, query.foil_ids) == ((target[shared],), (foil[shared],))
     assert query.logit_positions == (query.prompt_tokens - 1 + shared,)
 
 
@@ -191,6 +191,7 @@ def test_a_greedy_continuation_equals_the_obvious_loop(family):
     [
         {"max_new_tokens": 3},
         {"target": " fox sings", "foil": 7},
+        {"target": " the fox sings", "foil": " the dog sleeps late"},
         {"target": " fox sings", "target_unit": "all", "unit": "word"},
         {"target": " fox sings. A dog", "target_unit": [(0, 4), (10, 12)]},
         {"unit": [(0, 9), (11, 13)], "target": 5},
@@ -210,7 +211,8 @@ def test_a_saved_result_is_the_same_question(question, tmp_path):
         "target_rows",
         "target_texts",
         "units",
-        "foil_id",
+        "foil_ids",
+        "foil_rows",
     ):
         assert getattr(again, name) == getattr(asked, name), name
     torch.testing.assert_close(again.clean, asked.clean, atol=1e-5, rtol=1e-5)

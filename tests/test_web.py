@@ -207,6 +207,45 @@ def test_measured_numbers_are_those_of_evaluate(web):
         assert f"<td>{value:.3f}</td>".replace("-", "−") in html
 
 
+KEPT = {
+    "one method": ({"methods": "occlusion"}, noiser.Attribution),
+    "two methods": ({"methods": "occlusion,random"}, noiser.Attribution),
+    "citations": ({"sources": SOURCES, "target": " The trains run late."}, noiser.Citations),
+    "edits": ({"before": "The slow fox", "max_new_tokens": 1}, noiser.Diff),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_an_answer_is_kept_as_the_library_writes_it(web, name):
+    asked, kind = KEPT[name]
+    saved = answer(web.ask(prompt=HOSTILE, **asked))["saved"]
+    results = [kind.from_dict(record) for record in saved]
+    texts = {
+        form: answer(web.ask("keep", answers=saved, form=form))["text"]
+        for form in ("html", "markdown")
+    }
+    assert texts["html"].startswith("<!doctype html>")
+    assert not re.search("<script|<img", texts["html"])
+    assert texts["markdown"] == "\n".join(result.to_markdown() for result in results)
+    if len(results) == 1:
+        assert texts["html"] == results[0].to_html()
+    else:
+        assert texts["html"].count("<div class=row>") == len(results)
+
+
+@pytest.mark.parametrize(
+    ("question", "status"),
+    [
+        ({"answers": [], "form": "html"}, 422),
+        ({"answers": [{}], "form": "pdf"}, 422),
+        ({"answers": [{}], "form": "html"}, 400),
+        ({"answers": [{"format": "noiser.diff"}], "form": "html"}, 400),
+    ],
+)
+def test_what_is_no_answer_is_not_kept(web, question, status):
+    assert web.client.post("keep", json=question).status_code == status
+
+
 def test_the_page_s_choices_are_the_library_s():
     chosen = re.findall(r"<option>(\w+)", PAGE.partition('name="metrics"')[2])
     assert "faithfulness" in chosen

@@ -137,13 +137,49 @@ def test_compare_measure_and_save(visit, tmp_path):
     press(page, "Measure")
     expect(page.locator("#measured h3").nth(1)).to_contain_text("random@1")
     with page.expect_download() as download:
-        page.get_by_text("Save as JSON").click()
+        page.locator("#save").click()
     records = json.loads(download.value.path().read_text(encoding="utf-8"))
     loaded = [noiser.Attribution.from_dict(record) for record in records]
     assert [(att.method.partition("@")[0], len(att.targets)) for att in loaded] == [
         ("noiser", 2),
         ("random", 2),
     ]
+
+
+def test_save_as_picture_page_and_markdown(visit):
+    page = visit("?prompt=The trains run late.&methods=occlusion,random", color_scheme="dark")
+    box = page.locator("#answer").bounding_box()
+    kept = {}
+    for form in ("png", "html", "markdown"):
+        with page.expect_download() as download:
+            page.locator(f"#keep [value={form}]").click()
+        kept[download.value.suggested_filename] = download.value.path().read_bytes()
+    assert [*kept] == ["noiser.png", "noiser.html", "noiser.md"]
+    size = [int.from_bytes(kept["noiser.png"][at : at + 4]) for at in (16, 20)]
+    assert size == [int(2 * box["width"]), int(2 * box["height"])]
+    assert len(kept["noiser.png"]) > 10_000  # an empty one is much smaller
+    records = page.evaluate("shown.saved")
+    atts = [noiser.Attribution.from_dict(record) for record in records]
+    found = noiser.explain.Comparison(tuple(atts))
+    assert kept["noiser.html"].decode() == found.to_html()
+    assert kept["noiser.md"].decode() == found.to_markdown()
+    drawn = """async (bytes) => {
+      const image = await createImageBitmap(new Blob([new Uint8Array(bytes)]));
+      const canvas = Object.assign(document.createElement("canvas"), { width: image.width, height: image.height });
+      const brush = canvas.getContext("2d");
+      brush.drawImage(image, 0, 0);
+      const data = brush.getImageData(0, 0, image.width, image.height).data, found = { white: 0, orange: 0, blue: 0 };
+      for (let i = 0; i < data.length; i += 4) {
+        const [red, green, blue] = data.slice(i, i + 3);
+        if (red + green + blue === 765) found.white++;
+        else if (red > 200 && blue < 120) found.orange++;
+        else if (blue > 200 && red < 150) found.blue++;
+      }
+      return found;
+    }"""
+    found = page.evaluate(drawn, list(kept["noiser.png"]))
+    assert found["white"] > size[0] * size[1] / 2  # on white, in whatever scheme the page is
+    assert found["orange"] + found["blue"] > 500
 
 
 def test_a_foil(visit):

@@ -19,6 +19,7 @@ from noiser.types import Target as Target
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution as Attribution
+    from noiser.attribution import Attributions as Attributions
     from noiser.evaluation import Evaluation as Evaluation
     from noiser.evaluation import evaluate as evaluate
     from noiser.explain import Citations as Citations
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from noiser.model import wrap as wrap
 
 _NAMES = {
-    "attribution": "Attribution",
+    "attribution": "Attribution Attributions",
     "evaluation": "Evaluation evaluate",
     "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class NoiserError(Exception):
@@ -55,6 +56,19 @@ class ModelNotFoundError(NoiserError, LookupError):
 
 class NumericalError(NoiserError, ArithmeticError):
     """Logits or scores that are not finite, as in half precision. Load the model with `dtype="float32"`."""
+
+
+class OutOfTimeError(NoiserError, TimeoutError):
+    """A call whose `max_seconds` went by before there was a result. Allow more, or larger units or another method.
+
+    Within a call it is raised where an answer is awaited, and `found` has the part of the answer that is there.
+    """
+
+    found: Any = None
+
+    def __init__(self, text: str = "", found: Any = None) -> None:
+        super().__init__(text)
+        self.found = found
 
 
 class CacheError(NoiserError, OSError):

@@ -74,11 +74,14 @@ def provenance(*attributions: Attribution) -> str:
 
 
 def notes(*attributions: Attribution) -> list[str]:
-    """Sentences below the scores: what became of the first token, and the result of `check=`; safe to show."""
+    """Sentences below the scores, safe to show.
+
+    They say that time ran out, what became of the first token, and what `check=` found.
+    """
     found: list[str] = []
     for name, att in zip(headings(attributions), attributions, strict=True):
         prefix = f"{name}: " if len(attributions) > 1 else ""
-        sentences = [first_token_text(att)]
+        sentences = [stop_text(att), first_token_text(att)]
         if check := att.info.get("check"):
             sentences.append(check_text(check))
         found += [prefix + sentence for sentence in sentences if sentence]
@@ -97,6 +100,18 @@ def first_token_text(att: Attribution) -> str:
         return ""
     return (
         f"“{label(unit.text)}” is the first token of the input, on which the model leans. {outcome}"
+    )
+
+
+def stop_text(att: Attribution) -> str:
+    """What it means that the call's time went by, in words; "" where it did not."""
+    unfinished = int(att.info.get("unfinished") or 0)
+    if not unfinished:
+        return ""
+    inputs = "1 input was" if unfinished == 1 else f"{unfinished} inputs were"
+    return (
+        f"Stopped after {float(att.info.get('max_seconds') or 0):g} s, when {inputs} not run yet: units without a "
+        "score were not reached, and other scores rest on fewer inputs."
     )
 
 

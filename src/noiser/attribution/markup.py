@@ -108,6 +108,40 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
     return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
 
 
+def lines(attributions: Sequence[Attribution]) -> str:
+    """A line in its colours for each prompt and target, as many as browsers show without delay."""
+    shown: list[str] = []
+    rows = [
+        (number, att, row)
+        for number, att in enumerate(attributions, 1)
+        for row in range(len(att.targets))
+    ]
+    cells = 0
+    for number, att, row in rows:
+        heat = heat_map(att, row)
+        cells += len(heat.cells)
+        if shown and cells > _MOST_CELLS:
+            break
+        text = "".join(_cell(att, row, cell) for cell in heat.cells)
+        foil = (
+            f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>"
+            if heat.foil
+            else ""
+        )
+        target = f"<b class=target dir=auto>{escape(heat.target)}</b>{foil}"
+        number_of_prompt = f"<span class=x>{number}</span> "
+        shown.append(
+            f'<p class="map" dir="auto">{number_of_prompt}{text}<span class=to> → </span>{target}</p>'
+        )
+    rest = len(rows) - len(shown)
+    note = f"<p class=facts>The first {len(shown)} of {len(rows)} lines.</p>" if rest else ""
+    meaning = (
+        "The strongest colour of a line is its largest score. Orange is positive, blue negative; "
+        "grey is within two standard errors of 0."
+    )
+    return f"<p class=facts>{meaning}</p>{''.join(shown)}{note}"
+
+
 def _section(attributions: Sequence[Attribution], row: int, most: int | None) -> str:
     att, maps = attributions[0], [heat_map(att, row) for att in attributions]
     heat, target = maps[0], f"<b class=target dir=auto>{escape(maps[0].target)}</b>"

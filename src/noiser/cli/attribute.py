@@ -8,16 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from noiser.cli import options as o
+from noiser.cli.evaluate import compare_evaluations
 from noiser.cli.terminal import progress_bar, say
 from noiser.types import Accuracy, CitedUnit
 
 
 def attribute(
-    prompt: o.PromptOptions,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")
+    ],
+    asked: o.QuestionOptions = o.QUESTION,
     model: o.Model = "gemma-3-270m",
     method: o.MethodName = "joint",
     set_: o.MethodSettings = None,
     check: o.Check = 0,
+    max_seconds: o.MaxSeconds = None,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
@@ -29,35 +34,56 @@ def attribute(
     from noiser.explain import attribute as run
     from noiser.methods import make_method
 
-    made, question = make_method(method, **o.parse_parameters(set_)), prompt.arguments()
+    made = make_method(method, **o.parse_parameters(set_))
+    question = asked.arguments(prompt)
     if question["foil"] is not None:  # what it cannot have is said before the model is loaded
-        score_of(getattr(made, "score", "prob"), 0)
+        score_of(getattr(made, "score", "prob"), 1)
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
-        att = run(lm, method=made, check=check, seed=seed, progress=progress, **question)
+        options: dict[str, Any] = {"check": check, "seed": seed, "max_seconds": max_seconds}
+        att = run(lm, method=made, progress=progress, **options, **question)
     plain = output.output is not None
-    output.write(lambda: to_text([att], plain=plain), lambda: dumps(att), att.to_html)
+    output.write(
+        lambda: to_text([att], plain=plain), lambda: dumps(att), att.to_html, att.to_dataframe
+    )
+
+
+METHODS = "joint,noiser,occlusion"  # that `noiser compare` compares
 
 
 def compare(
-    prompt: o.PromptOptions,
+    prompts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt; - reads it from stdin. Or several files that noiser evaluate -o wrote.",
+        ),
+    ],
+    asked: o.QuestionOptions = o.QUESTION,
     methods: Annotated[
         str, typer.Option(help="Names with commas, such as joint,occlusion:score=logprob.")
-    ] = ("joint,noiser,occlusion"),
+    ] = METHODS,
     model: o.Model = "gemma-3-270m",
     seed: o.Seed = 0,
-    loading: o.Loading = o.LOADING,
+    model_options: o.Loading = o.LOADING,  # not `loading`: saved evaluations need no model
     output: o.Output = o.OUTPUT,
 ) -> None:
-    """Shows the attributions of several methods side by side; exit status 1 where one cannot answer."""
+    """Shows the attributions of several methods side by side, or differences of saved evaluations.
+
+    Exit status 1 where a method cannot answer. Of evaluations, the first minus each other, prompt by prompt.
+    """
+    if len(prompts) > 1:
+        compare_evaluations(prompts, output, others_given=(asked, methods) != (o.QUESTION, METHODS))
+        return
+    say(f"Loading {model} ...", err=True)
     from noiser.attribution.terminal import to_text
     from noiser.explain import compare as run
     from noiser.methods import make_method
 
-    names, question = o.parse_names("--methods", methods), prompt.arguments()
+    names, question = o.parse_names("--methods", methods), asked.arguments(prompts[0])
     for name in names:
         make_method(name)
-    lm = loading.load(model)
+    lm = model_options.load(model)
     with progress_bar("Comparing") as progress:
         found = run(lm, methods=names, seed=seed, progress=progress, **question)
     plain = output.output is not None
@@ -65,6 +91,7 @@ def compare(
         lambda: to_text(found.attributions, plain=plain),
         lambda: [att.to_dict() for att in found],
         found.to_html,
+        found.to_dataframe,
     )
     for failure in found.failures:
         say(f"noiser: error: {failure}", err=True)
@@ -98,6 +125,7 @@ def cite(
         Accuracy, typer.Option(help="fast: in one pass, with a check.")
     ] = "accurate",
     check: o.Check = 0,
+    max_seconds: o.MaxSeconds = None,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
@@ -114,11 +142,11 @@ def cite(
         parameters = {"score": "logprob", "baseline": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
-    options |= {"accuracy": accuracy, "check": check}
+    options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds}
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
         found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)
-    output.write(lambda: str(found), found.to_dict, found.to_html)
+    output.write(lambda: str(found), found.to_dict, found.to_html, found.to_dataframe)
 
 
 def diff(
@@ -159,6 +187,6 @@ def diff(
             seed=seed,
             progress=progress,
         )
-    output.write(lambda: str(found), found.to_dict, found.to_html)
+    output.write(lambda: str(found), found.to_dict, found.to_html, found.to_dataframe)
     if fail_above is not None and max(abs(edit.score) for edit in found.edits) > fail_above:
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -121,6 +122,8 @@ def evaluate(
 
 def _show(results: dict[str, Evaluation], output: o.Output) -> None:
     """Writes one evaluation, or several with their differences from the first."""
+    import pandas as pd
+
     from noiser.attribution.store import to_jsonable
     from noiser.evaluation import differences
 
@@ -140,8 +143,36 @@ def _show(results: dict[str, Evaluation], output: o.Output) -> None:
         evaluations = {name: each.to_dict() for name, each in results.items()}
         record = to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")})
     output.write(
-        lambda: text, lambda: record, lambda: html_page("Evaluation", _STYLE, "".join(tables))
+        lambda: text,
+        lambda: record,
+        lambda: html_page("Evaluation", _STYLE, "".join(tables)),
+        lambda: pd.concat([each.rows.assign(evaluation=key) for key, each in results.items()]),
     )
+
+
+def compare_evaluations(paths: Sequence[str], output: o.Output, *, others_given: bool) -> None:
+    """Shows saved evaluations, and the first minus each of the others; other options would change nothing."""
+    from noiser.evaluation import read_evaluations
+
+    for path in paths:
+        if not Path(path).is_file():
+            raise ParameterError(
+                f"{path!r:.60} is not a file. Put quotes around a text of several words, and commas "
+                "between names; or give files that noiser evaluate -o wrote, such as a.json b.json."
+            )
+    if others_given:
+        raise ParameterError(
+            "Saved evaluations are compared as they are. Leave out all options but --format and -o."
+        )
+    results: dict[str, Evaluation] = {}
+    for path in paths:
+        found = read_evaluations(path)
+        for method, evaluation in found.items():
+            name = path if len(found) == 1 else f"{path}: {method}"
+            if name in results:
+                raise ParameterError(f"{path!r} is given twice. Give each file once.")
+            results[name] = evaluation
+    _show(results, output)
 
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:

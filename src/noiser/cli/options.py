@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
-from noiser.files import json_messages, json_or_text, json_text
+from noiser.files import csv_text, json_messages, json_or_text, json_text
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -82,6 +82,9 @@ Check = Annotated[
         help="Test the scores on so many further inputs with half of the units; auto: 20 to 64.",
     ),
 ]
+MaxSeconds = Annotated[
+    float | None, typer.Option(help="Show what is there after so many seconds, and say so.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -118,12 +121,9 @@ class Loading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions:
+class QuestionOptions:
     """The options of the commands for one prompt."""
 
-    prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")
-    ]
     target: Annotated[
         str | None,
         typer.Option(
@@ -149,20 +149,24 @@ class PromptOptions:
     ] = "token"
     chat: Chat = False
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of `noiser.attribute`."""
+    def arguments(self, prompt: str) -> dict[str, Any]:
+        """The arguments of `noiser.attribute` for a prompt as it was typed."""
         from noiser.types import Question
 
-        arguments: dict[str, Any] = asdict(self) | {
-            "prompt": parse_prompt(self.prompt, chat=self.chat)
-        }
+        arguments: dict[str, Any] = asdict(self) | {"prompt": parse_prompt(prompt, chat=self.chat)}
         del arguments["chat"]
         Question(**arguments)
         return arguments
 
 
-_Form = Literal["text", "json", "html"]
-_ENDINGS: dict[str, _Form] = {"": "text", ".txt": "text", ".json": "json", ".html": "html"}
+_Form = Literal["text", "json", "html", "csv"]
+_ENDINGS: dict[str, _Form] = {
+    "": "text",
+    ".txt": "text",
+    ".json": "json",
+    ".html": "html",
+    ".csv": "csv",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +187,7 @@ class Output:
         path = self.output or Path()
         if self.format_ is None and path.suffix.lower() not in _ENDINGS:
             raise ParameterError(
-                f"--output: got {path.name}, expected .txt, .json or .html. Or add --format."
+                f"--output: got {path.name}, expected .txt, .json, .html or .csv. Or add --format."
             )
         if not path.absolute().parent.is_dir():
             raise ParameterError(
@@ -191,18 +195,25 @@ class Output:
             )
 
     def write(
-        self, text: Callable[[], str], json: Callable[[], Any], html: Callable[[], str]
+        self,
+        text: Callable[[], str],
+        json: Callable[[], Any],
+        html: Callable[[], str],
+        table: Callable[[], Any],
     ) -> None:
-        """Writes the result in its form, with one newline at the end."""
+        """Writes the result in its form, with one newline at the end; `table` makes a DataFrame, for CSV."""
         form = self.format_ or _ENDINGS[self.output.suffix.lower() if self.output else ""]
-        result = {"text": text, "json": json, "html": html}[form]()
+        forms = {"text": text, "json": json, "html": html, "csv": lambda: csv_text(table())}
+        result = forms[form]()
         result = result if isinstance(result, str) else json_text(result)
         write(result.rstrip("\n") + "\n", self.output, form)
         if self.output:
             say(f"Wrote {self.output}", err=True)
 
 
-LOADING, OUTPUT = Loading(), Output()
+LOADING = Loading()
+OUTPUT = Output()
+QUESTION = QuestionOptions()
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.engine.query import Query, Request, Steps
 from noiser.engine.scores import Read, ScoreName
-from noiser.errors import ParameterError
+from noiser.errors import OutOfTimeError, ParameterError
 from noiser.model.packing import Context
 from noiser.types import RemovalName
 
@@ -264,15 +264,23 @@ class StoredGame:
         }
 
     def __call__(
-        self, kept: Bool[Tensor, "inputs units"]
+        self, kept: Bool[Tensor, "inputs units"], *, partial: bool = False
     ) -> Steps[Float64[Tensor, "targets inputs"]]:
-        """The value of every target under inputs that keep some units."""
-        return torch.stack((yield from self.values([kept] * len(self.units))))
+        """The value of every target under inputs that keep some units; see `values`."""
+        found = yield from self.values([kept] * len(self.units), partial=partial)
+        return torch.stack(found)
 
     def values(
-        self, kept: Sequence[Bool[Tensor, "_inputs units"]]
+        self, kept: Sequence[Bool[Tensor, "_inputs units"]], *, partial: bool = False
     ) -> Steps[list[Float64[Tensor, " _inputs"]]]:
-        """The values of each target under inputs of its own. Raises ParameterError for one that is not stored."""
+        """The values of each target under inputs of its own.
+
+        `partial` says that the caller can do without some: where the call's time goes by, they are NaN.
+
+        Raises:
+            ParameterError: an input is not stored, and there is no model.
+            OutOfTimeError: the call's time went by; with `partial` only where no value at all is there.
+        """
         keys = [
             [row.tobytes() for row in (rows | ~mask).numpy()]
             for rows, mask in zip(kept, self.mask, strict=True)
@@ -287,11 +295,17 @@ class StoredGame:
                 raise ParameterError(
                     f"{len(wanted)} inputs are not stored in this game. Play them with the model first."
                 )
-            self.table.update((yield from self._play(wanted)))
-        return [
-            torch.tensor([self.table[g, key] for key in row], dtype=torch.float64)
-            for g, row in enumerate(keys)
-        ]
+            try:
+                self.table.update((yield from self._play(wanted)))
+            except OutOfTimeError as stopped:
+                self.table.update(stopped.found or {})
+                if not partial or not stopped.found:
+                    raise
+        values: list[Tensor] = []
+        for g, row in enumerate(keys):
+            found = [self.table.get((g, key), math.nan) for key in row]
+            values.append(torch.tensor(found, dtype=torch.float64))
+        return values
 
 
 class Game(StoredGame):
@@ -360,8 +374,16 @@ class Game(StoredGame):
         changes: list[Change] = []
         for positions, keys in runs.items():
             changes.append(self.removal.change(positions, sorted(keys)))
-        found: list[Tensor] = yield Ask(self.query, changes, self._read)
-        values = torch.cat([each.mean(1) for each in found]).tolist()
-        return dict(
-            zip([(g, keys[g]) for keys in runs.values() for g in sorted(keys)], values, strict=True)
-        )
+        stopped: OutOfTimeError | None = None
+        try:
+            found: list[Tensor | None] = yield Ask(self.query, changes, self._read)
+        except OutOfTimeError as error:
+            found, stopped = error.found, error
+        values: dict[Key, float] = {}
+        for keys, of_targets in zip(runs.values(), found, strict=True):
+            if of_targets is not None:
+                means = of_targets.mean(1).tolist()
+                values |= {(g, keys[g]): v for g, v in zip(sorted(keys), means, strict=True)}
+        if stopped is not None:
+            raise OutOfTimeError(str(stopped), values) from stopped
+        return values

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from noiser.engine.changes import Change
+from noiser.engine.changes import Ask, Change
 from noiser.engine.inside import Inside
-from noiser.engine.query import Prefill, Request, Spent, Steps
-from noiser.errors import ModelError, ParameterError, UnsupportedModelError
+from noiser.engine.query import Prefill, Query, Request, Spent, Steps
+from noiser.errors import ModelError, OutOfTimeError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import free_memory, is_out_of_memory, own_defaults
@@ -42,7 +44,10 @@ class _Work(Generic[T]):
 
 @dataclass(eq=False)
 class _Item:
-    """Samples `first` to `last` of one change, or a clean sequence, as sequences to be run from `start` to `stop`."""
+    """Samples `first` to `last` of one change, or a clean sequence, as sequences to be run from `start` to `stop`.
+
+    A change of a question with a foil of several tokens is two items, of the target and of the foil, with one reading.
+    """
 
     work: _Work[Any]
     context: Context
@@ -50,31 +55,57 @@ class _Item:
     stop: int
     wanted: Sequence[int]
     tokens: Sequence[tuple[int, ...]]
-    change: Change | None = None
-    targets: Sequence[int] = ()
-    index: int = 0
+    reading: _Reading | None = None
+    run: int = 0
     first: int = 0
     last: int = 1
-    parts: list[Tensor] = field(default_factory=list[Tensor])
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A change, the targets that are read under it, its place in the answer, and the logits of each run so far."""
+
+    change: Change
+    targets: Sequence[int]
+    index: int
+    runs: list[list[Tensor]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all samples of all runs are there."""
+        return all(sum(map(len, parts)) == self.change.samples for parts in self.runs)
+
+    def logits(self) -> Tensor:
+        """[samples, tokens, vocab], the target's tokens before the foil's."""
+        runs = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self.runs]
+        return runs[0] if len(runs) == 1 else torch.cat(runs, 1)
 
 
 @dataclass(eq=False)
 class Engine:
-    """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass."""
+    """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass.
+
+    When `max_seconds` have gone by, an OutOfTimeError is raised wherever a generator awaits an answer. It can return
+    what it has by then: sequences are then run in the order in which they were asked for.
+    """
 
     lm: LanguageModel
     progress: Progress | None = None
+    max_seconds: float | None = None
     _queue: deque[_Item] = field(default_factory=deque[_Item], init=False)
     _most_tokens: int | None = field(
         default=None, init=False
     )  # of a pass, after memory has run out
     _done: int = field(default=0, init=False)
+    _deadline: float = field(default=math.inf, init=False)
 
     def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
         """The number and the result, or the error, of every generator, in the order in which they end.
 
         Generators are taken from `works` as others end, `AT_ONCE` are open at a time.
         """
+        if self.max_seconds is not None:
+            self._deadline = monotonic() + self.max_seconds
         coming, working, ready = enumerate(works), dict[int, _Work[T]](), list[_Work[Any]]()
         try:
             while True:
@@ -117,7 +148,8 @@ class Engine:
         try:
             if isinstance(request, Inside):  # the model answers at once
                 before = request.query.spent.token_forwards
-                work.answer = work.request.answer(self.lm)
+                with self._stopped_in_time():
+                    work.answer = work.request.answer(self.lm)
                 self._done += request.query.spent.token_forwards - before
             else:
                 items = _items(self.lm, work)
@@ -128,11 +160,53 @@ class Engine:
                 else error
             )
         work.left = len(items)
-        self._queue.extend(sorted(items, key=lambda item: -item.start))
+        if self.max_seconds is None:  # short sequences first, which fill passes better
+            items.sort(key=lambda item: -item.start)
+        self._queue.extend(items)
         return None
+
+    def _out_of_time(self, found: Any = None) -> OutOfTimeError:
+        return OutOfTimeError(
+            f"max_seconds={self.max_seconds:g} went by before there was a result. Allow more time; or take larger "
+            "units, such as unit='sentence', or the method 'occlusion', which returns the units that it reached.",
+            found,
+        )
+
+    @contextmanager
+    def _stopped_in_time(self) -> Generator[None]:
+        """Within it every forward pass of the model checks the time: a request that looks inside makes many."""
+        if self.max_seconds is None:
+            yield
+            return
+
+        def check(*_: Any) -> None:
+            if monotonic() >= self._deadline:
+                raise self._out_of_time()
+
+        handle = self.lm.model.register_forward_pre_hook(check)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _give_up(self) -> list[_Work[Any]]:
+        """All generators that wait, each with the part of its answer that is there; nothing of the queue is run."""
+        works = list(dict.fromkeys(item.work for item in self._queue))
+        self._queue.clear()
+        for work in works:
+            found = None
+            if isinstance(work.request, Ask):
+                found, spent = work.answer, work.request.query.spent
+                spent.unfinished += sum(value is None for value in found)
+                spent.max_seconds = self.max_seconds
+            work.error = self._out_of_time(found)
+            work.left = 0
+        return works
 
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
+        if monotonic() >= self._deadline:
+            return self._give_up()
         items, branches = self._fill(), list[Branch]()
         contexts = {
             context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))
@@ -141,8 +215,9 @@ class Engine:
         sizes = [(item.last - item.first) * (item.stop - item.start) for item in items]
         try:
             for item in items:
-                context, change, start, stop = item.context, item.change, item.start, item.stop
-                if change:
+                context, start, stop = item.context, item.start, item.stop
+                if item.reading:
+                    change = item.reading.change
                     inputs = change.inputs(context, start, stop, slice(item.first, item.last))
                     hidden, record = change.positions if change.hidden else (), False
                 else:
@@ -171,7 +246,7 @@ class Engine:
         self._done += sum(sizes)
         spent = Counter[Spent]()
         for item, size in zip(items, sizes, strict=True):
-            if item.change:
+            if item.reading:
                 spent[item.work.request.query.spent] += size
         for query, tokens in spent.items():
             query.add(tokens)
@@ -198,47 +273,44 @@ class Engine:
 
     def _take(self, items: Sequence[_Item], logits: Sequence[Tensor]) -> list[_Work[Any]]:
         """Stores what was run; the generators that have all of their answers now."""
-        whole: dict[tuple[Any, ...], list[_Item]] = {}
+        whole: dict[tuple[Any, ...], list[_Reading]] = {}
         for item, part in zip(items, logits, strict=True):
-            if item.change:
-                item.parts.append(part)
-                if sum(map(len, item.parts)) == item.change.samples:
-                    whole.setdefault((item.work, item.change.samples, *item.targets), []).append(
-                        item
-                    )
+            if reading := item.reading:
+                reading.runs[item.run].append(part)
+                if reading.is_whole:
+                    key = (item.work, reading.change.samples, *reading.targets)
+                    whole.setdefault(key, []).append(reading)
             else:
                 item.work.answer = part[0].to(
                     torch.float32, copy=True
                 )  # a copy: other prompts' logits are let go
                 item.work.left = 0
-        for group in whole.values():
-            size = max(
-                1, self.lm.logit_rows // 4 // sum(part.shape[:2].numel() for part in group[0].parts)
-            )
+        for (work, *_), group in whole.items():
+            rows = sum(part.shape[:2].numel() for parts in group[0].runs for part in parts)
+            size = max(1, self.lm.logit_rows // 4 // rows)
             for first in range(0, len(group), size):
-                self._read(group[first : first + size])
-            group[0].work.left -= len(group)
+                self._read(work, group[first : first + size])
+            work.left -= sum(len(reading.runs) for reading in group)
         return [work for work in dict.fromkeys(item.work for item in items) if not work.left]
 
-    def _read(self, items: Sequence[_Item]) -> None:
+    def _read(self, work: _Work[Any], readings: Sequence[_Reading]) -> None:
         """Reads changes of one request with the same targets and number of samples together."""
-        work, targets, request = items[0].work, items[0].targets, items[0].work.request
+        targets, request = readings[0].targets, work.request
         try:
-            wholes = (
-                item.parts[0] if len(item.parts) == 1 else torch.cat(item.parts) for item in items
-            )
-            logits = torch.stack([*wholes])
+            logits = torch.stack([reading.logits() for reading in readings])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
             ids, clean = request.query.ids, request.query.clean_of
             of_targets = zip(logits.split([len(ids[g]) for g in targets], 2), targets, strict=True)
             values = torch.stack(
                 [request.read(part, clean[g], ids[g]) for part, g in of_targets], 1
             )
-            for item, value in zip(items, values.cpu().double(), strict=True):
-                work.answer[item.index] = value
-                item.parts.clear()
+            for reading, value in zip(readings, values.cpu().double(), strict=True):
+                work.answer[reading.index] = value
+                for parts in reading.runs:
+                    parts.clear()
         except Exception as error:  # of the reading: it ends this generator
-            work.error = _too_large(self.lm, items[0].stop) if is_out_of_memory(error) else error
+            length = len(request.query.token_ids)
+            work.error = _too_large(self.lm, length) if is_out_of_memory(error) else error
 
 
 def _next_request(work: _Work[Any]) -> Any:
@@ -269,8 +341,9 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
         start = context.done if lm.abilities.packs else 0
         return [_Item(work, context, start, len(context.inputs), wanted, tokens)]
     query, items = work.request.query, list[_Item]()
-    work.answer = [torch.zeros(0, 1, dtype=torch.float64)] * len(work.request.changes)
-    every, foil = range(len(query.targets)), () if query.foil_id is None else (query.foil_id,)
+    nothing = torch.zeros(0, 1, dtype=torch.float64)  # the answer to a change without targets
+    work.answer = [nothing] * len(work.request.changes)
+    every = range(len(query.targets))
     for index, change in enumerate(work.request.changes):
         targets = every if change.targets is None else change.targets
         if not targets:
@@ -281,31 +354,42 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
                 f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such as "
                 "noiser.Occlusion(baseline='delete')."
             )
-        positions, wanted = (
-            change.positions,
-            [row for target in targets for row in query.target_rows[target]],
-        )
-        first = positions[0]
-        if change.hidden:
-            first = max(first + 1, query.sources_stop)
-        elif not change.rows:  # a token that is taken out is read where the last before it stands
-            wanted = [row - bisect_right(positions, row) for row in wanted]
-        if -1 in wanted:
-            raise ParameterError(
-                f"Deleting {len(positions)} tokens leaves none before a target to predict it from. Remove units in "
-                "another way, such as 'zero', or give the prompt as chat messages, whose template stays."
-            )
-        place = (
-            query.context,
-            min(first, *wanted) if lm.abilities.packs else 0,
-            max(wanted) + 1,
-            wanted,
-        )
-        explained = (query.targets[target] for target in targets)
-        tokens = [
-            (token, *foil) for target in explained for token in (target.token_id, *target.rest)
-        ]
-        items.append(_Item(work, *place, tokens, change, targets, index, last=change.samples))
+        runs = _runs(query, targets)
+        reading = _Reading(change, targets, index, [[] for _ in runs])
+        work.answer[index] = None
+        for run, (context, rows, tokens) in enumerate(runs):
+            first = change.positions[0]
+            wanted = rows
+            if change.hidden:
+                first = max(first + 1, query.sources_stop)
+            elif (
+                not change.rows
+            ):  # a token that is taken out is read where the last before it stands
+                wanted = [row - bisect_right(change.positions, row) for row in rows]
+            if -1 in wanted:
+                raise ParameterError(
+                    f"Deleting {len(change.positions)} tokens leaves none before a target to predict it from. Remove "
+                    "units in another way, such as 'zero', or give the prompt as chat messages, whose template stays."
+                )
+            start = min(first, *wanted) if lm.abilities.packs else 0
+            place = context, start, max(wanted) + 1
+            items.append(_Item(work, *place, wanted, tokens, reading, run, last=change.samples))
+    return items
+
+
+def _runs(
+    query: Query, targets: Sequence[int]
+) -> list[tuple[Context, list[int], list[tuple[int, ...]]]]:
+    """The clean sequences that some targets, and the foil, are read in: rows and the ids that must be exact there."""
+    rows = [row for target in targets for row in query.rows_of(target)]
+    explained = [query.targets[target] for target in targets]
+    tokens = [(token,) for target in explained for token in target.token_ids]
+    if query.foil_runs and query.foil_context is not None:
+        foils = [(token,) for token in query.foil_ids]
+        return [(query.context, rows, tokens), (query.foil_context, list(query.foil_rows), foils)]
+    if query.foil_ids:  # one token each, read at the same place
+        tokens = [(tokens[0][0], query.foil_ids[0])] * 2
+    return [(query.context, rows, tokens)]
     return items
 
 
@@ -316,10 +400,15 @@ def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
     )
 
 
-def run_one(lm: LanguageModel, steps: Steps[T], progress: Progress | None = None) -> T:
+def run_one(
+    lm: LanguageModel,
+    steps: Steps[T],
+    progress: Progress | None = None,
+    max_seconds: float | None = None,
+) -> T:
     """The result of one generator. Raises the error that it ends with."""
     check_model(lm)
-    with closing(Engine(lm, progress).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
+    with closing(Engine(lm, progress, max_seconds).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
         ((_, outcome),) = outcomes
     if isinstance(outcome, Exception):
         raise outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -20,11 +20,15 @@ from noiser.engine.scores import Read
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import divide_gradient, share_attention
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.model.packing import continued
+from noiser.model.packing import Context, continued
 from noiser.model.runtime import add_hook, free_memory, is_out_of_memory, running
 
 COPIES = 4
 """How many times the memory of a plain forward a token takes; on a CPU it is not memory that limits batches."""
+
+
+Options = Callable[[Context], Mapping[str, Any]]
+"""From a clean sequence to the further arguments of a pass over it, or over what a change makes of it."""
 
 
 class Slope(NamedTuple):
@@ -50,7 +54,7 @@ def differentiate(
         UnsupportedModelError: a layer has no backward pass.
     """
     tokens = max(
-        (sum(len(query.target_rows[g]) for g in targets_of(query, change)) for change in changes),
+        (sum(len(query.ids[g]) for g in targets_of(query, change)) for change in changes),
         default=1,
     )
     most = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // max(1, tokens))
@@ -88,9 +92,12 @@ def _slopes(
         rows = torch.cat(
             [change.inputs(query.context, start, stop) for _, change in changes]
         ).requires_grad_()
-        options = continued(query.context.cache, start, len(changes)) if start else {}
+
+        def options(_: Context) -> dict[str, Any]:  # target and foil have the same cached tokens
+            return continued(query.context.cache, start, len(changes)) if start else {}
+
         for target, values, gradients in backward(
-            lm, query, rows, rows, targets, read, start, **options
+            lm, query, rows, rows, targets, read, start, options
         ):
             for (number, _), some, value, gradient in zip(
                 changes, asked, values, gradients, strict=True
@@ -98,7 +105,9 @@ def _slopes(
                 if target in some:
                     whole = pad(scale * gradient, (0, 0, start, len(query.token_ids) - stop))
                     yield Slope(number, target, value, whole)
-    query.spent.add(rows[..., 0].numel(), 1 + len(targets))
+    query.spent.add(
+        rows[..., 0].numel() + len(changes) * foil_length(query, start), 1 + len(targets)
+    )
 
 
 def targets_of(query: Query, change: Change | None) -> Sequence[int]:
@@ -136,18 +145,36 @@ def readable(
     embeddings: Float[Tensor, "batch length dim"],
     targets: Sequence[int],
     start: int = 0,
-    **options: Any,
+    options: Options = lambda _: {},
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What a score reads of each target in a pass from the token `start` on: logits, clean log-probabilities, ids."""
-    rows = [query.target_rows[target] for target in targets]
+    """What a score reads of each target in a pass from the token `start` on: logits, clean log-probabilities, ids.
+
+    A foil of several tokens is a second pass, which the same embeddings lead to as far as its tokens are the target's.
+    `options` makes the further arguments of a pass over a clean sequence.
+    """
+    rows = [query.rows_of(target) for target in targets]
     positions = [row - start for some in rows for row in some]
-    logits = lm.output(embeddings, positions=positions, **options).logits.float()
+    logits = lm.output(embeddings, positions=positions, **options(query.context)).logits.float()
     check_finite(lm, logits.detach().softmax(-1))
     _check_kernels(lm, logits)
-    parts = zip(logits.split([len(some) for some in rows], 1), targets, strict=True)
+    parts = list(logits.split([len(some) for some in rows], 1))
+    if query.foil_runs and query.foil_context is not None:  # there is one target
+        foil, shared = query.foil_context, query.foil_rows[0] + 1
+        own = foil.inputs[None, shared:].expand(len(embeddings), -1, -1).to(embeddings)
+        embeddings = torch.cat([embeddings[:, : shared - start], own], 1)
+        positions = [row - start for row in query.foil_rows]
+        logits = lm.output(embeddings, positions=positions, **options(foil)).logits.float()
+        check_finite(lm, logits.detach().softmax(-1))
+        parts = [torch.cat([parts[0], logits], 1)]
     return [
-        (part, query.clean_of[g].to(part.device), query.ids[g].to(part.device)) for part, g in parts
+        (part, query.clean_of[g].to(part.device), query.ids[g].to(part.device))
+        for part, g in zip(parts, targets, strict=True)
     ]
+
+
+def foil_length(query: Query, start: int) -> int:
+    """How many tokens from `start` on a foil adds to a pass."""
+    return len(query.foil_context.inputs) - start if query.foil_context and query.foil_runs else 0
 
 
 def backward(
@@ -158,14 +185,14 @@ def backward(
     targets: Sequence[int],
     read: Read,
     start: int = 0,
-    **options: Any,
+    options: Options = lambda _: {},
 ) -> Iterator[tuple[int, Float[Tensor, " batch"], Float[Tensor, "batch rows columns"]]]:
     """For each target its scores, and their gradients with respect to what the pass depends on.
 
     The gradient with respect to the logits may be far below what half precision can hold, so each sequence's is brought
     to size 1 for the way through the model, and the factor put back afterwards.
     """
-    heads = readable(lm, query, embeddings, targets, start, **options)
+    heads = readable(lm, query, embeddings, targets, start, options)
     for target, (logits, clean, ids) in zip(targets, heads, strict=True):
         head = logits.detach().requires_grad_()
         values = read(head, clean, ids)

@@ -17,6 +17,7 @@ from noiser.engine.gradients import (
     backward,
     differentiable,
     differentiate,
+    foil_length,
     readable,
     ruled,
     targets_of,
@@ -26,7 +27,7 @@ from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.abilities import attention_maps
 from noiser.model.language_model import LanguageModel
-from noiser.model.packing import eager, set_attention
+from noiser.model.packing import Context, eager, set_attention
 from noiser.types import Baseline
 
 
@@ -159,7 +160,7 @@ class Relevance(Inside):
                         [self.read(*each) for each in readable(lm, query, reference, targets)]
                     ]
             found = [*backward(lm, query, inputs.requires_grad_(), inputs, targets, self.read)]
-        query.spent.add(length, 1 + len(columns) + len(targets))
+        query.spent.add(length + foil_length(query, 0), 1 + len(columns) + len(targets))
         columns = [[value for _, value, _ in found], *columns]
         moved = (inputs.detach().cpu().double() - reference.cpu().double())[
             0
@@ -197,7 +198,7 @@ class Gates(Inside):
         opened = (
             torch.tensor(self.gates).log()[:, None, None].repeat(1, 1, len(at)).requires_grad_()
         )
-        masks: dict[int | None, Tensor] = {}
+        masks: dict[tuple[int | None, int], Tensor] = {}
 
         def attend(
             _: Any,
@@ -210,9 +211,10 @@ class Gates(Inside):
             **options: Any,
         ) -> Any:
             k, v = context.after(0, begin, int(module.layer_idx), k, v)
-            if sliding_window not in masks:
-                masks[sliding_window] = _mask(at, opened, begin, k.shape[-2], sliding_window)
-            seen = masks[sliding_window].to(q).clamp_min(torch.finfo(q.dtype).min)
+            keys = k.shape[-2]
+            if (sliding_window, keys) not in masks:
+                masks[sliding_window, keys] = _mask(at, opened, begin, keys, sliding_window)
+            seen = masks[sliding_window, keys].to(q).clamp_min(torch.finfo(q.dtype).min)
             return eager(module, q, k, v, seen, **options)[0], None
 
         slopes = torch.zeros(count, len(query.targets), len(query.token_ids), dtype=torch.float64)
@@ -220,16 +222,18 @@ class Gates(Inside):
             range(len(query.targets)),
             context.inputs[None, begin:].expand(count, -1, -1),
         )
-        place = {
-            "position_ids": torch.arange(begin, len(context.inputs), device=inputs.device)[None]
-        }
+
+        def places(sequence: Context) -> dict[str, Tensor]:
+            ids = torch.arange(begin, len(sequence.inputs), device=inputs.device)
+            return {"position_ids": ids[None]}
+
         with differentiable(lm):
             set_attention(lm.model, attend, masked=False)
             for target, _, slope in backward(
-                lm, query, inputs, opened, targets, self.read, begin, **place
+                lm, query, inputs, opened, targets, self.read, begin, places
             ):
                 slopes[:, target, at] = slope[:, 0].double()
-        query.spent.add(inputs.shape[1], count * (1 + len(targets)))
+        query.spent.add(inputs.shape[1] + foil_length(query, begin), count * (1 + len(targets)))
         return slopes
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.engine.query import Prefill, Query, Steps
+from noiser.engine.query import FoilRun, Prefill, Query, Steps
 from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
@@ -62,9 +62,10 @@ def prepare(
         if question.sources is None
         else find_sources(encoding, question.sources, question.sources_begin)
     )
-    if question.foil is not None and question.target_unit not in (None, "token"):
+    if question.foil is not None and question.target_unit not in (None, "token", "all"):
         raise TargetError(
-            "A foil needs target_unit='token': the first token in which both differ is explained."
+            f"A foil is contrasted with the whole target, and target_unit is {question.target_unit!r}; "
+            "leave target_unit out."
         )
     targets, foils = (
         _readings(lm, encoding, question, role, literal=action is not None)
@@ -78,7 +79,8 @@ def prepare(
             f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}; expected ids below "
             f"{lm.vocabulary_size}, the rows of the embedding table. Load the tokenizer that belongs to the model."
         )
-    check_length(lm, prompt_tokens + max(map(len, targets), default=most) - 1)
+    longest = max([*map(len, foils), *(map(len, targets) if targets else [most])])
+    check_length(lm, prompt_tokens + longest - 1)
     ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
     context = lm.context((*encoding.token_ids, *ahead[:-1]))
     exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
@@ -87,7 +89,7 @@ def prepare(
     def likeliest(readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return max(readings, key=lambda reading: float(first_row[reading[0]]))
 
-    first_row, first, foil_id = logits[0], 0, None
+    first_row, first, foil_ids = logits[0], 0, ()
     if question.target is None:
         own = lm.generated(encoding.token_ids, most)
         if own is None:
@@ -104,13 +106,15 @@ def prepare(
     else:
         ids = likeliest(targets)
     if question.foil is not None:
-        ids, first, foil_id = _first_difference(lm, ids, likeliest(foils))
-    one_row = (
-        len(ids) > 1 and question.foil is None and (answers or isinstance(question.target, str))
-    )
+        foil_ids = likeliest(foils)
+        first = _first_difference(lm, ids, foil_ids)
+        foil_ids = foil_ids[first:]
+    one_row = len(ids) > 1 and (answers or isinstance(question.target, str))
     target_unit = (
         ("all" if one_row else "token") if question.target_unit is None else question.target_unit
     )
+    if question.foil is not None:
+        target_unit = "all" if len(ids) > first + 1 else "token"
     spans = make_target_spans(
         extend(lm.tokenizer, encoding, ids), prompt_tokens + first, target_unit
     )
@@ -121,6 +125,9 @@ def prepare(
         logits = torch.cat(
             [logits, (yield Prefill(context, after, [(token,) for token in ids[1:]]))]
         )
+    foil = None
+    if foil_ids:
+        foil = yield from _foil_run(lm, encoding, context, logits, ids, first, foil_ids)
     special = question.special_tokens or "frozen"
     whole = extend(lm.tokenizer, encoding, ids[:-1])
     units = make_units(
@@ -133,7 +140,7 @@ def prepare(
         if max(unit.token_indices) < end or unit.token_indices[0] < prompt_tokens
     ]
     question = replace(question, target_unit=target_unit)
-    query = query_of(lm, question, encoding, ids, spans, asked, context, logits, foil_id, documents)
+    query = query_of(lm, question, encoding, ids, spans, asked, context, logits, foil, documents)
     if (query.before.any(1) & ~query.causal_mask.any(1)).any():
         raise UnitError(
             f"{units[0].text!r}, the first token of the input, is the only unit; the model leans on "
@@ -141,6 +148,40 @@ def prepare(
             "prompt, or other units."
         )
     return query
+
+
+def _foil_run(
+    lm: LanguageModel,
+    encoding: Encoding,
+    context: Context,
+    logits: Float[Tensor, "tokens vocab"],
+    ids: tuple[int, ...],
+    shared: int,
+    foil_ids: tuple[int, ...],
+) -> Steps[FoilRun]:
+    """The foil after the tokens that it shares with the target, with the logits that predict it.
+
+    Where target and foil are one token each, the target's logits predict both. Else the foil is run by itself:
+
+        prompt | Yes , you     predicts  Yes , you can
+        prompt | No            predicts  No .
+
+    Args:
+        lm: the model.
+        encoding: of the prompt.
+        context: the clean sequence of prompt and target.
+        logits: of the target's tokens, the shared ones included.
+        ids: the target's tokens, the shared ones included.
+        shared: how many tokens of the continuation target and foil share.
+        foil_ids: the foil's tokens after the shared ones.
+    """
+    if len(foil_ids) == 1 and len(ids) == shared + 1:
+        return FoilRun(foil_ids, context, logits[[shared]])
+    own = lm.context((*encoding.token_ids, *ids[:shared], *foil_ids[:-1]))
+    first = len(encoding.token_ids) + shared - 1
+    positions = range(first, first + len(foil_ids))
+    found: Tensor = yield Prefill(own, positions, [(token,) for token in foil_ids])
+    return FoilRun(foil_ids, own, found)
 
 
 def query_of(
@@ -152,7 +193,7 @@ def query_of(
     units: Sequence[Span],
     context: Context,
     logits: Float[Tensor, "tokens vocab"],
-    foil_id: int | None = None,
+    foil: FoilRun | None = None,
     sources: tuple[Source, ...] = (),
 ) -> Query:
     """The query about some tokens of a continuation, `ids`, whose logits are known.
@@ -167,16 +208,11 @@ def query_of(
     )
     clean = logits[[position - begin for position in positions]].log_softmax(-1)
     check_finite(lm, clean)
-    wanted, rows = [ids[position - begin] for position in positions], torch.cat([clean, clean[:1]])
-    log_p = rows.gather(-1, torch.tensor([*wanted, foil_id or 0], device=rows.device)[:, None])
-    ranks = 1 + (rows > log_p).sum(-1)
-    numbers = [
-        (float(some.mean().exp()), int(rank.max()))
-        for some, rank in zip(log_p.split([*sizes, 1]), ranks.split([*sizes, 1]), strict=True)
-    ]
+    wanted = [ids[position - begin] for position in positions]
+    numbers = _probabilities_and_ranks(clean, wanted, sizes)
     whole, texts = extend(lm.tokenizer, encoding, ids), token_texts(lm.tokenizer, ids)
     last, targets = 0, list[Target]()
-    for span, known in zip(spans, numbers[:-1], strict=True):
+    for span, known in zip(spans, numbers, strict=True):
         first, stop = span[0] - begin, span[-1] + 1 - begin
         # a single token as `token_texts` has it, several as the continuation reads there
         start, end = whole.offsets[span[0]][0], max(whole.offsets[position][1] for position in span)
@@ -185,11 +221,14 @@ def query_of(
             Target(text, ids[first], *known, rest=ids[first + 1 : stop], before=ids[last:first])
         )
         last = stop
-    foil = (
-        None
-        if foil_id is None
-        else Target(token_texts(lm.tokenizer, [foil_id])[0], foil_id, *numbers[-1])
-    )
+    foil_target, foil_clean = None, None
+    if foil is not None:
+        foil_clean = foil.logits.log_softmax(-1)
+        check_finite(lm, foil_clean)
+        (known,) = _probabilities_and_ranks(foil_clean, foil.ids, [len(foil.ids)])
+        shared = ids[: spans[0][0] - begin]
+        text = _text_of_foil(lm, encoding, shared, foil.ids)
+        foil_target = Target(text, foil.ids[0], *known, rest=foil.ids[1:])
     unit, target_unit = (
         u if isinstance(u, str) else "spans" for u in (question.unit, question.target_unit)
     )
@@ -204,7 +243,9 @@ def query_of(
         target_unit=target_unit,
         units=tuple(units),
         unit=unit,
-        foil=foil,
+        foil=foil_target,
+        foil_context=foil.context if foil else None,
+        foil_clean=foil_clean,
         sources=sources,
         of=question.of,
         special_tokens=question.special_tokens or "frozen",
@@ -213,6 +254,29 @@ def query_of(
         clean=clean,
         baseline=cache(lm.baseline_row),
     )
+
+
+def _probabilities_and_ranks(
+    log_p: Float[Tensor, "tokens vocab"], ids: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[float, int]]:
+    """For spans of so many tokens the geometric mean of their probabilities, and the largest of their ranks."""
+    of_ids = log_p.gather(-1, torch.tensor([*ids], device=log_p.device)[:, None])
+    ranks = 1 + (log_p > of_ids).sum(-1)
+    return [
+        (float(some.mean().exp()), int(rank.max()))
+        for some, rank in zip(of_ids.split([*sizes]), ranks.split([*sizes]), strict=True)
+    ]
+
+
+def _text_of_foil(
+    lm: LanguageModel, encoding: Encoding, shared: tuple[int, ...], ids: tuple[int, ...]
+) -> str:
+    """A token's own text, or several tokens as the continuation reads there."""
+    if len(ids) == 1:
+        return token_texts(lm.tokenizer, ids)[0]
+    whole = extend(lm.tokenizer, encoding, (*shared, *ids))
+    offsets = whole.offsets[len(encoding.token_ids) + len(shared) :]
+    return whole.text[offsets[0][0] : max(end for _, end in offsets)]
 
 
 def _greedy(
@@ -276,10 +340,8 @@ def _readings(
     return [encode_target(lm.tokenizer, encoding, space + wanted) for space in spaces]
 
 
-def _first_difference(
-    lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]
-) -> tuple[Any, int, int]:
-    """Target ids up to the first token in which target and foil differ, its index, and the foil's token there."""
+def _first_difference(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """The index of the first token in which target and foil differ. Raises TargetError where there is none."""
     texts = [token_texts(lm.tokenizer, each) for each in (ids, other)]
     if ids == other:
         raise TargetError(
@@ -292,7 +354,7 @@ def _first_difference(
             f"The {longer} begins with the {shorter}, {min(texts, key=len)}; expected two that differ at some token. "
             f"Give a longer {shorter}, or with target=None a larger max_new_tokens."
         )
-    return ids[: at + 1], at, other[at]
+    return at
 
 
 # ---- from a result back to its question -----------------------------------------------------------------------------
@@ -321,14 +383,15 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         position = start + len(target.token_ids)
         spans.append(range(start, position))
         ids += [*target.before, *target.token_ids]
-    foil = None if att.foil is None else att.foil.token_id
-    check_length(lm, begin + len(ids) - 1)
+    foil_ids = att.foil.token_ids if att.foil else ()
+    shared = len(att.targets[0].before)
+    check_length(lm, begin + max(len(ids), shared + len(foil_ids)) - 1)
     query, problem = None, None
-    if outside := [token for token in (*ids, foil or 0) if not 0 <= token < lm.vocabulary_size]:
+    if outside := [token for token in (*ids, *foil_ids) if not 0 <= token < lm.vocabulary_size]:
         problem = f"target id {outside[0]} is outside its vocabulary of {lm.vocabulary_size} tokens"
     else:
         context = lm.context((*encoding.token_ids, *ids[:-1]))
-        exact = [(token,) if foil is None else (token, foil) for token in ids]
+        exact = [(token, *foil_ids[:1]) for token in ids]
         logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
         disturbed = att.info.get("first_token") == "disturbed"
         question = Question(
@@ -337,6 +400,9 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
             target_unit=att.target_unit,  # pyright: ignore[reportArgumentType]
             special_tokens="perturbed" if disturbed else "frozen",
         )
+        foil = None
+        if foil_ids:
+            foil = yield from _foil_run(lm, encoding, context, logits, tuple(ids), shared, foil_ids)
         query = query_of(
             lm, question, encoding, tuple(ids), spans, att.units, context, logits, foil
         )
@@ -356,6 +422,7 @@ def _difference(query: Query, att: Attribution) -> str | None:
     for what, found, right in (
         ("the targets read", query.target_texts, texts),
         ("prompt and continuation read", query.encoding.text, att.text),
+        ("the foil reads", query.foil and query.foil.text, att.foil and att.foil.text),
     ):
         if found != right:
             return f"{what} {found!r} with it, not {right!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -44,15 +44,28 @@ class Prefill(Request):
 
 @dataclass(eq=False)
 class Spent:
-    """Work so far on a query, its clean sequence apart: tokens that have been run, forwards and backwards; passes."""
+    """Work so far on a query, its clean sequence apart: tokens that have been run, forwards and backwards; passes.
+
+    Where the call's `max_seconds` went by, `unfinished` counts the changes that were asked for and not run.
+    """
 
     token_forwards: int = 0
     passes: int = 0
+    unfinished: int = 0
+    max_seconds: float | None = None
 
     def add(self, tokens: int, passes: int = 1) -> None:
         """Counts passes over so many tokens each."""
         self.token_forwards += tokens * passes
         self.passes += passes
+
+
+class FoilRun(NamedTuple):
+    """The tokens of a foil, the clean sequence that predicts them, and its logits there [tokens, vocab]."""
+
+    ids: tuple[int, ...]
+    context: Context
+    logits: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +82,10 @@ class Query:
         target_unit: name of that segmentation, or "spans".
         units: the parts of the input that get a score.
         unit: name of the segmentation, or "spans".
-        foil: the token that the (only) target, a token, is contrasted with, or None; `foil_id` is its id.
+        foil: the continuation that the (only) target is contrasted with, or None.
+        foil_context: the clean sequence that predicts the foil: `context` itself where target and foil are one token
+            each, else prompt and foil, which are run beside prompt and target.
+        foil_clean: log-probabilities at the foil's tokens without a change, float32.
         sources: documents in the prompt.
         of: the number that is explained, in place of the targets' probabilities; or None.
         special_tokens: "frozen" where special tokens and the sink stay as they are, or "perturbed".
@@ -79,8 +95,9 @@ class Query:
         spent: the work so far, of all queries that were made from this one.
         token_ids: everything that the model reads, on the CPU.
         target_rows: for each target, the positions whose logits predict its tokens.
-        ids: for each target, the ids of its tokens, on the device.
-        clean_of: for each target, the clean log-probabilities at its tokens.
+        foil_rows: likewise of the foil, in `foil_context`; none without a foil.
+        ids: for each target, the ids of its tokens and then of its foil's, on the device.
+        clean_of: for each target, the clean log-probabilities at these tokens.
         sink: the first position, where the tokenizer puts no start token there; or None. Attention
             leans on whatever stands first, and without it the model breaks: answers that nothing in
             the prompt bears lose up to 10 nats. So this position is never hidden, zeroed or disturbed.
@@ -100,6 +117,8 @@ class Query:
     units: tuple[Span, ...]
     unit: str
     foil: Target | None = None
+    foil_context: Context | None = field(default=None, repr=False)
+    foil_clean: Float[Tensor, "foil_tokens vocab"] | None = field(default=None, repr=False)
     sources: tuple[Source, ...] = ()
     of: Objective | None = None
     special_tokens: SpecialTokens = "frozen"
@@ -109,12 +128,13 @@ class Query:
     baseline: Callable[[str], Tensor] = field(repr=False)
     spent: Spent = field(default_factory=Spent)
 
-    foil_id: int | None = field(init=False)
+    foil_ids: tuple[int, ...] = field(init=False)
     target_texts: tuple[str, ...] = field(init=False)
     device: torch.device = field(init=False)
     embedding_dim: int = field(init=False)
     token_ids: Int[Tensor, " length"] = field(init=False, repr=False)
     target_rows: list[tuple[int, ...]] = field(init=False)
+    foil_rows: tuple[int, ...] = field(init=False)
     ids: Sequence[Int[Tensor, " tokens"]] = field(init=False, repr=False)
     clean_of: Sequence[Float[Tensor, "tokens vocab"]] = field(init=False, repr=False)
     sink: int | None = field(init=False)
@@ -132,20 +152,36 @@ class Query:
             tuple(position for position in unit.token_indices if position != sink)
             for unit in self.units
         )
+        ids = torch.tensor(self.target_ids, device=inputs.device).split(sizes)
+        clean_of = self.clean.split(sizes)
+        foil_ids = self.foil.token_ids if self.foil else ()
+        if self.foil_clean is not None:  # there is one target
+            ids = (torch.cat([ids[0], ids[0].new_tensor(foil_ids)]),)
+            clean_of = (torch.cat([clean_of[0], self.foil_clean]),)
         vars(self).update(
-            foil_id=self.foil.token_id if self.foil else None,
+            foil_ids=foil_ids,
             target_texts=tuple(target.text for target in self.targets),
             device=inputs.device,
             embedding_dim=inputs.shape[1],
             token_ids=torch.tensor(self.encoding.token_ids),
             target_rows=rows,
-            ids=torch.tensor(self.target_ids, device=inputs.device).split(sizes),
-            clean_of=self.clean.split(sizes),
+            foil_rows=tuple(range(rows[0][0], rows[0][0] + len(foil_ids))),
+            ids=ids,
+            clean_of=clean_of,
             sink=sink,
             positions=positions,
             before=before,
             causal_mask=before & torch.tensor([bool(some) for some in positions], device="cpu"),
         )
+
+    @property
+    def foil_runs(self) -> bool:
+        """Whether the foil is a sequence of its own, which every change is run on as well."""
+        return self.foil is not None and self.foil_context is not self.context
+
+    def rows_of(self, target: int) -> tuple[int, ...]:
+        """The positions of `context` at which a target is read, and its foil if it has no sequence of its own."""
+        return self.target_rows[target] + (() if self.foil_runs else self.foil_rows)
 
     @cached_property
     def sources_stop(self) -> int:
@@ -164,7 +200,7 @@ class Query:
 
     def score(self, name: ScoreName) -> Read:
         """The score by name, of the target against its foil if there is one, or the query's own number."""
-        return score_of(name, self.foil_id, self.of)
+        return score_of(name, len(self.foil_ids), self.of)
 
     def read_clean(self, read: Read) -> Float[Tensor, "targets ..."]:
         """A score without any change, float64 on the CPU."""

@@ -3,6 +3,9 @@
 Every function takes `(logits, clean, ids)`: the logits at a target's tokens under changes, [..., samples, tokens,
 vocab], the log-probabilities there without one [tokens, vocab], and the ids of the target's tokens [tokens]. It returns
 [..., samples]. `SCORES` has them by name; `score_of` adds a foil or a caller's own number. All can be differentiated.
+
+Of a target with a foil, logits, log-probabilities and ids have the target's tokens first and then the foil's, each as
+it is predicted after the tokens of its own before it.
 """
 
 from __future__ import annotations
@@ -73,12 +76,13 @@ SCORES: dict[str, Read] = {
 }
 
 
-def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = None) -> Read:
+def score_of(name: ScoreName, foil_tokens: int = 0, of: Objective | None = None) -> Read:
     """The score by name; of a target against a foil, or the caller's own number in its place.
 
     Args:
         name: one of `SCORES`.
-        foil: a token id: "prob" is then p(target) - p(foil), "logprob" and "logit" are log p(target) / p(foil).
+        foil_tokens: how many tokens the foil has; 0 without one. With a foil "prob" is p(target) - p(foil), each the
+            geometric mean over its tokens, and "logprob" and "logit" are log p(target) / p(foil), sums over tokens.
         of: a function of log-probabilities, which takes the place of the score.
 
     Raises:
@@ -86,16 +90,24 @@ def score_of(name: ScoreName, foil: int | None = None, of: Objective | None = No
     """
     if of is not None:
         return partial(_own, of)
-    if foil is None:
+    if not foil_tokens:
         return SCORES[name]
     if name in ("hellinger", "squared"):
         raise ParameterError(
             f"score={name!r} compares whole distributions and has no foil. Use another score."
         )
-    value = prob if name == "prob" else logprob
-    return lambda logits, clean, ids: (
-        value(logits, clean, ids) - value(logits, clean, torch.full_like(ids, foil))
-    )
+    return contrast(prob if name == "prob" else logprob, foil_tokens)
+
+
+def contrast(value: Read, foil_tokens: int) -> Read:
+    """The value of the target minus that of its foil, whose tokens are the last ones."""
+
+    def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        own = len(ids) - foil_tokens
+        target = value(logits[..., :own, :], clean[:own], ids[:own])
+        return target - value(logits[..., own:, :], clean[own:], ids[own:])
+
+    return read
 
 
 def _own(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
@@ -120,11 +132,12 @@ class Effect(NamedTuple):
     Attributes:
         score: what the score loses: its clean value minus that of P̄.
         stderr: standard error of the score over the samples, by the delta method; NaN for a single sample.
-        flips: 1 if P̄ has another most probable token at any of the target's tokens; with a foil, if the other leads.
+        flips: 1 if P̄ has another most probable token at any of the target's tokens; with a foil, if the other of the
+            two is the more probable one, by the sums of the log-probabilities of their tokens.
         lead: log odds of the model's own token against its strongest rival (of target against foil), divided by their
             clean value: 1 for no change, negative after a flip. Of a span the smallest.
         probability, probability_stderr: P̄ of the target, of a span the geometric mean, and its standard error.
-        foil_probability: P̄ of the foil; 0 without one.
+        foil_probability: P̄ of the foil, the geometric mean over its tokens; 0 without one.
         leader, leader_probability: id and probability of the most probable token of P̄, where the lead is smallest.
     """
 
@@ -139,24 +152,27 @@ class Effect(NamedTuple):
     leader_probability: float
 
 
-def effect_of(score: Read, foil: int | None = None) -> Read:
+def effect_of(score: Read, foil_tokens: int = 0) -> Read:
     """The function that reads an `Effect` [..., 9] of a change's samples together."""
 
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        own = len(ids) - foil_tokens
         samples = logits.float().softmax(-1)
         mean = samples.mean(-3).clamp_min(TINY)
         value, moves = _influences(score, samples, mean, clean, ids)
         p = at(mean, ids)
-        probability = p.log().mean(-1).exp()
-        probability_moves = probability[..., None] * (at(samples, ids) / p[..., None, :]).mean(-1)
-        lead, clean_lead = leads(mean.log(), clean, ids, foil), leads(clean, clean, ids, foil)
-        lead, least = (lead / torch.where(clean_lead == 0, torch.inf, clean_lead)).min(-1)
-        if foil is None:
+        probability = p[..., :own].log().mean(-1).exp()
+        shares = at(samples, ids)[..., :own] / p[..., None, :own]
+        probability_moves = probability[..., None] * shares.mean(-1)
+        margins = leads(mean.log(), clean, ids, foil_tokens)
+        clean_margins = leads(clean, clean, ids, foil_tokens)
+        lead, least = (margins / torch.where(clean_margins == 0, torch.inf, clean_margins)).min(-1)
+        if foil_tokens:
+            flips = (clean_margins[0] > 0) != (margins[..., 0] > 0)
+            of_foil = p[..., own:].log().mean(-1).exp()
+        else:
             flips = (mean.argmax(-1) != clean.argmax(-1)).any(-1)
             of_foil = torch.zeros_like(value)
-        else:
-            of_foil = mean[..., 0, foil]
-            flips = (clean[0, ids[0]] > clean[0, foil]) != (p[..., 0] > of_foil)
         leader_p, leader = (part.gather(-1, least[..., None])[..., 0] for part in mean.max(-1))
         errors, count = torch.stack([moves, probability_moves]), moves.shape[-1]
         errors = (
@@ -173,11 +189,16 @@ def leads(
     log_p: Float[Tensor, "*changes tokens vocab"],
     clean: LogProbabilities,
     ids: Ids,
-    foil: int | None = None,
-) -> Float[Tensor, "*changes tokens"]:
-    """Log odds of the model's own token, the best of `clean`, against its strongest rival, or of target to foil."""
-    if foil is not None:
-        return at(log_p, ids) - log_p[..., foil]
+    foil_tokens: int = 0,
+) -> Float[Tensor, "*changes margins"]:
+    """Log odds of the model's own token, the best of `clean`, against its strongest rival, at each token.
+
+    With a foil one number: log p(target) / p(foil), sums over the tokens of both.
+    """
+    if foil_tokens:
+        sides = at(log_p, ids)
+        own = len(ids) - foil_tokens
+        return sides[..., :own].sum(-1, keepdim=True) - sides[..., own:].sum(-1, keepdim=True)
     own = clean.argmax(-1)
     return at(log_p, own) - log_p.scatter(
         -1, own.expand(log_p.shape[:-1])[..., None], -torch.inf

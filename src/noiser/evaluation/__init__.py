@@ -1,7 +1,15 @@
 """Evaluation: prompts, a method and metrics in; numbers with intervals out."""
 
 from noiser.evaluation.measuring import Skipped
-from noiser.evaluation.result import Evaluation, differences, estimated, paired
+from noiser.evaluation.result import Evaluation, differences, estimated, paired, read_evaluations
 from noiser.evaluation.run import evaluate
 
-__all__ = ["Evaluation", "Skipped", "differences", "estimated", "evaluate", "paired"]
+__all__ = [
+    "Evaluation",
+    "Skipped",
+    "differences",
+    "estimated",
+    "evaluate",
+    "paired",
+    "read_evaluations",
+]

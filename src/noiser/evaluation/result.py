@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pydantic import BaseModel, Field
 
 from noiser import numbers
 from noiser.attribution.display import label, short
 from noiser.attribution.markup import escaped_line, markdown_table
-from noiser.attribution.store import to_jsonable
+from noiser.attribution.store import read_saved, restored, to_jsonable
 from noiser.checks import check_choice
-from noiser.errors import ParameterError
+from noiser.errors import ParameterError, StoredFileError
 from noiser.evaluation.measuring import Skipped
 from noiser.files import csv_text, html_table, json_text, write_text
-from noiser.metrics import Estimate, Summary, estimate
+from noiser.metrics import METRICS, Estimate, Metric, Summary, estimate
 from noiser.metrics.bootstrap import corrected, difference
 from noiser.metrics.metric import answers, gaps_of, unfit_judge
 from noiser.types import ModelIdentity
@@ -172,14 +175,46 @@ class Evaluation:
             for name in ("method", "model", "metrics", "settings", "confidence", "skipped")
         }
         summary = self.summary().reset_index().to_dict("records")
-        return to_jsonable(
-            {"format": "noiser.evaluation", **same, "summary": summary, "rows": self.records}
-        )
+        head = {"format": "noiser.evaluation", "schema": 1}
+        return to_jsonable({**head, **same, "summary": summary, "rows": self.records})
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON or, to a name that ends in .csv, `rows` as CSV; whole or not at all."""
         write_text(
             path, csv_text(self.rows) if Path(path).suffix == ".csv" else json_text(self.to_dict())
+        )
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Evaluation:
+        """The evaluation that `save` wrote as JSON, with the same numbers and intervals.
+
+        Raises:
+            StoredFileError: any other or damaged file, also a CSV, which has no settings.
+            UnknownNameError: a metric of a plugin that is not installed.
+        """
+        if Path(path).suffix == ".csv":
+            raise StoredFileError(f"{path} has rows alone. Load the .json that `save` writes.")
+        return read_saved(path, cls.from_dict)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Evaluation:
+        """The evaluation whose `to_dict` gave the data. Raises as `load` does."""
+        saved = restored(_Saved, Literal["noiser.evaluation"], data)
+        entries = {name: METRICS.get(name).factory() for name in saved.metrics}
+        summaries = _summaries_of(entries, [line.number for line in saved.summary])
+        numeric = {"probability"}
+        for summary in summaries.values():
+            numeric.update(summary.columns)
+        return cls(
+            records=tuple(_record(row, numeric) for row in data["rows"]),
+            skipped=saved.skipped,
+            metrics=saved.metrics,
+            summaries=summaries,
+            primary=tuple(metric.primary for metric in entries.values() if metric.primary),
+            method=saved.method,
+            model=saved.model,
+            settings=data["settings"],
+            confidence=saved.confidence,
         )
 
     @property
@@ -242,6 +277,93 @@ class Evaluation:
         return answer + html_table(head, rows, escape(self._title)) + notes
 
     _repr_html_ = to_html
+
+
+class _Row(BaseModel, extra="allow"):
+    """A prompt; other keys are what metrics measured."""
+
+    index: int
+    prompt: Any
+    method: str
+    target: str
+    error: str
+
+
+class _Settings(BaseModel, extra="allow"):
+    """The settings that are read here; others are compared."""
+
+    seed: int = Field(ge=0)
+    profile: str
+    parameters: dict[str, Any]
+    unit: Any
+
+
+class _Number(BaseModel):
+    """A line of the summary; everything but its name is computed again."""
+
+    number: str
+
+
+class _Saved(BaseModel):
+    """The keys of a file that are read."""
+
+    method: str
+    model: ModelIdentity
+    metrics: tuple[str, ...]
+    settings: _Settings
+    confidence: float = Field(gt=0, lt=1)
+    skipped: tuple[Skipped, ...]
+    summary: list[_Number]
+    rows: list[_Row]
+
+
+def _summaries_of(entries: Mapping[str, Metric], numbers: Sequence[str]) -> dict[str, Summary]:
+    """The summaries of numbers by name: a metric's own, or the mean of a column that it has no summary for."""
+    own: dict[str, Summary] = {}
+    others: dict[str, Summary] = {}
+    for metric in entries.values():
+        own |= metric.summaries
+        others |= metric.other_summaries(numbers)
+    summaries: dict[str, Summary] = {}
+    for name in numbers:
+        summary = own.get(name) or others.get(name)
+        if summary is None:
+            raise StoredFileError(
+                f"summary: the number {name!r} is of none of {', '.join(entries)}. The file is damaged."
+            )
+        summaries[name] = summary
+    return summaries
+
+
+def _record(row: Mapping[str, Any], numeric: AbstractSet[str]) -> dict[str, Any]:
+    """A row of a file with numbers in the numeric columns: NaN for null, infinite ones for their names."""
+    record = dict(row)
+    for name in numeric & record.keys():
+        value = math.nan if record[name] is None else record[name]
+        try:
+            record[name] = float(value)
+        except (TypeError, ValueError):
+            raise StoredFileError(
+                f"rows: {name} is {value!r:.80}; expected a number. The file is damaged."
+            ) from None
+    return record
+
+
+def read_evaluations(path: str | PathLike[str]) -> dict[str, Evaluation]:
+    """The evaluations of a file, by method: of `Evaluation.save`, or of `noiser evaluate --against`.
+
+    Raises as `Evaluation.load` does.
+    """
+
+    def parse(data: Any) -> dict[str, Evaluation]:
+        several = data.get("evaluations") if isinstance(data, dict) else None
+        if isinstance(several, dict):
+            records = cast("dict[str, object]", several)
+            return {name: Evaluation.from_dict(record) for name, record in records.items()}
+        found = Evaluation.from_dict(data)
+        return {found.method: found}
+
+    return read_saved(path, parse)
 
 
 def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:

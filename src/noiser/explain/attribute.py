@@ -7,12 +7,13 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar
 
-from noiser.attribution import Attribution
-from noiser.checks import check_seed, plain, random_state_kept
+from noiser.attribution import Attribution, Attributions
+from noiser.checks import check_positive, check_seed, plain, random_state_kept
 from noiser.engine import Engine, Query, Steps, first_position, prepare, run_one
-from noiser.errors import NoiserError, ParameterError
+from noiser.errors import NoiserError, OutOfTimeError, ParameterError
 from noiser.explain.check import check_masks, check_scores
 from noiser.explain.injected import unasked
 from noiser.explain.refine import SplitRule, refine
@@ -59,6 +60,7 @@ def attribute(
     special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
     check: int | bool = False,
+    max_seconds: float | None = None,
     progress: Progress | bool | None = None,
     **unknown: Any,
 ) -> Any:
@@ -76,8 +78,9 @@ def attribute(
         target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
             where the model finds that reading more probable. int: a token id. Of a chat "action": the assistant's last
             message, one with tool calls if there is one, by what stands before it; "action:3": message 3.
-        foil: "why target rather than foil?"; text or token id. With several tokens, the question is about the first
-            one in which target and foil differ.
+        foil: "why target rather than foil?"; text or token id. Tokens with which both begin stand before both. The
+            rest of the target is contrasted with the rest of the foil as wholes, by two runs of the model if either
+            has several tokens. One row; `target_unit` is left out.
         max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends. None: 1, or 40
             of a chat's answer, which is explained where neither `target` nor `foil` nor `of` is given.
         target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all"
@@ -99,13 +102,17 @@ def attribute(
         check: whether to test the scores on this prompt, with further inputs that keep half of the units: True for as
             many as the test needs, 20 to 64, or a number, such as 16. `info["check"]` says how well the scores predict
             them, and every display says it. See `noiser.explain.check`.
+        max_seconds: a bound on the call. When so many seconds have gone by, what is there by then is returned, and
+            `info["unfinished"]`, and every display, says how many inputs were not run: units without a score were not
+            reached, and methods that draw inputs have used fewer. It is an error where there is nothing to return
+            yet. Of many prompts, those that have no result are left out, with a warning.
         progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts. None: a bar
             on a terminal or in a notebook, after a second; False: none.
         unknown: refused, with the place where hyper-parameters belong.
 
     Returns:
-        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts a
-        list of them, in order.
+        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts
+        `Attributions`, a list of them in order that also has means over prompts, a table and a page.
 
     Raises:
         NoiserError: the question cannot be asked of this model; the message says which of many prompts it is about.
@@ -115,6 +122,8 @@ def attribute(
     """
     check_model(lm)
     masks = check_masks(check)
+    if max_seconds is not None:
+        check_positive("max_seconds", max_seconds)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
     for key, value in unknown.items():
@@ -141,7 +150,9 @@ def attribute(
             raise _of_prompt(index, error) from None
         works.append(attribution(lm, question, made, number, masks, encoding))
     with shown(progress, f"Attributing by {describe(made)[0]}") as told:
-        return run_many(lm, works, told) if many else run_one(lm, works[0], told)
+        if many:
+            return Attributions(run_many(lm, works, told, max_seconds))
+        return run_one(lm, works[0], told, max_seconds)
 
 
 def attribution(
@@ -162,7 +173,18 @@ def attribution(
             stacklevel=2,
         )
     att: Attribution = yield attribution_of(lm, query, method, seed)
-    return (yield check_scores(lm, query, att, masks)) if masks else att
+    return (yield checked_in_time(lm, query, att, masks)) if masks else att
+
+
+def checked_in_time(
+    lm: LanguageModel, query: Query, att: Attribution, masks: int | bool
+) -> Steps[Attribution]:
+    """The attribution with its check; without it where the call's time went by."""
+    try:
+        return (yield check_scores(lm, query, att, masks))
+    except OutOfTimeError:
+        stop = {"unfinished": query.spent.unfinished, "max_seconds": query.spent.max_seconds}
+        return replace(att, info={**att.info, **stop})
 
 
 def attribution_of(
@@ -226,18 +248,38 @@ def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
 
 
 def run_many(
-    lm: LanguageModel, works: Sequence[Steps[T]], progress: Progress | None = None
+    lm: LanguageModel,
+    works: Sequence[Steps[T]],
+    progress: Progress | None = None,
+    max_seconds: float | None = None,
 ) -> list[T]:
-    """The results of generators about one prompt each, in order; an error says which prompt it is about."""
+    """The results of generators about one prompt each, in order; an error says which prompt it is about.
+
+    Where `max_seconds` go by, prompts that have no result are left out, with a warning; without any it is an error.
+    """
     results: dict[int, T] = {}
-    with closing(Engine(lm).run(works)) as outcomes:  # pyright: ignore[reportArgumentType]
+    late: dict[int, OutOfTimeError] = {}
+    engine = Engine(lm, max_seconds=max_seconds)
+    with closing(engine.run(works)) as outcomes:  # pyright: ignore[reportArgumentType]
         for index, outcome in outcomes:
+            if isinstance(outcome, OutOfTimeError):
+                late[index] = outcome
+                continue
             if isinstance(outcome, Exception):
                 raise _of_prompt(index, outcome)
             results[index] = outcome
             if progress:
                 progress(len(results), len(works))
-    return [results[index] for index in range(len(works))]
+    if late and not results:
+        raise _of_prompt(min(late), late[min(late)])
+    if late:
+        first = ", ".join(map(str, sorted(late)[:10])) + (", ..." if len(late) > 10 else "")
+        warnings.warn(
+            f"max_seconds={max_seconds:g} went by: {len(late)} of {len(works)} prompts have no result and are left "
+            f"out: {first}, counted from 0.",
+            stacklevel=3,
+        )
+    return [results[index] for index in sorted(results)]
 
 
 def _of_prompt(index: int, error: Exception) -> Exception:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, get_args
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
-from noiser.checks import check_choice, check_probability, check_seed, plain
+from noiser.checks import check_choice, check_positive, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
-from noiser.errors import ParameterError, TargetError, UnsupportedModelError
-from noiser.explain.attribute import attribution_of, for_each, is_many, run_many, shown
+from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
+from noiser.explain.attribute import (
+    attribution_of,
+    checked_in_time,
+    for_each,
+    is_many,
+    run_many,
+    shown,
+)
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -60,6 +68,7 @@ def cite(
     contrast: bool = True,
     check: int | bool = False,
     seed: int = 0,
+    max_seconds: float | None = None,
     progress: Progress | bool | None = None,
 ) -> Any:
     """Answers a question from sources, and says which of them each sentence of the answer was written from.
@@ -93,6 +102,7 @@ def cite(
         contrast: whether the model is also asked without the sources.
         check: as for `noiser.attribute`; "fast" has 8 unless more are given.
         seed: of all random numbers.
+        max_seconds: as for `noiser.attribute`: the answer with the scores that are there by then.
         progress: called with (done, expected) token-forwards while sources are scored; with many questions, in
             questions. None and False as for `noiser.attribute`.
 
@@ -114,6 +124,8 @@ def cite(
         raise ParameterError(
             f"memory is {memory!r}; expected a number of nats, or None for the default."
         )
+    if max_seconds is not None:
+        check_positive("max_seconds", max_seconds)
     masks, seed, removal = check_masks(check), check_seed(seed), removal_for(lm, hide=True)
     least = MEMORY[removal] if memory is None else memory
     accurate = replace(METHOD, baseline=removal) if method is None else make_method(method)
@@ -159,10 +171,11 @@ def cite(
                     attribution, info={**attribution.info, "fell_back": fell_back}
                 )
             elif masks:
-                attribution = yield check_scores(lm, query, attribution, masks)
+                attribution = yield checked_in_time(lm, query, attribution, masks)
         other: Query | None = None
         if contrast and (alone := without_sources(asked, template, read, query.sources)):
-            other = yield prepare(lm, Question(prompt=alone, target_unit="all", **writing))
+            with suppress(OutOfTimeError):
+                other = yield prepare(lm, Question(prompt=alone, target_unit="all", **writing))
         return Citations(
             question=question,
             sources=query.sources,
@@ -180,7 +193,9 @@ def cite(
     pairs = zip(asked, for_each(len(asked), **own), strict=True) if many else [(asked, own)]
     works = [cited(one, **fields) for one, fields in pairs]
     with shown(progress, "Citing") as told:
-        return run_many(lm, works, told) if many else run_one(lm, works[0], told)
+        if many:
+            return run_many(lm, works, told, max_seconds)
+        return run_one(lm, works[0], told, max_seconds)
 
 
 def _fast(

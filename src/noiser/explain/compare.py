@@ -53,6 +53,11 @@ class Comparison:
         """A complete page without network and scripts, also written to `path` if given."""
         return written(markup.page(self.attributions), path)
 
+    def to_markdown(self) -> str:
+        """The Markdown of each attribution, one after the other, and of the methods that cannot answer the reason."""
+        parts = [att.to_markdown() for att in self.attributions]
+        return "\n".join([*parts, *(f"{markup.escaped_line(text)}\n" for text in self.failures)])
+
     def _repr_html_(self) -> str:
         problems = "".join(
             f'<p class="error" role=alert>{escape(text)}</p>' for text in self.failures

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from html import escape
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from noiser.attribution.display import visible
-from noiser.attribution.markup import css
+from noiser.attribution.display import label, visible
+from noiser.attribution.markup import css, escaped_line, markdown_table
 from noiser.attribution.relations import WORDS
-from noiser.attribution.store import to_jsonable
+from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
 from noiser.checks import check_seed
 from noiser.engine import Key, Query, Steps, StoredGame, prepare, run_one
-from noiser.errors import PromptError
+from noiser.errors import ParameterError, PromptError
 from noiser.explain.attribute import run_many
-from noiser.files import html_page, html_table, written
+from noiser.files import html_page, html_table, json_text, write_text, written
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format
@@ -49,8 +49,8 @@ class Edit(NamedTuple):
     start: int
     before: str
     after: str
-    score: float = torch.nan
-    stderr: float = 0.0
+    score: SavedNumber = torch.nan
+    stderr: SavedNumber = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +69,37 @@ class Diff:
 
     answer: str
     answer_before: str
-    log_p_before: float
-    log_p_after: float
+    log_p_before: SavedNumber
+    log_p_after: SavedNumber
     edits: tuple[Edit, ...]
     pairs: tuple[Pair, ...]
     texts: tuple[tuple[str | int, ...], ...]
 
+    def __post_init__(self) -> None:
+        count = len(self.edits)
+        places = [piece for text in self.texts for piece in text if isinstance(piece, int)]
+        if places != [*range(count)]:
+            raise ParameterError(
+                f"texts have the edits {places}; expected each of 0 to {count - 1}, in their order."
+            )
+        for pair in self.pairs:
+            if not all(0 <= edit < count for edit in pair.units):
+                raise ParameterError(f"{pair} is of no edit; there are {count} edits.")
+
     def __str__(self) -> str:
-        marks = [
-            f"[-{visible(edit.before)}-]" * bool(edit.before)
-            + f"{{+{visible(edit.after)}+}}" * bool(edit.after)
-            for edit in self.edits
-        ]
+        marks = self._marks()
         texts = self._texts([f"{mark}({index})" for index, mark in enumerate(marks, 1)], visible)
         rows = (f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked())
         return "\n".join([*texts, "", *self._facts(), *rows])
+
+    def _marks(self) -> list[str]:
+        """Each edit as text, such as "[-Lisbon-]{+Rome+}"."""
+        marks: list[str] = []
+        for edit in self.edits:
+            before = f"[-{visible(edit.before)}-]" if edit.before else ""
+            after = f"{{+{visible(edit.after)}+}}" if edit.after else ""
+            marks.append(before + after)
+        return marks
 
     def _texts(self, marks: Sequence[str], show: Callable[[str], str]) -> list[str]:
         """Each message, with a mark in the place of each edit."""
@@ -116,8 +132,33 @@ class Diff:
         return pd.DataFrame(self.edits)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as dicts, lists, texts and numbers."""
-        return to_jsonable(vars(self))
+        """The content of a saved file as plain dicts, lists, texts and numbers."""
+        return {"format": "noiser.diff", "schema": 1, **to_jsonable(vars(self))}
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes everything as JSON (docs/schema.md): the whole file or, on OSError, nothing."""
+        write_text(path, json_text(self.to_dict()))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Diff:
+        """The edits that `save` wrote. Raises StoredFileError for any other or damaged file."""
+        return read_saved(path, cls.from_dict)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Diff:
+        """The edits whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
+        return restored(cls, Literal["noiser.diff"], data)
+
+    def to_markdown(self) -> str:
+        """Both versions in one text, the facts, and a table of the edits, as Markdown."""
+        marks = [f"{mark}({index})" for index, mark in enumerate(self._marks(), 1)]
+        texts = [text.replace("\n", " ") for text in self._texts(marks, visible)]
+        rows = [["edit", "nats", "before", "after"]]
+        for index, score in self._ranked():
+            edit = self.edits[index]
+            rows.append([str(index + 1), score, label(edit.before), label(edit.after)])
+        lines = [*map(escaped_line, texts), *map(escaped_line, self._facts())]
+        return "\n\n".join([*lines, markdown_table(rows, (1,))]) + "\n"
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, written to `path` if given."""

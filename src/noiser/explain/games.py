@@ -55,7 +55,7 @@ class Game:
     ) -> None:
         query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
-        plain = query.foil_id is None and query.of is None
+        plain = query.foil is None and query.of is None
         self._lm: LanguageModel | None = lm
         self._game: StoredGame = LiveGame(query, score if plain else query.score(score), remove)
         self.units, self.targets = query.units, query.target_texts

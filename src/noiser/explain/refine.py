@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Steps
+from noiser.errors import OutOfTimeError
 from noiser.methods import Method, Scores, scored
 from noiser.text import split_unit
 from noiser.types import Pair, Span, TextUnitName
@@ -89,7 +90,14 @@ def refine(
         }
         if not parts:
             break
-        found: _Table = yield run([part for each in parts.values() for part in each])
+        unfinished = query.spent.unfinished
+        try:
+            found: _Table = yield run([part for each in parts.values() for part in each])
+        except OutOfTimeError:
+            break
+        if query.spent.unfinished > unfinished:  # some parts have no score: their units stay whole
+            runs.pop()
+            break
         for unit, each in parts.items():
             table |= _settled(table.pop(unit)[0], {part: found[part] for part in each})
     units = tuple(sorted(table, key=lambda unit: unit.token_indices))

@@ -45,7 +45,7 @@ class Tolerance:
         flips: whether the most probable token of P̄ is another one than without noise; with a foil, whether the other
             one of the pair leads.
         leaders: for each target, the most probable token of P̄ at each k; empty where probabilities are NaN.
-        foil_probabilities: P̄(u, k)[foil]; None without a foil.
+        foil_probabilities: P̄(u, k)[foil], of several tokens the geometric mean; None without a foil.
     """
 
     unit: Span
@@ -150,7 +150,9 @@ def _tolerance(
     positions, targets = query.positions[unit_index], query.targets_per_unit[unit_index]
     vectors = _noise(query, att).to(query.device)  # once, not for every k
     changes = [add_noise(positions, vectors, k, targets) for k in ks]
-    found: list[Tensor] = yield Ask(query, changes, effect_of(query.score("prob"), query.foil_id))
+    found: list[Tensor] = yield Ask(
+        query, changes, effect_of(query.score("prob"), len(query.foil_ids))
+    )
     table = torch.full(
         (len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64
     )
@@ -176,9 +178,7 @@ def _tolerance(
         stderr=columns["probability_stderr"].float(),
         flips=columns["flips"] == 1,
         leaders=tuple(leaders),
-        foil_probabilities=None
-        if query.foil_id is None
-        else columns["foil_probability"][0].float(),
+        foil_probabilities=None if query.foil is None else columns["foil_probability"][0].float(),
     )
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from noiser.checks import check_choice
 from noiser.engine import Call, Prefill, Query, Steps, query_of, run_one
+from noiser.engine.query import FoilRun
 from noiser.errors import ParameterError
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods import METHODS, Method, Scores, make_method, scored
@@ -157,13 +158,18 @@ class InseqMethod(LibraryMethod):
         )
 
     def _explained(self, theirs: Any, method: Any, query: Query) -> Callable[..., Tensor]:
-        if query.foil_id is None:
+        if query.foil is None:
             return theirs.get_attributed_fn(self.attributed_fn)
         if self.attributed_fn != "probability" or not method.use_predicted_target:
             raise ParameterError(
                 f"Inseq's {self.name} of {self.attributed_fn!r} has no place for a foil. Leave it out."
             )
-        return partial(_difference, foil=query.foil_id)
+        if query.foil_runs:
+            raise ParameterError(
+                f"Inseq's {self.name} explains one token; target or foil has several. Name one token each, or take a "
+                "method of Noiser, such as 'occlusion'."
+            )
+        return partial(_difference, foil=query.foil_ids[0])
 
 
 def _difference(args: Any, foil: int) -> Float[Tensor, " batch"]:
@@ -289,8 +295,9 @@ def _token_scores(
             context, [len(ids) - 1], [(target,) if foil is None else (target, foil)]
         )
         question = Question(prompt=encoding.text, target_unit="token")
+        contrasted = None if foil is None else FoilRun((foil,), context, logits)
         query = query_of(
-            lm, question, encoding, (target,), [[len(ids)]], units, context, logits, foil
+            lm, question, encoding, (target,), [[len(ids)]], units, context, logits, contrasted
         )
         return (yield from scored(method, query, seed))
 

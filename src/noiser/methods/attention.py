@@ -52,7 +52,7 @@ def rollout(
 
 
 def _attentions(query: Query) -> Attentions:
-    if query.of is not None or query.foil_id is not None:
+    if query.of is not None or query.foil is not None:
         raise ParameterError(
             "Attention weights are the same whatever is explained: leave out the foil, or the function of your own "
             "(of=), or use a method that reads the prediction, such as 'occlusion'."

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from noiser.engine import Game, Query, ScoreName, Steps, StoredGame, remover
-from noiser.methods.occlusion import score_first_token, table
+from noiser.errors import OutOfTimeError
+from noiser.methods.occlusion import check_enough, score_first_token, table
 from noiser.methods.pairs import Matters, PlayedInputs, find_pairs, name_of_pair, wider
 from noiser.methods.protocol import Parameters, Scores, TwoOrMore
 from noiser.types import Pair, RemovalName
@@ -82,7 +84,7 @@ class Joint(Parameters):
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
         name: ScoreName = "logit" if self.score == "root" else self.score
         # Of a caller's function there is only the number that it gives, and of a contrast the log odds.
-        read = name if query.of is None and query.foil_id is None else query.score(name)
+        read = name if query.of is None and query.foil is None else query.score(name)
         game = Game(query, read, remover(query, self.removal, noise))
         scores = yield from self.play(game, rng)
         return (yield from score_first_token(game, scores, self._value(game)))
@@ -93,8 +95,9 @@ class Joint(Parameters):
         With score "root" the ends are p^¼ only if the values of the game are log odds.
         """
         drawn = self._draw(game.units, game.mask.shape[1], rng)
-        inputs = [_inputs(draws.kept) for draws in drawn]
-        values = yield from game.values(inputs)
+        values = yield from _run_pairs(game, [_inputs(draws.kept) for draws in drawn])
+        in_time = [_in_time(*each) for each in zip(drawn, game.units, values, strict=True)]
+        drawn, values = [draws for draws, _ in in_time], [found for _, found in in_time]
         value = self._value(game)
         played: list[PlayedInputs] = []
         scores: list[Tensor] = []
@@ -110,14 +113,15 @@ class Joint(Parameters):
             errors.append(found.stderr)
         pairs: tuple[Pair, ...] = ()
         if self.pairs is not None:
-            pairs = yield from find_pairs(
-                game,
-                played,
-                value,
-                complete=[draws.complete for draws in drawn],
-                checks=self.pairs if isinstance(self.pairs, int) else 0,
-                matters=self._matters(game),
-            )
+            with suppress(OutOfTimeError):
+                pairs = yield from find_pairs(
+                    game,
+                    played,
+                    value,
+                    complete=[draws.complete for draws in drawn],
+                    checks=self.pairs if isinstance(self.pairs, int) else 0,
+                    matters=self._matters(game),
+                )
         return Scores(
             scores=table(game, scores),
             stderr=table(game, errors),
@@ -217,6 +221,46 @@ def _inputs(drawn: Bool[Tensor, "pairs units"]) -> Bool[Tensor, "inputs units"]:
     """Nothing, all but each unit, each unit alone, then drawn inputs and their complements."""
     single = torch.eye(drawn.shape[1], dtype=torch.bool)
     return torch.cat([torch.zeros_like(single[:1]), ~single, single, drawn, ~drawn])
+
+
+def _run_pairs(
+    game: StoredGame, inputs: Sequence[Bool[Tensor, "_inputs units"]]
+) -> Steps[list[Float64[Tensor, " _inputs"]]]:
+    """The values of each target's inputs; each drawn input is run beside its complement.
+
+    NaN for those that were not run when the call's time went by.
+    """
+    orders: list[Tensor] = []
+    for rows in inputs:
+        single = 1 + 2 * rows.shape[1]
+        pairs = torch.arange(single, len(rows)).view(2, -1).T.flatten()
+        orders.append(torch.cat([torch.arange(single), pairs]))
+    asked = [rows[order] for rows, order in zip(inputs, orders, strict=True)]
+    found = yield from game.values(asked, partial=True)
+    return [values[order.argsort()] for values, order in zip(found, orders, strict=True)]
+
+
+def _in_time(
+    draws: _Draws, seen: Int64[Tensor, " seen"], values: Float64[Tensor, " inputs"]
+) -> tuple[_Draws, Float64[Tensor, " inputs"]]:
+    """The drawn pairs of which both inputs were run, and the values of what was run.
+
+    Raises OutOfTimeError where the call's time went by before there was a pair.
+    """
+    if not values.isnan().any():
+        return draws, values
+    single = 1 + 2 * draws.kept.shape[1]
+    ones, others = values[single:].tensor_split(2)
+    there = ~(ones + others).isnan() & ~values[:single].isnan().any()
+    if draws.complete:  # what the single steps have run is among them, and is not drawn
+        whole = torch.ones(1, len(seen), dtype=torch.bool)
+        known = torch.cat([whole, torch.eye(len(seen), dtype=torch.bool)])
+        names = {name_of_pair(row) for row in known}
+        new = [name_of_pair(row[seen]) not in names for row in draws.kept]
+        there &= torch.tensor(new, dtype=torch.bool)
+    check_enough(there, 1)
+    run = torch.cat([values[:single], ones[there], others[there]])
+    return _Draws(draws.kept[there], complete=False), run
 
 
 class _Middle(NamedTuple):

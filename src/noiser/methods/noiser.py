@@ -23,7 +23,7 @@ from noiser.engine import (
     leads,
     noise,
 )
-from noiser.errors import ParameterError
+from noiser.errors import OutOfTimeError, ParameterError
 from noiser.methods.protocol import Parameters, Scores
 from noiser.methods.search import Mode, Probe, Search, bisection, certified
 from noiser.types import Profile, SpecialTokens
@@ -165,11 +165,14 @@ class _Call:
             k = 1 / expected_norm(k.removeprefix("norm_"), dim)  # pyright: ignore
         named = {"random": drawn, "none": 1.0, "relative": method.r}
         self.fixed = named.get(k, math.nan) if isinstance(k, str) else float(k)
-        self.read = effect_of(query.score(method.score), query.foil_id)
+        self.read = effect_of(query.score(method.score), len(query.foil_ids))
         self.effects: dict[tuple[int, Probe], Effect] = {}
 
-    def evaluate(self, asked: Iterable[tuple[int, Probe]]) -> Steps[None]:
-        """Asks for the effects on targets that are not known yet; all targets of a probe come from the same passes."""
+    def evaluate(self, asked: Iterable[tuple[int, Probe]], *, partial: bool = False) -> Steps[None]:
+        """Asks for the effects on targets that are not known yet; all targets of a probe come from the same passes.
+
+        With `partial` some are missing where the call's time goes by; else that is an error.
+        """
         groups: dict[Probe, list[int]] = {}
         for target, probe in dict.fromkeys(asked):
             if (target, probe) not in self.effects:
@@ -178,10 +181,16 @@ class _Call:
             noise(self.units[u], self.noise[:samples], k, targets, relative=self.relative)
             for (u, k, samples), targets in groups.items()
         ]
-        found: list[Tensor] = yield Ask(self.query, changes, self.read)
+        try:
+            found: list[Tensor | None] = yield Ask(self.query, changes, self.read)
+        except OutOfTimeError as stopped:
+            found = stopped.found
+            if not partial or all(rows is None for rows in found):
+                raise
         for (probe, targets), rows in zip(groups.items(), found, strict=True):
-            for g, numbers in zip(targets, rows.tolist(), strict=True):
-                self.effects[g, probe] = Effect(*numbers)
+            if rows is not None:
+                for g, numbers in zip(targets, rows.tolist(), strict=True):
+                    self.effects[g, probe] = Effect(*numbers)
 
     def search(self) -> Steps[Float64[Tensor, "targets units"]]:
         """The thresholds that were searched to the end; NaN for others."""
@@ -219,7 +228,7 @@ class _Call:
     def _warn_of_ties(self, tied: bool) -> None:
         query, dtype = self.query, self.query.context.inputs.dtype
         clean = [
-            leads(c, c, ids, query.foil_id).abs().min()
+            leads(c, c, ids, len(query.foil_ids)).abs().min()
             for c, ids in zip(query.clean_of, query.ids, strict=True)
         ]
         moved = ROUNDING * torch.finfo(dtype).eps
@@ -251,11 +260,11 @@ class _Call:
             mask
         )
         probes = {(g, u): Probe(u, float(k[g, u])) for g, u in mask.nonzero().tolist()}
-        yield from self.evaluate((g, probe) for (g, _), probe in probes.items())
+        yield from self.evaluate(((g, probe) for (g, _), probe in probes.items()), partial=True)
         scores, stderr = (torch.full_like(thresholds, torch.nan) for _ in range(2))
         for (g, u), probe in probes.items():
-            effect = self.effects[g, probe]
-            scores[g, u], stderr[g, u] = effect.score, effect.stderr
+            if effect := self.effects.get((g, probe)):
+                scores[g, u], stderr[g, u] = effect.score, effect.stderr
         return Scores(
             scores=scores,
             thresholds=thresholds,

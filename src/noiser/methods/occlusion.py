@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from noiser.engine import Absence, Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.errors import OutOfTimeError
 from noiser.methods.protocol import Parameters, Scores
 
 
@@ -44,7 +45,7 @@ class Occlusion(GameMethod):
     """
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        values = yield from game(~torch.eye(game.mask.shape[1], dtype=torch.bool))
+        values = yield from game(~torch.eye(game.mask.shape[1], dtype=torch.bool), partial=True)
         return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))
 
 
@@ -57,7 +58,8 @@ class Added(GameMethod):
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         count = game.mask.shape[1]
-        values = yield from game(torch.ones(count + 1, count, dtype=torch.bool).tril(-1))
+        kept = torch.ones(count + 1, count, dtype=torch.bool).tril(-1)
+        values = yield from game(kept, partial=True)
         return Scores(scores=values.diff(dim=-1).masked_fill(~game.mask, torch.nan))
 
 
@@ -75,9 +77,22 @@ def score_first_token(
         scores: the method's.
         value: from the values of the game to those that the scores are differences of.
     """
-    without = yield from game.without_first()
+    try:
+        without = yield from game.without_first()
+    except OutOfTimeError:
+        return scores
     effects = (value(game.whole)[:, None] - value(without)).float()
     return replace(scores, scores=torch.where(without.isnan(), scores.scores, effects))
+
+
+def check_enough(there: Bool[Tensor, " inputs"], least: int) -> None:
+    """Raises OutOfTimeError unless so many of a target's inputs, such as pairs or orders, were run in time."""
+    if int(there.sum()) < least:
+        raise OutOfTimeError(
+            f"max_seconds went by when {int(there.sum())} of {len(there)} random inputs were run; expected at least "
+            f"{least}. Allow more time; or take larger units, or the method 'occlusion', which returns the units that "
+            "it reached."
+        )
 
 
 def widened(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noiser.engine import Baseline, Query, Relevance, Steps, remover
 from noiser.engine.gradients import Activation, derivative, widened
-from noiser.engine.scores import Read, at, score_of
+from noiser.engine.scores import Read, at, contrast, score_of
 from noiser.methods.gradients import GradientScore, movable_groups
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 
@@ -131,10 +131,8 @@ def _logit(query: Query) -> Read:
     """The sum of the logits of the target's tokens, which no softmax normalises; or the caller's own number."""
     if query.of is not None:
         return score_of("logit", of=query.of)
-    foil = query.foil_id
+    return contrast(_raw, len(query.foil_ids)) if query.foil_ids else _raw
 
-    def raw(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG001 - the arguments of every score
-        own = at(logits, ids).sum(-1)
-        return own if foil is None else own - logits[:, 0, foil]
 
-    return raw
+def _raw(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG001 - the arguments of every score
+    return at(logits, ids).sum(-1)

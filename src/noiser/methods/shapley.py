@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.engine import Steps, StoredGame
-from noiser.methods.occlusion import GameMethod, draw_per_unit, table, widened
+from noiser.methods.occlusion import GameMethod, check_enough, draw_per_unit, table, widened
 from noiser.methods.protocol import Scores, TwoOrMore
 
 
@@ -41,12 +41,17 @@ class KernelShap(GameMethod):
         inputs: list[Tensor] = []
         for mask, units in zip(game.mask, game.units, strict=True):
             inputs.append(torch.cat([~mask[None], widened(drawn[len(units)][0], units, len(mask))]))
-        values = yield from game.values(inputs)
+        values = yield from game.values(inputs, partial=True)
         rows: list[Tensor] = []
+        exact: list[bool] = []
         for units, whole, found in zip(game.units, game.whole, values, strict=True):
             kept, weights = drawn[len(units)]
-            rows.append(shapley_regression(kept, found[1:] - found[0], weights, whole - found[0]))
-        exact = [samples[len(units)] >= 2 ** len(units) for units in game.units]
+            there = ~(found[1:] - found[0]).isnan()
+            if not there.all():
+                check_enough(there, len(units))
+            gains = (found[1:] - found[0])[there]
+            rows.append(shapley_regression(kept[there], gains, weights[there], whole - found[0]))
+            exact.append(samples[len(units)] >= 2 ** len(units) and bool(there.all()))
         info = {"exact": exact, "baseline_value": [float(found[0]) for found in values]}
         return Scores(scores=table(game, rows), info=info)
 
@@ -73,17 +78,18 @@ class ShapleySampling(GameMethod):
         ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
         # of each order: no unit, the first, the first two, ..., all
         joining = ranks.flatten(0, 1)[:, None, :] < torch.arange(units + 1)[None, :, None]
-        values = yield from game(joining.flatten(0, 1))
+        values = yield from game(joining.flatten(0, 1), partial=True)
         steps = values.unflatten(1, (-1, 2, units + 1)).diff(dim=-1)
-        pairs = [
-            each.gather(-1, ranks).mean(1)[:, seen]
-            for each, seen in zip(steps, game.units, strict=True)
-        ]
-        count = len(ranks)
-        spread = [
-            pair.std(0) / count**0.5 if count > 1 else torch.full_like(pair[0], torch.nan)
-            for pair in pairs
-        ]
+        pairs: list[Tensor] = []
+        spread: list[Tensor] = []
+        for each, seen in zip(steps, game.units, strict=True):
+            there = ~each.isnan().flatten(1).any(1)  # orders that were walked to their ends
+            check_enough(there, 1)
+            pair = each[there].gather(-1, ranks[there]).mean(1)[:, seen]
+            count = len(pair)
+            error = pair.std(0) / count**0.5 if count > 1 else torch.full_like(pair[0], torch.nan)
+            pairs.append(pair)
+            spread.append(error)
         return Scores(
             scores=table(game, [pair.mean(0) for pair in pairs]), stderr=table(game, spread)
         )

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from noiser.checks import random_state_kept
 from noiser.engine import ScoreName, Steps, StoredGame
-from noiser.methods.occlusion import GameMethod, draw_per_unit, table
+from noiser.methods.occlusion import GameMethod, check_enough, draw_per_unit, table
 from noiser.methods.protocol import Probability, Scores
+
+LEAST = 2  # inputs that a fit needs where time went by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +47,14 @@ class Lime(GameMethod):
         units = game.mask.shape[1]
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
-        values = yield from game(kept)
+        values = yield from game(kept, partial=True)
         fits: list[Surrogate] = []
         for seen, found in zip(game.units, values, strict=True):
+            there = ~found.isnan()
+            check_enough(there, LEAST)
             distance = 1 - kept[:, seen].double().mean(1).sqrt()
             near = (-(distance**2) / (2 * self.kernel_width**2)).exp()
-            fits.append(ridge(kept[:, seen], found, near, self.alpha))
+            fits.append(ridge(kept[there][:, seen], found[there], near[there], self.alpha))
         return _scores(game, fits)
 
 
@@ -80,9 +84,13 @@ class ContextCite(GameMethod):
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         kept = draw_per_unit(self.samples, game.mask.shape[1], rng) < self.keep_probability
-        values = yield from game(kept)
-        inputs = zip(game.units, values, strict=True)
-        return _scores(game, [lasso(kept[:, seen], found, self.alpha) for seen, found in inputs])
+        values = yield from game(kept, partial=True)
+        fits: list[Surrogate] = []
+        for seen, found in zip(game.units, values, strict=True):
+            there = ~found.isnan()
+            check_enough(there, LEAST)
+            fits.append(lasso(kept[there][:, seen], found[there], self.alpha))
+        return _scores(game, fits)
 
 
 class Surrogate(NamedTuple):

@@ -174,7 +174,7 @@ class Case(Settings):
             settings,
             self.att.text,
             targets,
-            self.query.foil_id,
+            self.query.foil_ids,
             units,
             self.scores.isnan().numpy().tobytes(),
         )

@@ -4,7 +4,8 @@ A unit's share s is its normalised score, clipped to [0, 1]. Every dimension of 
 s (retain) or 1 - s (remove). With D the distance to the clean next-token distribution, Soft-NS = max(0, D(zero) -
 D(retained)) / D(zero) and Soft-NC = D(removed) / D(zero) (paper, appendix "Soft-NC and Soft-NS Metrics"). Special
 tokens and template text are never masked, not in the zero input either. Masks depend on text and seed alone. With a
-foil, D is the distance between distributions over two outcomes, target and foil. The authors' profile is that of the
+foil, D is the distance between distributions over two outcomes, target and foil, in proportion to their probabilities
+(of several tokens the geometric mean). The authors' profile is that of the
 published script: special tokens that have a score are masked, there is one mask, and the distance is squared.
 
 Mass-matched curves compare methods that keep the same share of the input: for each rate, `keep_rates` turns scores (or
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from noiser.attribution.scores import normalize
 from noiser.engine import Ask, Change, Steps, keep, score_of
+from noiser.engine.scores import logprob
 from noiser.errors import NumericalError, ParameterError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios
 from noiser.metrics.case import REFERENCES, Case, Reference, reference_scores
@@ -91,15 +93,23 @@ def soft_ns_nc(
         keep(_tokens(case, g)[0], lambda: torch.zeros(1, 1, 1), 1, [g])
         for g in range(len(case.units))
     ]
-    distance, foil = score_of("squared" if squared else "hellinger"), case.query.foil_id
+    distance, foil_tokens = (
+        score_of("squared" if squared else "hellinger"),
+        len(case.query.foil_ids),
+    )
 
-    def contrast(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
-        assert foil is not None
-        outcomes = [int(ids[0]), foil]
-        return distance(logits[..., outcomes], clean[..., outcomes].log_softmax(-1), ids)
+    def of_the_two(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        """The distance between distributions over two outcomes, by their tokens' geometric means."""
+        own = len(ids) - foil_tokens
+        sides: list[Tensor] = []
+        for values in (logits, clean):
+            target = logprob(values[..., :own, :], clean[:own], ids[:own]) / own
+            foil = logprob(values[..., own:, :], clean[own:], ids[own:]) / foil_tokens
+            sides.append(torch.stack([target, foil], -1)[..., None, :])
+        return distance(sides[0], sides[1].log_softmax(-1), ids[:1])
 
     scores: list[Tensor] = yield Ask(
-        case.query, [*zeros, *changes], distance if foil is None else contrast
+        case.query, [*zeros, *changes], of_the_two if foil_tokens else distance
     )
     zero = [-float(values[0, 0]) for values in scores[: len(zeros)]]
     for target in (g for g, distance in enumerate(zero) if distance < NO_DISTANCE):

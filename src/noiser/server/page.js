@@ -122,6 +122,54 @@ async function answer() {
   }
 }
 
+function download(name, content) {
+  const url = URL.createObjectURL(content);
+  Object.assign(document.createElement("a"), { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60000);
+}
+
+async function text(form) { // as the library writes it
+  const headers = { "Content-Type": "application/json" };
+  const reply = await fetch("keep", { method: "POST", headers, body: JSON.stringify({ answers: shown.saved, form }) });
+  const value = await reply.json();
+  if (!reply.ok) throw new Error(value.error.message);
+  return new Blob([value.text], { type: `text/${form}` });
+}
+
+async function picture(element) { // as it stands on the page, on white, by an SVG that holds the element and its styles
+  const { width, height } = element.getBoundingClientRect(), size = Math.min(2, 16000 / height);
+  const copy = element.cloneNode(true), inputs = element.querySelectorAll("input");
+  copy.querySelectorAll("input").forEach((each, index) => each.toggleAttribute("checked", inputs[index].checked));
+  const style = document.createElement("style"), frame = document.createElement("div");
+  style.textContent = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules].map((rule) => rule.cssText)).join("\n");
+  frame.style.font = getComputedStyle(element).font;
+  frame.dataset.theme = "light"; // whatever the visitor's scheme: it goes into a report
+  frame.append(style, copy);
+  const inside = new XMLSerializer().serializeToString(frame);
+  const svg = `<svg xmlns="http://www.w3.org/2000/svg" style="color-scheme: light" width="${width}" height="${height}">`
+    + `<foreignObject width="100%" height="100%">${inside}</foreignObject></svg>`;
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
+  await image.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: size * width, height: size * height });
+  const brush = canvas.getContext("2d");
+  brush.fillStyle = "#fff";
+  brush.fillRect(0, 0, canvas.width, canvas.height);
+  brush.drawImage(image, 0, 0, canvas.width, canvas.height);
+  const content = await new Promise((done) => canvas.toBlob(done));
+  if (!content) throw new Error("The answer is too long for a picture. Save it as HTML.");
+  return content;
+}
+
+async function keep(form) {
+  const names = { png: "noiser.png", html: "noiser.html", markdown: "noiser.md" };
+  try {
+    download(names[form], form === "png" ? await picture($("answer")) : await text(form));
+  } catch (error) {
+    refuse($("answer"), error.message);
+  }
+}
+
 const probe = async (path, question, into) =>
   await ask(path, { model: shown.question.model, ...question }, into) && into.scrollIntoView({ block: "nearest" });
 
@@ -140,6 +188,7 @@ form.addEventListener("submit", (event) => {
 form.elements.prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.shiftKey) event.preventDefault() || form.requestSubmit();
 });
+$("keep").addEventListener("click", ({ target }) => target.value && keep(target.value));
 $("stop").addEventListener("click", () => running?.abort());
 $("measure").addEventListener("submit", (event) => {
   event.preventDefault();

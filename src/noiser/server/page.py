@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -88,6 +88,30 @@ class Ask(BaseModel):
 
 def _shown(found: Any, saved: Iterable[Any]) -> dict[str, Any]:
     return {"html": found._repr_html_(), "saved": [each.to_dict() for each in saved]}
+
+
+class Keep(BaseModel):
+    """An answer as a text that can be kept: a page, or Markdown for a report."""
+
+    answers: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=20)]
+    form: Literal["html", "markdown"]
+
+    def run(self, models: Models, job: Job) -> dict[str, Any]:  # noqa: ARG002 - no model is asked
+        """The text that the library writes of the same result."""
+        result = _result_of(self.answers)
+        return {"text": result.to_html() if self.form == "html" else result.to_markdown()}
+
+
+def _result_of(records: Sequence[Mapping[str, Any]]) -> Any:
+    """The result that was saved: citations, edits, or the attributions of one prompt."""
+    from noiser.attribution import Attribution
+    from noiser.explain import Citations, Comparison, Diff
+
+    kinds = {"noiser.citations": Citations, "noiser.diff": Diff}
+    kind = kinds.get(str(records[0].get("format")))
+    if kind is not None:
+        return kind.from_dict(records[0])
+    return Comparison(tuple(Attribution.from_dict(record) for record in records))
 
 
 class Tolerate(BaseModel):

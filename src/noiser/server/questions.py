@@ -102,6 +102,9 @@ class Attribute(Scored):
         False,
         description="Test the scores on so many further inputs; true: on as many as the test needs.",
     )
+    max_seconds: float | None = Field(
+        None, gt=0, description="What is there after so many seconds is the answer."
+    )
 
 
 class Cite(Scored):
@@ -118,6 +121,9 @@ class Cite(Scored):
     check: bool | Annotated[int, Field(ge=0, le=MOST)] = Field(
         False,
         description="Test the scores on so many further inputs; true: on as many as the test needs.",
+    )
+    max_seconds: float | None = Field(
+        None, gt=0, description="What is there after so many seconds is the answer."
     )
 
 

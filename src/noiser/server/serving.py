@@ -22,7 +22,7 @@ from noiser.errors import NoiserError
 from noiser.registry import __version__
 from noiser.server.completions import Completion, streamed
 from noiser.server.jobs import Job, Models, ServerError, error_body
-from noiser.server.page import FACT, Ask, Measure, Tolerate
+from noiser.server.page import FACT, Ask, Keep, Measure, Tolerate
 from noiser.server.questions import Attribute, Cite, Diff, Evaluate, Question, reference_html
 from noiser.server.writing import Upstream
 
@@ -76,7 +76,7 @@ def application(
     }.items():
         asset: Any = Response(files("noiser.server").joinpath(name).read_bytes(), media_type=kind)
         app.add_route(f"/{name.replace('page.html', '')}", asset)
-    for question in (Ask, Tolerate, Measure, Attribute, Cite, Diff, Evaluate):
+    for question in (Ask, Keep, Tolerate, Measure, Attribute, Cite, Diff, Evaluate):
         public, summary = (
             issubclass(question, Question),
             (question.__doc__ or "").partition("\n")[0],

@@ -1,0 +1,286 @@
+"""Numbers that the manual and the design quote, and that no plan or other script makes; one part for each.
+
+    python benchmarks/quoted.py size_of_noise              # why `noiser` trails; from stored rows, without a model
+    python benchmarks/quoted.py precisions                 # two runs of a plan, in float32 and bfloat16; stored rows
+    python benchmarks/quoted.py half_precision             # scores of 100 prompts of KNOWN in both precisions
+    python benchmarks/quoted.py conservation               # AttnLRP: relevance as a share of the logit
+    python benchmarks/quoted.py long_prompts               # does unit="auto" find one planted sentence of 2,000 tokens?
+    python benchmarks/quoted.py highlights noiser.tex      # the paper's highlighted prompts; arXiv 2504.02911
+
+`--model` and `--prompts` change what a part with a model runs. A part prints Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+
+import noiser
+from noiser.bench import Store
+from noiser.data import load
+from noiser.metrics.bootstrap import corrected, difference, estimate, mean
+from noiser.report.cells import rows_of
+from noiser.types import Span
+
+ROOT = Path(__file__).parent.parent
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+# ---- from stored rows -----------------------------------------------------------------------------------------------
+
+
+def size_of_noise(_: argparse.Namespace) -> str:
+    """What size, shape and score of the noise change, from `benchmarks/results/explanations.jsonl`.
+
+    A way to disturb a token has a size, a shape and a score, such as "k_min, one k, prob". A part is changed in all
+    four ways that differ in the other two, and a prompt counts with their mean; p is Holm's, for all twelve.
+    """
+    path = ROOT / "benchmarks/results/explanations.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    parts = [("k_min", "r = 2"), ("one k", "by norm"), ("prob", "hellinger")]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    gaps: dict[tuple[int, str, str], Any] = {}
+    for part, model, number in product(range(3), models, ("rank_area", "lds")):
+        others = [ways for place, ways in enumerate(parts) if place != part]
+        sides: list[list[float]] = []
+        for choice in reversed(parts[part]):  # the changed one first
+            ways = [[*pair[:part], choice, *pair[part:]] for pair in product(*others)]
+            of_model = [row["ways"] for row in rows if row["model"] == model]
+            sides.append(
+                [statistics.mean(some[", ".join(way)][number] for way in ways) for some in of_model]
+            )
+        gaps[part, model, number] = estimate(difference(mean), *sides, contrast=True)
+    gaps = corrected(gaps)
+    names = (
+        "size: r = 2, not k_min",
+        "shape: by norm, not one k",
+        "score: Hellinger, not probability",
+    )
+    columns = list(product(models, ("rank_area", "lds")))
+    cells = [
+        [name, *(gaps[part, *column] for column in columns)] for part, name in enumerate(names)
+    ]
+    first = [
+        f"{model}: {statistics.median(row['first_order'][size] for row in rows if row['model'] == model):.2f}"
+        for model, size in product(models, (0, 2))
+    ]
+    told = f"Correlation with the first order at k_min/16 and at k_min: {', '.join(first)}"
+    return f"{table(['changed', *(f'{model}: {n}' for model, n in columns)], cells)}\n\n{told}"
+
+
+def precisions(_: argparse.Namespace) -> str:
+    """The largest move of any mean by rank and by LDS, and Noiser's paper score, float32 to bfloat16."""
+    frames = []
+    for folder in ("three_models", "bfloat16"):
+        frame = rows_of(Store(ROOT / "docs/reproduction" / folder / "rows"))
+        frames.append(
+            frame[frame["error"].isna()].set_index(["model", "data", "method", "example"])
+        )
+    lines: list[list[Any]] = []
+    for number in ("rank_area", "lds"):
+        pair = [frame[number].dropna() for frame in frames]
+        shared = pair[0].index.intersection(pair[1].index)
+        groups = [one.loc[shared].groupby(["model", "data", "method"]).mean() for one in pair]
+        moves = (groups[1] - groups[0]).abs()
+        model, data, method = moves.idxmax()
+        lines.append([number, f"{moves.max():.3f}", f"{method} on {model}, {data}", len(shared)])
+    return table(["number", "largest move of a mean", "of", "prompts × methods"], lines)
+
+
+# ---- with a model ---------------------------------------------------------------------------------------------------
+
+
+def right_prompts(lm: noiser.LanguageModel, count: int) -> list[str]:
+    """Prompts of KNOWN, a random sample, whose answer the model gives."""
+    prompts: list[str] = []
+    for example in load("known", None, 1000):
+        said = noiser.attribute(lm, example.prompt, method="position").targets[0].text.strip()
+        if said and str(example.target).strip().startswith(said):
+            prompts.append(example.prompt)
+        if len(prompts) == count:
+            break
+    return prompts
+
+
+def half_precision(chosen: argparse.Namespace) -> str:
+    """Rank correlation of scores in bfloat16 with those in float32, and how much faster they are."""
+    pair = [noiser.load_model(chosen.model, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    prompts = right_prompts(pair[0], chosen.prompts or 100)
+    lines: list[list[Any]] = []
+    for method in ("noiser", "occlusion", "input_x_gradient"):
+        rhos: list[float] = []
+        seconds = [0.0, 0.0]
+        same = 0
+        for prompt in prompts:
+            atts: list[noiser.Attribution] = []
+            target = noiser.attribute(pair[0], prompt, method="position").targets[0].token_id
+            for index, lm in enumerate(pair):
+                begin = time.perf_counter()
+                with warnings.catch_warnings(action="ignore"):
+                    atts.append(noiser.attribute(lm, prompt, method=method, target=target))
+                seconds[index] += time.perf_counter() - begin
+            rhos.append(float(spearmanr(*(att.scores[0].numpy() for att in atts)).statistic))
+            same += all(att.k_min is not None and att.k_min.equal(atts[0].k_min) for att in atts)
+        numbers = [f"{f(rhos):.3f}" for f in (statistics.mean, statistics.median, min)]
+        k_min = f"{same / len(prompts):.0%}" if method == "noiser" else ""
+        lines.append([method, f"{seconds[0] / seconds[1]:.2f}", *numbers, k_min])
+    head = ["method", "times faster", "rank correlation, mean", "median", "smallest", "same k_min"]
+    return f"{len(prompts)} prompts\n\n{table(head, lines)}"
+
+
+PROMPTS = (
+    "LeBron James professionally plays the sport of",
+    "The capital of France is",
+    "The mother tongue of Danielle Darrieux is",
+    "The Space Needle is located in the city of",
+    "Water boils at a temperature of one hundred degrees",
+    "When it rains in the mountains, the trains to the coast run",
+    "The official language of Brazil is",
+    "She opened the old wooden door, stepped into the dark room and turned on the",
+    "Apple was founded by Steve",
+    "The opposite of hot is",
+)
+
+
+def conservation(chosen: argparse.Namespace) -> str:
+    """The sum of all relevance of AttnLRP as a share of the logit: median, least and most over ten prompts."""
+    lm = noiser.load_model(chosen.model, dtype="float32")
+    lines: list[list[Any]] = []
+    for softmax in ("taylor", "constant"):
+        shares = [
+            noiser.attribute(lm, prompt, method=noiser.AttnLrp(softmax=softmax)).info[
+                "conservation"
+            ][0]
+            for prompt in PROMPTS[: chosen.prompts]
+        ]
+        lines.append([softmax, *(f"{f(shares):.4f}" for f in (statistics.median, min, max))])
+    return table(["softmax", "relevance / logit, median", "least", "most"], lines)
+
+
+SENTENCE = (
+    "The baker|A young clerk|The old gardener|My neighbour|The ferryman|A retired teacher|The carpenter",
+    "repaired|painted|carried|borrowed|forgot|described|sold|cleaned|measured|hid|admired|copied",
+    "a wooden chair|two copper kettles|the torn map|a box of candles|the blue bicycle|an iron gate",
+    "behind the mill|near the harbour|in the empty hall|by the river|under the bridge|in the attic",
+)
+PLACES = "northern|southern|coastal|mountain|desert|island|forest|river"
+CODES = "silver|garden|window|orange|dragon|planet|castle|summer|copper|winter|shadow|engine|button|rocket"
+
+
+def document(lm: noiser.LanguageModel, tokens: int, seed: int) -> tuple[str, str, str]:
+    """About so many tokens of made-up sentences and a question about one of them: prompt, that sentence, answer."""
+    chance = random.Random(seed)
+    place, code = (chance.choice(words.split("|")) for words in (PLACES, CODES))
+    fact = f"The code word of the {place} station is {code}."
+    question = (
+        f"\n\nQuestion: What is the code word?\nAnswer: The code word of the {place} station is"
+    )
+    lines: list[str] = []
+    while len(lm.tokenizer(" ".join([fact, *lines, question]))["input_ids"]) < tokens:
+        lines.append(" ".join(chance.choice(words.split("|")) for words in SENTENCE) + ".")
+    lines.insert(chance.randrange(len(lines) + 1), fact)
+    return " ".join(lines) + question, fact, code
+
+
+def long_prompts(chosen: argparse.Namespace) -> str:
+    """How often unit="auto" gives the planted sentence the largest score, on prompts that the model answers."""
+    lm = noiser.load_model(chosen.model, dtype="bfloat16")
+    found, seconds, seed = 0, list[float](), 0
+    while len(seconds) < (chosen.prompts or 20):
+        prompt, fact, code = document(lm, chosen.tokens, seed)
+        seed += 1
+        said = noiser.attribute(lm, prompt, method="position", unit="line").targets[0].text.strip()
+        if not said or not code.startswith(said):
+            continue
+        begin = time.perf_counter()
+        method = noiser.Occlusion(score="logprob")
+        att = noiser.attribute(lm, prompt, method=method, unit="auto")
+        seconds.append(time.perf_counter() - begin)
+        sums = att.aggregate("sentence")
+        found += sums.units[int(sums.scores[0].nan_to_num().argmax())].text.strip() == fact
+        print(f"{found} of {len(seconds)}, {seconds[-1]:.0f} s", flush=True)
+    middle = f"median {statistics.median(seconds):.0f} s"
+    return f"found on {found} of {len(seconds)} prompts of {chosen.tokens} tokens, {middle}; {seed} prompts tried"
+
+
+def highlights(chosen: argparse.Namespace) -> str:
+    """Spearman's correlation of scores with the printed colours, and how many of the three highest agree.
+
+    The table "tab:highlights" of the paper's source has three prompts, a colour in percent for each word, and the word
+    that its model said next; it does not say which model. A token has the mean colour of its words.
+    """
+    lm = noiser.load_model(chosen.model)
+    lines: list[list[str]] = []
+    rows = re.findall(
+        r"(\w+)\s*&\s*((?:\\hlc\{teal!.*?)+)&\s*(\w+)\s*\\\\", chosen.source.read_text()
+    )
+    for data, words, answer in rows:
+        prompt, colours = "", list[tuple[int, int, float]]()
+        for colour, marked in re.findall(r"\\hlc\{teal!([\d.]+)\}\{([^}]*)\}", words):
+            word = marked.replace("\\", "").replace("’", "'")
+            closed = not prompt or prompt.endswith(("(", "'")) or word[:1] in ".,)'?!"
+            start, prompt = len(prompt), prompt + ("" if closed else " ") + word
+            colours.append((start, len(prompt), float(colour)))
+        cells: list[str] = []
+        for method in ("noiser@1", "occlusion", "position"):
+            target = {"target": f" {answer}", "target_unit": "all"}
+            att = noiser.attribute(lm, prompt, method=method, **target)
+            ours, theirs = att.scores[0].tolist(), [colour_of(unit, colours) for unit in att.units]
+            agree = len(highest(ours) & highest(theirs))
+            cells.append(f"{spearmanr(ours, theirs).statistic:+.2f}, {agree} of 3")
+        lines.append([data, *cells])
+    return table(["prompt", "noiser@1", "occlusion", "position"], lines)
+
+
+def colour_of(unit: Span, colours: Sequence[tuple[int, int, float]]) -> float:
+    """The mean colour of the words that a token is part of."""
+    return statistics.mean(c for start, end, c in colours if start < unit.end and unit.start < end)
+
+
+def highest(values: Sequence[float]) -> set[int]:
+    """The places of the three largest."""
+    return set(sorted(range(len(values)), key=lambda i: -values[i])[:3])
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
+    part.__name__: part
+    for part in (size_of_noise, precisions, half_precision, conservation, long_prompts, highlights)
+}
+
+
+def main() -> None:
+    """Prints one part."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("source", nargs="?", type=Path, help="the paper's LaTeX, for highlights")
+    parser.add_argument("--model", default="gemma-3-270m")
+    parser.add_argument("--prompts", type=int, help="fewer prompts")
+    parser.add_argument("--tokens", type=int, default=2000, help="of long prompts")
+    chosen = parser.parse_args()
+    if chosen.part == "highlights" and not chosen.source:
+        parser.error("highlights needs the paper's LaTeX source")
+    torch.manual_seed(0)
+    print(PARTS[chosen.part](chosen))
+
+
+if __name__ == "__main__":
+    main()
