@@ -77,15 +77,15 @@ class Noiser(Parameters):
             cost of "bisection", the paper's algorithm. The two differ where a unit flips at some k but not at a larger
             one that bisection probes. None: "certified" where it can be; the other boundings need bisection.
         profile: "paper", or "authors" for the published script: special tokens are units too, the
-            last probe of the bisection is returned rather than the last that did not flip, the noise
-            is divided by √d before the search, and norms are the paper's limits for large d, √(2 ln d)
+            last probe of the bisection is returned rather than the last that did not flip, noise is
+            divided by √d before the search, and norms are the paper's limits for large d, √(2 ln d)
             for "linf", in place of exact ones. docs/methods.md lists what else the script does.
         noise: the caller's own noise, [samples, dim], or [samples, positions, dim] for units of several tokens, with
             `samples` left out.
         noise_norm: the norm by whose expectation E‖n‖ the noise is divided before the search. The
-            paper's equations scale such bounded noise, k n / E‖n‖; its prose scales n. k is in [0, 1]
-            in both. "none" is raw noise; None is the profile's own, which is raw for "paper", and "l2"
-            for "authors" where k is searched.
+            paper's equations scale such bounded noise, k n / E‖n‖; its prose scales n. In both, k
+            is in [0, 1]. "none" is raw noise; None is the profile's own: raw for "paper", and "l2" for
+            "authors" where k is searched.
     """
 
     samples: int = 10

@@ -96,8 +96,8 @@ def certified(units: Iterable[int], *, steps: int, samples: int, first: float = 
     is followed to the last k at which none of them flips. *Certifying*: the others are probed at that k. When none
     flips the search is over, and these probes are the scores' own; units that do flip are then followed as well.
 
-    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k; or k is the largest of the
-    grid. Screening takes a fifth of the samples, and begins at `first`.
+    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k; or k is the grid's last.
+    Screening takes a fifth of the samples, and begins at `first`.
     """
     units = list(units)
     leads: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}

@@ -69,8 +69,8 @@ def data_of(name: str | None) -> str | None:
 def method_of(method: MethodEntry) -> str | None:
     """The paper's name of a method or bounding; None unless parameters and unit are the paper's.
 
-    The paper's baselines were Inseq's methods with Inseq's defaults, which ours of the same names are not. It does not
-    say by which `noise_norm` its noise was divided before the search, so every reading has its number.
+    The paper's baselines were Inseq's methods with Inseq's defaults, which ours of the same names
+    are not. It does not say by which `noise_norm` its noise was divided: every reading has its number.
     """
     name, args = (
         unversioned(method.name),
