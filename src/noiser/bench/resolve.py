@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, Plan
-from noiser.bench.store import Store
 from noiser.data import DATA_SETS, DataSet, load
 from noiser.data.dataset import in_draw_order
 from noiser.errors import NoiserError, ParameterError, PlanError, StoredFileError, UnknownNameError
@@ -154,14 +153,14 @@ class Selection(NamedTuple):
         )
 
 
-def selections_of(store: Store) -> dict[tuple[str, str], Selection]:
-    """The stored selections by model and data set."""
+def selections_of(meta: Mapping[str, Any], path: object) -> dict[tuple[str, str], Selection]:
+    """The selections that a store's facts have, by model and data set; errors name its path."""
     try:
-        stored = [Selection(**each) for each in store.meta.get("selections", ())]
+        stored = [Selection(**each) for each in meta.get("selections", ())]
         return {(each.model, each.data): each for each in stored}
     except TypeError as error:
         raise StoredFileError(
-            f"The selections in {store.path} are damaged: {error}. Use another copy."
+            f"The selections in {path} are damaged: {error}. Use another copy."
         ) from error
 
 
