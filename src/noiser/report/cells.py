@@ -134,11 +134,12 @@ def cells(store: Stored, confidence: float = 0.95, progress: Progress | None = N
 
     `value`, `low`, `high` and `n` are the estimate over prompts; `failed` counts prompts with an error. `mark` is
     "best" for the best value of its column (one number and model, methods of one profile, without controls), among
-    those with an interval and at least half of the column's largest n. `best` is its label in all cells of the column.
-    `gap` and `p` are of the paired difference between the best and this method, over the prompts that both have; p is
-    corrected by Holm's method for all p of the data set and metric. Methods that are not significantly worse than the
-    best have the mark "level"; `noiser.report.verdict` says in words what the marks mean. `paper` is the number that
-    the paper printed, `reason` says what is missing.
+    those with an interval and at least half of the column's largest n. `best` is its label in all
+    cells of the column. `gap` and `p` are of the paired difference between the best and this method,
+    over the prompts that both have; p is corrected by Holm's method for all p of the data set and
+    metric. Methods that are not significantly worse than the best have the mark "level";
+    `noiser.report.verdict` says in words what the marks mean. `paper` is the number that the paper
+    printed, `reason` says what is missing.
 
     Args:
         store: a run's folder, or a packed one.

@@ -77,8 +77,9 @@ _GLANCE = (
     "they never win. Below six prompts there is no interval, and so no best."
 )
 _STANDINGS = (
-    "First: every other method is significantly worse. Level: not significantly worse than the best value, or the "
-    "best value with others level. Behind: significantly worse than it. In each cell, in this order: {}."
+    "First: every other method is significantly worse. Level: not significantly worse than the best "
+    "value, or the best value with others level. Behind: significantly worse than it. In each cell, "
+    "in this order: {}."
 )
 _SELECTED = (
     "Checked: prompts whose greedy continuation was compared with the answer. Chosen: prompts that are attributed. The "
