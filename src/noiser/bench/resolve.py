@@ -16,6 +16,7 @@ from noiser.data.dataset import in_draw_order
 from noiser.errors import NoiserError, ParameterError, PlanError, StoredFileError, UnknownNameError
 from noiser.evaluation.measuring import Item, asked_of, item_of
 from noiser.judges import kind_of
+from noiser.judges.protocol import prompt_of
 from noiser.methods import METHODS, describe, make_method
 from noiser.metrics import Settings, metrics_of
 from noiser.registry import renamed
@@ -57,6 +58,8 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     Settings(**entry.settings)
     if entry.judge is not None:
         kind_of(entry.judge)
+        if prompt := entry.judge_args.get("prompt"):
+            prompt_of(prompt)
     return entry.meaning | {"name": name}
 
 
