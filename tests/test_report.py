@@ -284,7 +284,7 @@ def test_standings_of_all_models_stand_in_one_cell():
     store = run(kept, models="m1 m2", methods=methods, metrics=metrics)
     table = {one.title: one for one in tables(store, cells(store))}["Standings"]
     lines = table.frame.set_index("method")
-    assert lines["area"].to_dict() == {"a": "behind · level", "b": "first · level", "c": "– · –"}
+    assert lines["area"].to_dict() == {"a": "behind · level", "b": "first · level"}
     assert "in this order: m1, m2." in table.notes[0]
 
 

@@ -102,7 +102,8 @@ def standings(plan: Plan, found: Frame, leading: Sequence[str]) -> Frame:
     """The standing of every method on the leading numbers, model after model in one cell.
 
     A line per data set and method, with the standings in the order of the plan's models; a model
-    on which the method or the number was not measured has a dash.
+    on which the method or the number was not measured has a dash. Methods without any standing are
+    left out.
     """
     lines: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
     found = found[(found["metric"] != ATTRIBUTION) & found["number"].isin(leading)]
@@ -122,5 +123,6 @@ def standings(plan: Plan, found: Frame, leading: Sequence[str]) -> Frame:
             for name, by_model in numbers_of.items()
         }
         for (data, method), numbers_of in lines.items()
+        if any({*by_model.values()} - {SHORT["not compared"]} for by_model in numbers_of.values())
     ]
     return pd.DataFrame(table).fillna(" · ".join([SHORT["not compared"]] * len(models)))
