@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from noiser.bench import Store
 from noiser.report import cells, standings
@@ -101,6 +102,23 @@ def test_no_method_is_first_by_the_papers_score():
     assert "**By the paper's score no method is first.**" in (ROOT / DESIGN).read_text("utf-8")
     columns = [words for key, words in committed(MODELS).items() if key[2] == "faithfulness"]
     assert FIRST not in {word for words in columns for word in words}
+
+
+def test_as_many_prompts_saturate_in_the_second_reading_as_the_manual_says():
+    """Where raw noise was tolerated beyond 1 / E‖n‖ of the embedding's size."""
+    sizes = {"smollm2-135m-instruct": 576, "gemma-3-270m": 640, "qwen2.5-coder-1.5b-instruct": 1536}
+    bound = {model: 1 / stats.chi.mean(size) for model, size in sizes.items()}
+    tolerated = [
+        (row.model, row.values["k_min"] >= bound[row.model])
+        for row in Store(DOCS / MODELS / "rows").rows()
+        if (row.method, row.metric) == ("noiser", "attribution")
+    ]
+    smol, gemma, qwen = (
+        (tolerated.count((model, True)), tolerated.count((model, False))) for model in sizes
+    )
+    assert (smol, gemma, qwen) == ((101, 19), (15, 105), (36, 24))
+    said = "on 101 of 120\nprompts of SmolLM2, 36 of 60 of Qwen and 15 of 120 of Gemma"
+    assert said in (ROOT / INDEX).read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
