@@ -69,7 +69,7 @@ def _handler(owner):
 
         def post(self, body):
             body = json.loads(body)
-            words = tuple(json.loads(body["messages"][0]["content"].split("# Words:\n")[1]))
+            words = tuple(json.loads(body["messages"][-1]["content"].split("# Words:\n")[1]))
             with owner.lock:
                 before = owner.hits[words]
                 owner.hits[words] += 1

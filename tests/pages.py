@@ -18,6 +18,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
         "noiser bench run PLAN.toml -o DIR --executor ray",
     ): "a cluster; test_bench_ray.py",
     ("docs/bench.md", "ray start"): "a cluster",
+    ("docs/report.md", "noiser report DIR OTHER"): "a second folder; test_report.py",
     (
         "docs/reproduction/index.md",
         "noiser",

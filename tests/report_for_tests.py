@@ -18,6 +18,7 @@ class Run:
     plan: Plan
     kept: Sequence[Row] = ()
     chosen: Sequence[Selection] = ()
+    path: str = "memory"
 
     @property
     def meta(self):

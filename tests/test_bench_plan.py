@@ -67,6 +67,11 @@ ROOT = Path(__file__).parents[1]
         ),
         (
             'name = "localisation"',
+            'name = "answerability"\njudge = "openai:m"\njudge_args = { prompt = "Say {word}" }',
+            "has unknown fields: 'word'; expected {words} or {plain}",
+        ),
+        (
+            'name = "localisation"',
             'name = "answerability"\njudge = "locl"',
             "Unknown judge 'locl'. Did you mean",
         ),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from scipy.special import softmax
 from torch import nn
 
 import noiser
@@ -268,6 +269,25 @@ def test_equal_the_models_own_weights(family, unit):
         expected = over_units(by_hand(maps, row))
         torch.testing.assert_close(rolled.scores[g, seen], expected[seen], atol=1e-5, rtol=1e-4)
     assert last.scores.nansum(1).max() < 1 + 1e-5
+
+
+@pytest.mark.parametrize("special_tokens", ["frozen", "perturbed"])
+def test_the_authors_attention_is_the_softmax_of_the_weights(special_tokens):
+    """Over all tokens before the target, those that are not scored included."""
+    lm = tiny("llama")
+    question = {"unit": "token", "max_new_tokens": 2, "special_tokens": special_tokens}
+    query = query_of(lm, BY_RIVER, **question)
+    maps = reference_maps(lm, query.token_ids)
+    for method, raw in (
+        (LastAttention(profile="authors"), lambda row: maps[-1][row]),
+        (AttentionRollout(profile="authors"), lambda row: by_hand(maps, row)),
+    ):
+        att = noiser.attribute(lm, BY_RIVER, method=method, **question)
+        for g, row in enumerate(query.logit_positions):
+            seen = query.causal_mask[g]
+            expected = softmax(raw(row)[: row + 1])
+            tokens = [query.units[i].token_indices[0] for i in seen.nonzero().flatten().tolist()]
+            assert att.scores[g, seen].tolist() == pytest.approx(expected[tokens], abs=1e-5)
 
 
 def test_one_map_a_layer_is_kept_not_one_a_head(monkeypatch):

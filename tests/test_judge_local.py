@@ -87,6 +87,26 @@ def test_greedy_is_the_most_probable_word_of_a_plain_completion():
     assert verdict.replies == (lm.tokenizer.decode(list(greedy), skip_special_tokens=True),)
 
 
+def test_a_prompt_of_ones_own_is_what_the_model_reads():
+    lm = model(chat=True)
+    template = {"system": "Be brief.", "text": "Tokens: {words}", "answers": 5}
+    judge = LocalJudge(lm, prompt=template, max_new_tokens=6)
+    (one, five) = (judge.judge([JudgeRequest(("The", "fox"), count)])[0] for count in (1, 5))
+    assert one.prompt == five.prompt == 'Be brief.\n\nTokens: ["The", "fox"]'
+    assert one.replies == five.replies  # one question, whatever is wanted of its answers
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": 'Tokens: ["The", "fox"]'},
+    ]
+    ids = lm.encode(chat).token_ids
+    greedy = lm.model.generate(torch.tensor([ids]), max_new_tokens=6, do_sample=False)
+    assert one.replies == (lm.tokenizer.decode(greedy[0, len(ids) :], skip_special_tokens=True),)
+    plain = LocalJudge(model(), prompt="The words {plain} and").judge(requests()[:1])[0]
+    assert plain.prompt == "The words The quick fox and"
+    with pytest.raises(ParameterError, match="style 'plain' continues a text"):
+        LocalJudge(model(), prompt=template)
+
+
 def test_hostile_words_cannot_end_the_turn():
     lm = model(chat=True)
     judge = LocalJudge(lm, max_new_tokens=2)

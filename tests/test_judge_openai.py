@@ -20,7 +20,7 @@ from noiser import endpoint
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.openai import OpenAIJudge
-from noiser.judges.protocol import PAPER_V1, render
+from noiser.judges.protocol import PAPER_V1, PROMPTS
 
 KEY = "sk-proj-0123456789abcdef"
 
@@ -35,6 +35,10 @@ def alone(no_openai_settings, monkeypatch, tmp_path):
 def judge_at(server, **changes):
     defaults = {"model": "test-model", "base_url": server.url, "timeout": 60, "max_retries": 2}
     return OpenAIJudge(**defaults | changes)
+
+
+def asked_of_paper(words):
+    return PROMPTS[PAPER_V1].shown(JudgeRequest(words))
 
 
 def requests_of(count, answers=1):
@@ -54,12 +58,32 @@ def test_verdicts_are_in_order_and_hold_everything():
     assert [verdict.answers for verdict in verdicts] == [(f"w{i}",) for i in range(20)]
     assert 2 <= server.most_at_once <= 6
     first = verdicts[0]
-    assert first.prompt == render(PAPER_V1, ("word", "w0"))
+    assert first.prompt == asked_of_paper(("word", "w0"))
     assert (first.status, first.prompt_version, first.replies) == ("answered", "paper-v1", ("w0",))
     assert (first.model, first.cached) == ("test-model-2026", False)
     (body,) = (body for body in server.bodies if body["messages"][0]["content"] == first.prompt)
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("test-model", 0, 128)
     assert (judge.name, judge.paid) == ("openai:test-model", 20 * 55)
+
+
+def test_a_prompt_of_ones_own_is_asked_once_for_one_answer_and_for_five():
+    prompt = {"system": "Five words, as a list.", "text": "# Words:\n{words}", "answers": 5}
+
+    def script(words, before):
+        return Step(body=completion('["golf", "tennis", "chess", "polo", "judo"]'))
+
+    with ChatServer(script) as server:
+        judge = judge_at(server, prompt=prompt)
+        (one,) = judge.judge([JudgeRequest(("word", "w0"))])
+        (five,) = judge.judge([JudgeRequest(("word", "w0"), 5)])
+        assert len(server.bodies) == 1
+    assert server.bodies[0]["messages"] == [
+        {"role": "system", "content": "Five words, as a list."},
+        {"role": "user", "content": '# Words:\n["word", "w0"]'},
+    ]
+    assert one.answers == five.answers == ("golf", "tennis", "chess", "polo", "judo")
+    assert (one.says("golf"), one.says("polo"), five.says("polo", 5)) == (True, False, True)
+    assert one.prompt_version.startswith("own-")
 
 
 def test_equal_requests_and_answers_of_endpoint_model_and_parameters_are_not_asked_again():
@@ -186,7 +210,7 @@ def test_what_every_request_would_meet_ends_it(status, body):
         judge_at(server, max_retries=0).judge(requests_of(3))
 
 
-MOST = 2 * len(render(PAPER_V1, ("word", "w0"))) + 300
+MOST = 2 * len(asked_of_paper(("word", "w0"))) + 300
 """More than a request sets aside."""
 
 
@@ -208,7 +232,7 @@ def test_a_budget_is_used_and_never_exceeded(concurrency):
         judge = judge_at(server)
         assert judge.judge(requests_of(41)[40:])[0].answers == ("yes",)
         assert (
-            len(render(PAPER_V1, ("word", "w0"))) + 128 < judge.paid <= MOST
+            len(asked_of_paper(("word", "w0"))) + 128 < judge.paid <= MOST
         )  # without counts, the most there can be
 
 

@@ -401,6 +401,39 @@ def test_gold_answers_take_the_place_of_targets_and_five_may_be_given():
         assert judge.batches[0][0].count == count
 
 
+@pytest.mark.parametrize(("size", "shown"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)])
+def test_the_authors_show_half_of_the_words_rounded_down_and_ask_once_for_five(size, shown):
+    """The first of the five answers is the answer, and the same question serves both metrics."""
+    scores, pieces = tuple(range(size)), tuple(f" w{i}" for i in range(size))
+    five = ("golf", "basketball", "polo", "chess", "judo")
+    for name, answers, status in (
+        ("answerability", five, "wrong"),
+        ("answerability", five[1:], "correct"),
+        ("answerability_top5", five, "correct"),
+        ("answerability_top5", five[2:], "wrong"),
+    ):
+        judge = Knowing([], answers)
+        (found,) = judged(name, [att(scores, pieces)], judge, profile="authors")
+        assert found["status"] == status
+        (request,) = judge.batches[0]
+        assert request.count == 5
+        assert request.words == tuple(f"w{i}" for i in range(size))[size - shown :]
+
+
+def test_the_authors_minimum_begins_without_the_lowest_word():
+    judge = Knowing(["LeBron"])
+    one = att((0.5, 0.4, 0.3, 0.2, 0.1, 0.0))
+    (found,) = judged("minimum_top_k", [one], judge, profile="authors")
+    assert [len(batch[0].words) for batch in judge.batches] == [5, 4, 3, 2, 1]
+    assert (found["share"], found["asked"], found["status"]) == (1.0, 5, "correct")
+    last = Knowing(["LeBron"])
+    (found,) = judged("minimum_top_k", [att((0.0, 1, 2, 3, 4, 5))], last, profile="authors")
+    assert (found["share"], found["asked"], found["status"]) == (pytest.approx(5 / 6), 1, "wrong")
+    alone = Knowing(["w"])
+    (found,) = judged("minimum_top_k", [att((1.0,), (" w",))], alone, profile="authors")
+    assert (found["share"], found["asked"], alone.batches) == (1.0, 0, [])
+
+
 def test_several_targets_are_joined_and_their_scores_averaged():
     targets = (Target(" basket", 1, 0.5, 1), Target("ball", 2, 0.5, 1))
     two = make(("A", " b", " c"), ((0.0, 1.0, 3.0), (3.0, 1.0, 0.0)), unit="word", targets=targets)
@@ -442,7 +475,11 @@ def test_against_a_slow_reference(scores):
 
 def slow_minimum(scores, needed, words):
     """The definition, read out: (last success, first failure), None where there is none."""
-    left, success = list(range(len(words))), None
+    return slow_search(scores, needed, words, list(range(len(words))))
+
+
+def slow_search(scores, needed, words, left):
+    success = None
     while left:
         if not set(needed) <= {words[i] for i in left}:
             return success, len(left) / len(words)
@@ -460,7 +497,11 @@ def test_minimum_top_k_against_a_slow_reference(scores, needed):
     share = lambda profile: judged("minimum_top_k", [one], Knowing(needed), profile=profile)[0]
     paper, authors = share("paper"), share("authors")
     assert paper["share"] == pytest.approx(math.nan if success is None else success, nan_ok=True)
+    lowest = min(range(len(words)), key=lambda i: (scores[i], -i))
+    without = [i for i in range(len(words)) if i != lowest]  # the script never asks with all words
+    _, failure = slow_search(scores, needed, words, without)
     assert authors["share"] == pytest.approx(1.0 if failure is None else failure)
+    assert math.isnan(authors["unanswerable"])
     assert paper["status"] == ("wrong" if success is None else "correct")
     assert paper["unanswerable"] == (success is None)
 
@@ -475,8 +516,10 @@ def test_prompts_are_judged_in_rounds():
     assert [(one["asked"], one["unanswerable"]) for one in found] == [(6, 0), (2, 0), (1, 1)]
 
 
-@pytest.mark.parametrize("profile", ["paper", "authors"])
-@pytest.mark.parametrize(("mumbles", "unanswerable"), [(4, 0), (9, math.nan)])
+@pytest.mark.parametrize(
+    ("profile", "mumbles", "unanswerable"),
+    [("paper", 4, 0), ("paper", 9, math.nan), ("authors", 4, math.nan), ("authors", 9, math.nan)],
+)
 def test_an_unreadable_reply_ends_a_prompt_without_a_share(profile, mumbles, unanswerable):
     (found,) = judged(
         "minimum_top_k", [att()], Knowing(["LeBron"], mumbles_below=mumbles), profile=profile

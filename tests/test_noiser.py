@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import integrate, stats
 
 import noiser
 import reference
 from engine_for_tests import query_of
 from methods_for_tests import asked, predict
 from noiser.engine import Effect, expected_norm
-from noiser.errors import ParameterError
+from noiser.errors import ParameterError, UnknownNameError
 from noiser.methods.search import bisection, certified
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
@@ -28,11 +29,11 @@ def embedding_noise(lm, samples, longest=1, seed=0):
     )
 
 
-def expected(lm, att, *, row=0, **options):
+def expected(lm, att, *, row=0, divisor=1.0, **options):
     columns = [i for i in range(len(att.units)) if not math.isnan(att.scores[row, i])]
     units = [att.units[i].token_indices for i in columns]
     query = query_of(lm, att.prompt, max_new_tokens=len(att.targets))
-    noise = embedding_noise(lm, att.parameters["samples"], max(map(len, units)))
+    noise = embedding_noise(lm, att.parameters["samples"], max(map(len, units))) / divisor
     place = query.prompt_tokens - 1 + row, att.targets[row].token_id
     options |= {"scale": lm.abilities.embedding_scale, "steps": att.parameters["steps"]}
     with lm.running():
@@ -84,7 +85,109 @@ def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
     lm = tiny("llama")
     att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, profile="authors"))
     assert att.units[0].text == "<s>"
-    assert_equal(att, *expected(lm, att, last_probe=True))
+    assert_equal(att, *expected(lm, att, last_probe=True, divisor=math.sqrt(32)))
+
+
+def norm_of_noise(norm, dim):
+    """E‖n‖ by the distribution of each norm, as SciPy has it."""
+    if norm == "l1":
+        return dim * stats.halfnorm.mean()
+    if norm == "l2":
+        return stats.chi.mean(dim)
+    return integrate.quad(lambda x: 1 - stats.halfnorm.cdf(x) ** dim, 0, 20)[0]
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_noise_is_divided_by_its_norm_before_the_search(family, norm, unit):
+    lm, asked = tiny(family), {"unit": unit, "max_new_tokens": 2}
+    method = noiser.Noiser(samples=3, steps=6, search="bisection", noise_norm=norm)
+    att = noiser.attribute(lm, PROMPT, method=method, **asked)
+    for row in range(len(att.targets)):
+        assert_equal(att, *expected(lm, att, row=row, divisor=norm_of_noise(norm, 32)), row)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
+def test_noise_divided_before_the_search_has_the_size_of_the_bounding_times_k(norm):
+    lm = tiny("llama")
+    whole = noiser.Noiser(samples=3, noise_norm=norm, bounding="none")
+    bound = noiser.Noiser(samples=3, bounding=f"norm_{norm}")
+    assert_same_scores(lm, whole, bound)
+    half = noiser.Noiser(samples=3, noise_norm=norm, bounding=0.5)
+    assert_same_scores(lm, half, noiser.Noiser(samples=3, bounding=0.5 / norm_of_noise(norm, 32)))
+
+
+def assert_same_scores(lm, one, other):
+    first, second = (noiser.attribute(lm, PROMPT, method=method) for method in (one, other))
+    torch.testing.assert_close(first.scores, second.scores, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("search", ["bisection", None])
+def test_a_search_saturates_where_no_unit_flips_at_its_largest_k(search):
+    """Gemma tolerates all noise of the l2 norm; raw noise flips it, so it does not saturate."""
+    lm, steps = tiny("gemma3"), 6
+    options = {"samples": 3, "steps": steps, "search": search}
+    raw = noiser.attribute(lm, PROMPT, method=noiser.Noiser(**options))
+    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(**options, noise_norm="l2"))
+    assert raw.info["saturated"] == [False]
+    assert att.info["saturated"] == [True]
+    assert float(att.k_min) == 1 - 2**-steps
+    # In a naive search every unit, and not only the one that decides, keeps the prediction.
+    _, thresholds, scores = expected(lm, att, divisor=norm_of_noise("l2", 32))
+    assert set(thresholds.tolist()) == {1 - 2**-steps}
+    torch.testing.assert_close(att.scores[0], scores, atol=1e-5, rtol=1e-4)
+
+
+def test_saturated_scores_are_those_of_the_norm_to_the_resolution_of_the_search():
+    lm = tiny("gemma3")
+    method = noiser.Noiser(samples=3, steps=14, noise_norm="l2")
+    att = noiser.attribute(lm, PROMPT, method=method)
+    bound = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, bounding="norm_l2"))
+    assert att.info["saturated"] == [True]
+    assert "saturated" not in bound.info
+    torch.testing.assert_close(att.scores, bound.scores, atol=1e-5, rtol=1e-3)
+
+
+def test_the_authors_profile_divides_by_the_limits_of_the_norms_for_many_dimensions():
+    limits = {
+        "l1": 32 * math.sqrt(2 / math.pi),
+        "l2": math.sqrt(32),
+        "linf": math.sqrt(2 * math.log(32)),
+    }
+    for norm, limit in limits.items():
+        method = noiser.Noiser(profile="authors", noise_norm=norm)
+        assert method.divisor(32) == pytest.approx(limit)
+        assert noiser.Noiser(noise_norm=norm).divisor(32) == pytest.approx(norm_of_noise(norm, 32))
+    assert noiser.Noiser(profile="authors").divisor(32) == math.sqrt(32)
+    assert noiser.Noiser(profile="authors", noise_norm="none").divisor(32) == 1
+    assert noiser.Noiser(profile="authors", bounding="norm_linf").divisor(32) == 1
+    assert noiser.Noiser().divisor(32) == noiser.Noiser(noise_norm="none").divisor(32) == 1
+    drawn = noiser.Noiser(profile="authors", bounding="norm_linf", samples=2)
+    (k,) = {*noiser.attribute(tiny("llama"), PROMPT, method=drawn).info["k"][0]}
+    assert k == pytest.approx(1 / limits["linf"])
+
+
+@pytest.mark.parametrize("bounding", ["norm_l1", "norm_linf", "relative"])
+def test_noise_gets_its_size_from_one_norm(bounding):
+    with pytest.raises(ParameterError, match="gives the noise its size already"):
+        noiser.Noiser(noise_norm="l2", bounding=bounding)
+
+
+def test_an_unknown_norm_is_named():
+    with pytest.raises(UnknownNameError, match=r"noise_norm 'l3'. Did you mean 'l2'\?"):
+        noiser.Noiser(noise_norm="l3")
+
+
+def test_tolerance_of_an_attribution_has_its_noise():
+    """At its own threshold a unit does not flip, and at the next k of the search one does."""
+    lm, steps = tiny("qwen2"), 6
+    method = noiser.Noiser(samples=3, steps=steps, search="bisection", noise_norm="l2")
+    att = noiser.attribute(lm, PROMPT, method=method)
+    unit, k = int(att.thresholds[0].nan_to_num(2).argmin()), float(att.k_min)
+    assert k < 1 - 2**-steps
+    curve = noiser.tolerance(lm, att, unit, [k, k + 2**-steps])
+    assert curve.flips[0].tolist() == [False, True]
 
 
 def test_foil_replaces_p_and_flips_when_the_pair_turns():

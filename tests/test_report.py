@@ -11,9 +11,10 @@ import pytest
 
 from noiser.bench.plan import MethodEntry
 from noiser.bench.resolve import Selection
+from noiser.errors import ParameterError, PlanError
 from noiser.files import csv_text
 from noiser.metrics import bootstrap
-from noiser.report import cells, latex, markdown, tables
+from noiser.report import cells, join, latex, markdown, tables, verdict
 from noiser.report.paper import method_of, model_of, published
 from noiser.report.tables import glance, methods, selections
 from report_for_tests import Run, full, near, plan, rows, soft
@@ -25,8 +26,8 @@ def _few_resamples(monkeypatch):
     monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
 
 
-def run(kept=(), *, chosen=(), **changes):
-    return Run(plan(**changes), kept, chosen)
+def run(kept=(), *, chosen=(), path="memory", **changes):
+    return Run(plan(**changes), kept, chosen, path)
 
 
 @cache
@@ -197,6 +198,130 @@ def test_profiles_are_not_compared():
     assert [cell(found, name, "area").mark for name in values] == ["level", "", "best"]
 
 
+HIGHER = [value + 0.5 + value / 9 for value in CLEARLY]
+SOMEWHERE = {"model": "gemma-3-270m", "data": "known"}
+
+
+@pytest.mark.parametrize(
+    ("values", "standings"),
+    [
+        ({"a": BASE, "b": CLEARLY}, {"a": "behind", "b": "first"}),
+        ({"a": BASE, "b": NOISY}, {"a": "level with the first", "b": "level with the first"}),
+        # Six prompts cannot tell two methods from the highest: p is corrected for both comparisons.
+        (
+            {"a": BASE, "b": NOISY, "c": HIGHER},
+            {"a": "level with the first", "b": "level with the first", "c": "level with the first"},
+        ),
+        ({"a": BASE[:5], "b": CLEARLY[:5]}, {"a": "not compared", "b": "not compared"}),
+    ],
+)
+def test_a_method_is_first_only_where_nothing_is_level(values, standings):
+    for metric, number, sign in (
+        ("mass_matched", "area", 1),
+        ("erasure_curves", "deletion_area", -1),  # lower is better
+    ):
+        signed = {name: [sign * value for value in xs] for name, xs in values.items()}
+        found = cells(of_metric(metric, number, signed))
+        given = {name: verdict(found, name, number, **SOMEWHERE).standing for name in values}
+        assert given == standings
+
+
+def test_a_verdict_names_the_highest_with_the_difference():
+    found = cells(of_metric("mass_matched", "area", {"a": BASE, "b": CLEARLY}))
+    behind = verdict(found, "a", "area", **SOMEWHERE)
+    assert (behind.highest, behind.level, behind.n) == ("b", (), 6)
+    assert behind.gap == pytest.approx(np.mean(CLEARLY) - np.mean(BASE))
+    assert str(behind) == "behind b, which differs by 0.225 (p = 0.031)"
+    assert str(verdict(found, "b", "area", **SOMEWHERE)) == "first with 0.658 (n = 6)"
+    level = cells(of_metric("mass_matched", "area", {"a": BASE, "b": NOISY}))
+    assert str(verdict(level, "b", "area", **SOMEWHERE)) == (
+        "level with the first: the highest value, a not significantly lower"
+    )
+    few = cells(of_metric("mass_matched", "area", {"a": BASE[:3]}))
+    assert str(verdict(few, "a", "area", **SOMEWHERE)) == "not compared (n = 3)"
+
+
+def test_a_control_that_is_level_leaves_no_method_first():
+    found = cells(of_metric("mass_matched", "area", {"a": CLEARLY, "position": BASE}, methods=[
+        {"name": "noiser", "label": "a"}, {"name": "position"},
+    ]))  # fmt: skip
+    assert verdict(found, "a", "area", **SOMEWHERE).standing == "first"
+    found = cells(of_metric("mass_matched", "area", {"a": BASE, "position": NOISY}, methods=[
+        {"name": "noiser", "label": "a"}, {"name": "position"},
+    ]))  # fmt: skip
+    assert verdict(found, "a", "area", **SOMEWHERE).standing == "level with the first"
+
+
+def test_profiles_have_verdicts_of_their_own():
+    values = {"noiser": BASE, "script": CLEARLY, "other": BASE[:4] + NOISY[4:]}
+    methods = [
+        {"name": "noiser", "label": name, "profile": "authors" if name == "script" else "paper"}
+        for name in values
+    ]
+    found = cells(of_metric("mass_matched", "area", values, methods=methods))
+    assert verdict(found, "script", "area", **SOMEWHERE).standing == "not compared"
+    assert verdict(found, "noiser", "area", **SOMEWHERE).highest == "other"
+
+
+def test_a_verdict_needs_labels_of_one_cell():
+    found = cells(of_metric("mass_matched", "area", {"a": BASE}))
+    with pytest.raises(ParameterError, match="0 cells have the labels"):
+        verdict(found, "b", "area", **SOMEWHERE)
+    with pytest.raises(ParameterError, match="Metrics that have this number: none"):
+        verdict(found, "a", "lds", **SOMEWHERE)
+
+
+def test_standings_of_all_models_stand_in_one_cell():
+    eight, clearly, noisy = [*BASE, 0.4, 0.7], [*CLEARLY, 0.7, 0.95], [*NOISY, 0.3, 0.75]
+    kept = [
+        row
+        for model, values in (("m1", {"a": eight, "b": clearly}), ("m2", {"a": eight, "b": noisy}))
+        for name, each in values.items()
+        for row in rows(name, "mass_matched", [{"area": value} for value in each], model=model)
+    ]
+    methods = [{"name": "noiser", "label": name} for name in "abc"]
+    metrics = [{"name": "mass_matched"}]
+    store = run(kept, models="m1 m2", methods=methods, metrics=metrics)
+    table = {one.title: one for one in tables(store, cells(store))}["Standings"]
+    lines = table.frame.set_index("method")
+    assert lines["area"].to_dict() == {"a": "behind · level", "b": "first · level"}
+    assert "in this order: m1, m2." in table.notes[0]
+
+
+def joined_runs(**second):
+    """Two benchmarks of the same prompts: methods a and b, and method c with a metric less."""
+    metrics = [{"name": "mass_matched"}, {"name": "mass_matched_rank"}]
+    first = of_metric("mass_matched", "area", {"a": BASE, "b": CLEARLY}, metrics=metrics)
+    other = of_metric("mass_matched", "area", {"c": HIGHER}, **{"path": "other"} | second)
+    return first, other
+
+
+def test_folders_of_the_same_prompts_are_compared_in_one_report():
+    store = join(joined_runs())
+    found = cells(store)
+    assert verdict(found, "a", "area", **SOMEWHERE).highest == "c"
+    assert cell(found, "a", "area").p == pytest.approx(2 * 2 / 64)  # two comparisons, not one
+    # The second folder's plan has no such metric, so its method has no cell of it.
+    assert set(found.loc[found["metric"] == "mass_matched_rank", "method"]) <= {"a", "b"}
+    assert join(joined_runs()[:1]).plan.labels("methods") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "has seed 1 and memory has 0"),
+        ({"methods": [{"name": "noiser", "label": "a"}]}, "has the method 'a', and so has another"),
+        (
+            {"metrics": [{"name": "mass_matched", "masks": 3}]},
+            "means .* in other and .* in another",
+        ),
+    ],
+)
+def test_folders_that_do_not_fit_are_not_joined(changes, message):
+    with pytest.raises(PlanError, match=message):
+        join(joined_runs(**changes))
+
+
 def test_planned_cells_without_rows_are_there():
     for kept in (rows("noiser", "soft_scores", [soft(0.03, 0.1 * i + 0.1) for i in range(4)]), []):
         store = run(kept)
@@ -266,9 +391,9 @@ def test_failed_attribution_counts_for_every_metric_that_the_plan_has_for_it():
 def test_there_is_one_table_per_data_set_and_metric():
     store, found, made = everything()
     titles = [table.title for table in made]
-    assert titles[:3] == ["At a glance", "Methods", "Correct predictions"]
+    assert titles[:4] == ["At a glance", "Standings", "Methods", "Correct predictions"]
     assert titles[-2:] == ["What failed", "Numbers"]
-    assert len(titles) == len(set(titles)) == 5 + len(found.groupby(["data", "metric"]))
+    assert len(titles) == len(set(titles)) == 6 + len(found.groupby(["data", "metric"]))
     table = made[titles.index("stability on known")]
     assert list(table.frame)[:4] == ["model", "method", "n", "spearman"]
     assert len(table.frame) == len([method for method in store.plan.methods if not method.metrics])

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import DataEntry, MethodEntry, MetricEntry, Plan
-from noiser.bench.store import Store
 from noiser.data import DATA_SETS, DataSet, load
 from noiser.data.dataset import in_draw_order
 from noiser.errors import NoiserError, ParameterError, PlanError, StoredFileError, UnknownNameError
 from noiser.evaluation.measuring import Item, asked_of, item_of
 from noiser.judges import kind_of
+from noiser.judges.protocol import prompt_of
 from noiser.methods import METHODS, describe, make_method
 from noiser.metrics import Settings, metrics_of
 from noiser.registry import renamed
@@ -58,6 +58,8 @@ def _metric(entry: MetricEntry) -> dict[str, Any]:
     Settings(**entry.settings)
     if entry.judge is not None:
         kind_of(entry.judge)
+        if prompt := entry.judge_args.get("prompt"):
+            prompt_of(prompt)
     return entry.meaning | {"name": name}
 
 
@@ -154,14 +156,14 @@ class Selection(NamedTuple):
         )
 
 
-def selections_of(store: Store) -> dict[tuple[str, str], Selection]:
-    """The stored selections by model and data set."""
+def selections_of(meta: Mapping[str, Any], path: object) -> dict[tuple[str, str], Selection]:
+    """The selections that a store's facts have, by model and data set; errors name its path."""
     try:
-        stored = [Selection(**each) for each in store.meta.get("selections", ())]
+        stored = [Selection(**each) for each in meta.get("selections", ())]
         return {(each.model, each.data): each for each in stored}
     except TypeError as error:
         raise StoredFileError(
-            f"The selections in {store.path} are damaged: {error}. Use another copy."
+            f"The selections in {path} are damaged: {error}. Use another copy."
         ) from error
 
 

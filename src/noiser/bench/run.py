@@ -175,7 +175,11 @@ class _Run:
     def _sample(self, model: str, data: str, limit: int | None) -> tuple[Item, ...]:
         """The examples of a model on a data set; where only right answers count, the model is asked."""
         entry, drawn = self.plan.entry("data", data), self.drawn[data]
-        stored = selections_of(self.store).get((model, data)) if entry.only_correct else None
+        stored = (
+            selections_of(self.store.meta, self.store.path).get((model, data))
+            if entry.only_correct
+            else None
+        )
         found = stored or first_selection(model, entry, drawn, limit)
         while found.lacks(limit):
             start = found.checked or 0
@@ -194,7 +198,9 @@ class _Run:
         return found.sample(drawn, limit)
 
     def _keep(self, selection: Selection) -> None:
-        kept = selections_of(self.store) | {(selection.model, selection.data): selection}
+        kept = selections_of(self.store.meta, self.store.path) | {
+            (selection.model, selection.data): selection
+        }
         self.store.set_meta(selections=[each._asdict() for each in kept.values()])
 
     def jobs(self, *, retry_errors: bool) -> Iterator[Job]:
@@ -282,7 +288,7 @@ def status(folder: Path) -> str:
             errors[pair] += 1
             types[row.error] += 1
             first.setdefault(row.error, row.key)
-    selections = selections_of(store)
+    selections = selections_of(store.meta, store.path)
     lines, complete = (
         [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")],
         True,

@@ -250,7 +250,12 @@ def pack(folder: Folder, output: NewFolder) -> None:
 
 
 def report(
-    folder: Folder,
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...", file_okay=False, help="The benchmark's folder; several are joined."
+        ),
+    ],
     format_: Annotated[
         Literal["md", "latex", "csv", "all"],
         typer.Option("--format", help="Form of the tables; all writes each."),
@@ -264,12 +269,15 @@ def report(
         typer.Option("--output", "-o", metavar="FOLDER", file_okay=False, help="Write files here."),
     ] = None,
 ) -> None:
-    """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs."""
+    """Tables, figures and a page of the rows that a benchmark stored in DIR. No model runs.
+
+    Several folders, with the same seed and other methods on the same prompts, become one report.
+    """
     from noiser.bench import Store
     from noiser.bench.store import inside, write_files
-    from noiser.report import FORMATS, report_files
+    from noiser.report import FORMATS, join, report_files
 
-    store, place = Store(folder), output or inside(folder, "report")
+    store, place = join([*map(Store, folders)]), output or inside(folders[0], "report")
     with progress_bar("Reporting", advise=False) as progress:
         forms = FORMATS if format_ == "all" else (format_,)
         made = report_files(store, forms, figures=figures, html=html, progress=progress)

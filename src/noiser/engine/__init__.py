@@ -10,6 +10,7 @@ from noiser.engine.changes import Removal as Removal
 from noiser.engine.changes import StoredGame as StoredGame
 from noiser.engine.changes import delete as delete
 from noiser.engine.changes import expected_norm as expected_norm
+from noiser.engine.changes import expected_norm_limit as expected_norm_limit
 from noiser.engine.changes import hide as hide
 from noiser.engine.changes import keep as keep
 from noiser.engine.changes import noise as noise

@@ -216,6 +216,23 @@ def expected_norm(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
     return float(quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])[0])
 
 
+def expected_norm_limit(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
+    """The paper's E‖n‖ for large `dim` (appendix "Bounding Computations").
+
+    The authors' script divides by it. It is more than the exact expectation: by 0.04 % for "l2" and
+    8.5 % for "linf" at `dim` 640.
+
+    >>> round(expected_norm_limit("l2", 640), 4), round(expected_norm_limit("linf", 640), 4)
+    (25.2982, 3.5948)
+    """
+    limits = {
+        "l1": dim * math.sqrt(2 / math.pi),
+        "l2": math.sqrt(dim),
+        "linf": math.sqrt(2 * math.log(dim)),
+    }
+    return limits[norm]
+
+
 @dataclass(frozen=True, eq=False)
 class Ask(Request):
     """The request to read numbers of a prediction under changes of the query's input.

@@ -189,7 +189,7 @@ def _noise(query: Query, att: Attribution) -> Tensor:
         **{
             k: v
             for k, v in att.parameters.items()
-            if by_noiser and k in ("samples", "bounding", "noise")
+            if by_noiser and k in ("samples", "bounding", "noise", "noise_norm", "profile")
         }
     )
     longest, rng = (

@@ -10,10 +10,12 @@ from noiser.judges.protocol import (
     PROMPTS,
     Judge,
     JudgeRequest,
+    PromptTemplate,
     Reading,
     Verdict,
     matches,
     parse_reply,
+    register_prompt,
 )
 from noiser.model.language_model import LanguageModel
 
@@ -22,12 +24,14 @@ __all__ = [
     "PROMPTS",
     "Judge",
     "JudgeRequest",
+    "PromptTemplate",
     "Reading",
     "Verdict",
     "kind_of",
     "make_judge",
     "matches",
     "parse_reply",
+    "register_prompt",
 ]
 
 
@@ -37,7 +41,7 @@ def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **paramet
     Args:
         judge: a registry name, with a model's name after a colon where the judge takes one.
         lm: the model of "local" without a name.
-        parameters: settings of the judge, such as `base_url`, `budget_tokens` or `concurrency`.
+        parameters: settings of the judge, such as `base_url`, `budget_tokens` or `prompt`.
 
     Raises:
         UnknownNameError: no such judge. ParameterError: it lacks a model, or does not accept a parameter.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +14,15 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.errors import ParameterError, PromptError
 from noiser.judges import protocol
-from noiser.judges.protocol import JudgeRequest, Reading, Verdict, normal_form, parse_reply
+from noiser.judges.protocol import (
+    JudgeRequest,
+    PromptTemplate,
+    Reading,
+    Verdict,
+    normal_form,
+    parse_reply,
+    prompt_of,
+)
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.text import word_spans
 
@@ -38,9 +46,13 @@ class LocalJudge:
         style: "chat", "plain" (often better for models of less than about a billion parameters, which answer in
             sentences), or "auto": "chat" where the tokenizer has a chat template.
         max_new_tokens: the longest reply of style "chat".
+        prompt: a template in place of the style's own: its registered name, its text, its fields,
+            or a `PromptTemplate`. It is asked as the style says, as a chat or as a text to continue.
+            One that asks for several answers has one reply, decoded greedily.
 
     Raises:
-        ParameterError: `max_new_tokens` is below 1, or "chat" without a chat template.
+        ParameterError: `max_new_tokens` is below 1, or "chat" without a chat template; or `prompt`
+            has a system message, or asks for several answers, in style "plain".
         UnknownNameError: another style.
     """
 
@@ -50,6 +62,7 @@ class LocalJudge:
         *,
         style: Literal["auto", "chat", "plain"] = "auto",
         max_new_tokens: int = 32,
+        prompt: str | Mapping[str, Any] | PromptTemplate | None = None,
     ) -> None:
         check_choice("style", style, ("auto", "chat", "plain"))
         check_count("max_new_tokens", max_new_tokens)
@@ -64,7 +77,13 @@ class LocalJudge:
             )
         self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
         self.style: Literal["chat", "plain"] = "chat" if lm.chats and style != "plain" else "plain"
-        self._version = protocol.PAPER_V1 if self.style == "chat" else protocol.WORDS_V1
+        own = protocol.PAPER_V1 if self.style == "chat" else protocol.WORDS_V1
+        self.prompt = prompt_of(own if prompt is None else prompt)
+        if self.style == "plain" and (self.prompt.system or self.prompt.answers):
+            raise ParameterError(
+                "The judge's prompt has a system message or asks for several answers, and style "
+                "'plain' continues a text. Use style='chat', or a template with text alone."
+            )
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; those of equal length go through the model together, without padding."""
@@ -84,7 +103,8 @@ class LocalJudge:
                 batch = members[start : start + size]
                 ids = torch.tensor([tokens for _, tokens in batch], device=self.lm.device)
                 if self.style == "chat":
-                    width, rows = count, self._generate(ids, self.max_new_tokens, beams=count)
+                    width = 1 if self.prompt.answers else count
+                    rows = self._generate(ids, self.max_new_tokens, beams=width)
                 else:  # several tokens may begin the same word, or none
                     rows = self._continue(ids, width)
                 for i, (request, _) in enumerate(batch):
@@ -93,12 +113,11 @@ class LocalJudge:
 
     def _encode(self, request: JudgeRequest, room: int) -> Tokens:
         """The tokens of the question. Raises PromptError when there are none, or too many for the model."""
-        text = protocol.render(self._version, request.words)
-        if not text.strip():
+        if not "".join(request.words).strip():
             raise PromptError("no words")
-        tokens = self.lm.encode(
-            [{"role": "user", "content": text}] if self.style == "chat" else text
-        ).token_ids
+        messages = self.prompt.messages(request)
+        chat = self.style == "chat"
+        tokens = self.lm.encode(messages if chat else messages[0]["content"]).token_ids
         if self.lm.context_length and len(tokens) + room > self.lm.context_length:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens
@@ -152,7 +171,7 @@ class LocalJudge:
             reply, cut = decode(list(tokens)), tokens[-1] not in self.lm.end_tokens
             chat = self.style == "chat"
             reading = (
-                parse_reply(reply, cut=cut)
+                parse_reply(reply, self.prompt.answers or 1, cut=cut)
                 if chat
                 else _first_word(reply, decode([tokens[0]]), cut=cut)
             )
@@ -174,8 +193,8 @@ class LocalJudge:
             status="answered" if answers else "unscored",
             answers=answers,
             reason=None if answers else replies[0][0].problem,
-            prompt=protocol.render(self._version, request.words),
-            prompt_version=self._version,
+            prompt=self.prompt.shown(request),
+            prompt_version=self.prompt.name,
             replies=tuple(text for _, text in replies if text is not None),
             model=self.lm.identity.name,
         )

@@ -18,7 +18,16 @@ from typing import Any, NamedTuple
 from noiser.checks import check_count, check_positive, random_state_kept
 from noiser.errors import CacheError, DependencyError, JudgeError
 from noiser.files import cache_root
-from noiser.judges.protocol import PAPER_V1, TOP5_V1, JudgeRequest, Verdict, parse_reply, render
+from noiser.judges.protocol import (
+    PAPER_V1,
+    PROMPTS,
+    TOP5_V1,
+    JudgeRequest,
+    PromptTemplate,
+    Verdict,
+    parse_reply,
+    prompt_of,
+)
 
 try:
     import openai
@@ -68,6 +77,8 @@ class OpenAIJudge:
         job: judges of one `job` and `cache_dir`, in any process, share a budget. None: this judge alone.
         parameters: of the request, such as `{"max_completion_tokens": 4096}`. None: temperature 0, at most 128 tokens.
         cache_dir: the folder of the stored answers, in `judges.sqlite`. None: the cache folder.
+        prompt: a template in place of "paper-v1" and "top5-v1": its registered name, its text, its
+            fields, or a `PromptTemplate`.
 
     Raises:
         JudgeError: no key for OpenAI's own endpoint, or none in `api_key_env`.
@@ -88,7 +99,9 @@ class OpenAIJudge:
         job: str | None = None,
         parameters: Mapping[str, Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        prompt: str | Mapping[str, Any] | PromptTemplate | None = None,
     ) -> None:
+        self.prompt = None if prompt is None else prompt_of(prompt)
         check_positive("timeout", timeout)
         check_count("max_retries", max_retries, least=0)
         self.model, self.name, self.concurrency = (
@@ -139,10 +152,12 @@ class OpenAIJudge:
         return [verdicts[request] for request in requests]
 
     def _verdict(self, connection: openai.OpenAI, request: JudgeRequest) -> Verdict:
-        version = TOP5_V1 if request.count > 1 else PAPER_V1
-        prompt = render(version, request.words)
-        asked: dict[str, Any] = {"prompt": prompt, "prompt_version": version}
-        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
+        template = self.prompt or PROMPTS[TOP5_V1 if request.count > 1 else PAPER_V1]
+        asked: dict[str, Any] = {
+            "prompt": template.shown(request),
+            "prompt_version": template.name,
+        }
+        body = {"model": self.model, "messages": template.messages(request)}
         question = json.dumps(
             {"base_url": self.endpoint.address, **body, **self.parameters}, sort_keys=True
         )
@@ -163,7 +178,8 @@ class OpenAIJudge:
                 raise JudgeError(f"{text}. {remedy}") from None
             return Verdict(status="unscored", reason=reason, model=self.model, lost=True, **asked)
         finish = answer.finish.lower()
-        answers, misread = parse_reply(answer.reply, request.count, cut=finish in CUT)
+        count = template.answers or request.count
+        answers, misread = parse_reply(answer.reply, count, cut=finish in CUT)
         reason = misread if finish in CUT | WHOLE else answer.finish
         return Verdict(
             status="unscored" if reason else "answered",

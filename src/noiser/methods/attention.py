@@ -12,6 +12,7 @@ from torch import Tensor
 from noiser.engine import Attentions, Query, Steps
 from noiser.errors import ParameterError
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+from noiser.types import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +21,17 @@ class LastAttention(InnerMethod):
 
     Scores are the weights themselves, not normalised again: the part that goes to frozen tokens, in most models the
     larger one, is in no score. A target span has the mean over the positions that predict its tokens.
+
+    Args:
+        profile: "paper", or "authors" for the script of the Noiser paper, which takes the softmax
+            of the weights over all tokens: they are nearly equal then.
     """
+
+    profile: Profile = "paper"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         maps = yield _attentions(query)
-        return _scores(query, maps[-1][list(query.logit_positions)])
+        return _scores(query, maps[-1][list(query.logit_positions)], self.profile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +41,16 @@ class AttentionRollout(InnerMethod):
     Every layer passes on half of what a position attends to and half of the position itself: Â = ½A + ½I, with A the
     mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar and Zuidema 2020, section 4).
     Frozen tokens take part. A target span has the mean over the positions that predict its tokens.
+
+    Args:
+        profile: as of `LastAttention`.
     """
+
+    profile: Profile = "paper"
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
         maps = yield _attentions(query)
-        return _scores(query, rollout(maps, query.logit_positions))
+        return _scores(query, rollout(maps, query.logit_positions), self.profile)
 
 
 def rollout(
@@ -60,7 +72,11 @@ def _attentions(query: Query) -> Attentions:
     return Attentions(query)
 
 
-def _scores(query: Query, weights: Float[Tensor, "tokens length"]) -> Scores:
-    """Each target's mean over its tokens, by units."""
+def _scores(query: Query, weights: Float[Tensor, "tokens length"], profile: Profile) -> Scores:
+    """Each target's mean over its tokens, by units; of the authors, after a softmax."""
+    if profile == "authors":
+        for row, position in enumerate(query.logit_positions):
+            seen = weights[row, : position + 1]
+            weights[row, : position + 1] = seen.softmax(-1)
     means = [rows.mean(0) for rows in weights.split(list(map(len, query.target_rows)))]
     return Scores(scores=sum_over_units(query, torch.stack(means)))

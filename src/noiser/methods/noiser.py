@@ -20,12 +20,13 @@ from noiser.engine import (
     Steps,
     effect_of,
     expected_norm,
+    expected_norm_limit,
     leads,
     noise,
 )
 from noiser.errors import OutOfTimeError, ParameterError
 from noiser.methods.protocol import Parameters, Scores
-from noiser.methods.search import Mode, Probe, Search, bisection, certified
+from noiser.methods.search import FIRST, Mode, Probe, Search, bisection, certified
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal[
@@ -40,6 +41,15 @@ Bounding = Literal[
     "relative",
 ]
 _SEARCHES: dict[str, Mode] = {"k_min": "min", "k_max": "max", "k_max_per_unit": "each"}
+
+NormName = Literal["l1", "l2", "linf"]
+NoiseNorm = Literal["none", "l1", "l2", "linf"]
+
+_FIXED_SIZE = ("norm_l1", "norm_l2", "norm_linf", "relative")
+"""Boundings that give the noise its size by a norm: it is not divided by another one before."""
+
+FIRST_AT_MOST = 0.5
+"""The largest k at which a search begins, in the middle of its interval."""
 
 ROUNDING = 16
 """Epsilons by which half precision may move log odds: the standard deviation is 7, of Gemma 3 270M on 100 prompts."""
@@ -66,10 +76,16 @@ class Noiser(Parameters):
         search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit flips, at half the
             cost of "bisection", the paper's algorithm. The two differ where a unit flips at some k but not at a larger
             one that bisection probes. None: "certified" where it can be; the other boundings need bisection.
-        profile: "paper", or "authors" for the published script: special tokens are units too, and the last probe
-            of the bisection is returned rather than the last that did not flip.
+        profile: "paper", or "authors" for the published script: special tokens are units too, the
+            last probe of the bisection is returned rather than the last that did not flip, noise is
+            divided by √d before the search, and norms are the paper's limits for large d, √(2 ln d)
+            for "linf", in place of exact ones. docs/methods.md lists what else the script does.
         noise: the caller's own noise, [samples, dim], or [samples, positions, dim] for units of several tokens, with
             `samples` left out.
+        noise_norm: the norm by whose expectation E‖n‖ the noise is divided before the search. The
+            paper's equations scale such bounded noise, k n / E‖n‖; its prose scales n. In both, k
+            is in [0, 1]. "none" is raw noise; None is the profile's own: raw for "paper", and "l2" for
+            "authors" where k is searched.
     """
 
     samples: int = 10
@@ -80,6 +96,7 @@ class Noiser(Parameters):
     search: Literal["certified", "bisection"] | None = None
     profile: Profile = "paper"
     noise: Tensor | None = field(default=None, repr=False, compare=False)
+    noise_norm: NoiseNorm | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,6 +116,12 @@ class Noiser(Parameters):
             self.__dict__.update(noise=noise, samples=len(noise))  # the dataclass is frozen
         if self.search == "bisection" and self.bounding not in _SEARCHES:  # nothing is searched
             self.__dict__.update(search=None)
+        if self.noise_norm not in (None, "none") and self.bounding in _FIXED_SIZE:
+            raise ParameterError(
+                f"noise_norm is {self.noise_norm!r} and bounding={self.bounding!r} gives the noise "
+                "its size already; expected one of them. Leave noise_norm out, or search for k, as "
+                "bounding='k_min' does."
+            )
         if self.search == "certified" and not self.certifies:
             raise ParameterError(
                 "search='certified' finds the smallest threshold; expected bounding='k_min' and profile='paper', got "
@@ -113,17 +136,35 @@ class Noiser(Parameters):
     def special_tokens(self) -> SpecialTokens:
         return "perturbed" if self.profile == "authors" else "frozen"
 
+    def divisor(self, dim: int) -> float:
+        """The number that the noise is divided by before any k scales it; 1 for raw noise."""
+        norm = self.noise_norm
+        if norm is None and self.profile == "authors" and self.bounding in _SEARCHES:
+            norm = "l2"
+        return 1.0 if norm in (None, "none") else self.norm(norm, dim)
+
+    def norm(self, norm: NormName, dim: int) -> float:
+        """E‖n‖ of the noise on one token: exact, or in the authors' profile the paper's limit."""
+        limit = self.profile == "authors"
+        return expected_norm_limit(norm, dim) if limit else expected_norm(norm, dim)
+
     def draw(
         self, longest: int, dim: int, rng: torch.Generator
     ) -> tuple[float, Float[Tensor, "samples longest dim"]]:
-        """The k of bounding "random" (else NaN), and the noise: the caller's own, or drawn."""
+        """The k of bounding "random" (else NaN), and the noise, divided by `divisor`."""
         k = (
             float(torch.rand((), generator=rng, dtype=torch.float64))
             if self.bounding == "random"
             else math.nan
         )
+        return k, self._numbers(longest, dim, rng) / self.divisor(dim)
+
+    def _numbers(
+        self, longest: int, dim: int, rng: torch.Generator
+    ) -> Float[Tensor, "samples longest dim"]:
+        """Standard normal numbers: the caller's own, or drawn."""
         if self.noise is None:
-            return k, draw_noise(self.samples, longest, dim, rng)
+            return draw_noise(self.samples, longest, dim, rng)
         noise = self.noise[:, None] if self.noise.ndim == 2 and longest == 1 else self.noise
         fits = (
             noise.ndim == 3 and len(noise) and noise.shape[1] >= longest and noise.shape[2] == dim
@@ -133,7 +174,7 @@ class Noiser(Parameters):
                 f"noise has shape {list(self.noise.shape)}; expected finite numbers, [samples, {dim}] for units of one "
                 f"token, or [samples, positions, {dim}] with {longest} or more positions, the longest unit's tokens."
             )
-        return k, noise.float()
+        return noise.float()
 
     def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
         call = _Call(self, query, rng)
@@ -162,7 +203,7 @@ class _Call:
         drawn, noise = method.draw(max(map(len, self.units)), dim, rng)
         self.noise = noise.to(query.device)  # once, not for every change
         if isinstance(k, str) and k.startswith("norm_"):
-            k = 1 / expected_norm(k.removeprefix("norm_"), dim)  # pyright: ignore
+            k = 1 / method.norm(k.removeprefix("norm_"), dim)  # pyright: ignore
         named = {"random": drawn, "none": 1.0, "relative": method.r}
         self.fixed = named.get(k, math.nan) if isinstance(k, str) else float(k)
         self.read = effect_of(query.score(method.score), len(query.foil_ids))
@@ -199,10 +240,12 @@ class _Call:
         if method.bounding not in _SEARCHES:
             return thresholds
         mode, last_probe = _SEARCHES[str(method.bounding)], method.profile == "authors"
+        # A unit tolerates a k that is larger by as much as the noise was divided by.
+        first = min(FIRST * method.divisor(self.query.embedding_dim), FIRST_AT_MOST)
 
         def start(units: list[int]) -> Search:
             if method.certifies:
-                return certified(units, steps=method.steps, samples=len(self.noise))
+                return certified(units, steps=method.steps, samples=len(self.noise), first=first)
             return bisection(units, mode=mode, steps=method.steps, last_probe=last_probe)
 
         searches = [start(row.nonzero()[:, 0].tolist()) for row in mask]
@@ -272,5 +315,29 @@ class _Call:
             if bounding in ("k_min", "k_max_per_unit")
             else torch.full_like(least, torch.nan),
             stderr=stderr,
-            info={"k": k.masked_fill(~mask | self.relative, torch.nan).tolist()},
+            info={
+                "k": k.masked_fill(~mask | self.relative, torch.nan).tolist(),
+                **self._saturation(least),
+            },
         )
+
+    def _saturation(self, least: Float64[Tensor, " targets"]) -> dict[str, list[bool]]:
+        """Whether no unit flips at the largest k of the search, for each target.
+
+        k_min is then the end of the interval, 1 - 2^-steps, and not a noise that a unit fails to
+        tolerate: scores are those of noise of a fixed size, that of bounding "norm_l2" if the noise
+        was divided by its l2 norm.
+        """
+        if self.method.bounding not in ("k_min", "k_max_per_unit"):
+            return {}
+        largest = 1 - 2.0**-self.method.steps
+        flipping = {
+            target
+            for (target, probe), effect in self.effects.items()
+            if probe.k == largest and probe.samples is None and effect.flips
+        }
+        return {
+            "saturated": [
+                k == largest and target not in flipping for target, k in enumerate(least.tolist())
+            ]
+        }

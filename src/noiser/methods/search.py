@@ -89,18 +89,19 @@ STRIDE = (
 )  # how many times the last k the next one is, at least and at most, while nothing flips
 
 
-def certified(units: Iterable[int], *, steps: int, samples: int) -> Search:
+def certified(units: Iterable[int], *, steps: int, samples: int, first: float = FIRST) -> Search:
     """The largest k of the grid at which no unit flips, in little more than the pass that scores with it.
 
     *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root finding*: their lead
     is followed to the last k at which none of them flips. *Certifying*: the others are probed at that k. When none
     flips the search is over, and these probes are the scores' own; units that do flip are then followed as well.
 
-    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k. Screening takes a fifth of the samples.
+    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k; or k is the grid's last.
+    Screening takes a fifth of the samples, and begins at `first`.
     """
     units = list(units)
     leads: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
-    root, followed = _Root(FIRST, steps=steps), units
+    root, followed = _Root(first, steps=steps), units
     for near in NEAR:
         effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
         for (unit, k, _), effect in effects.items():

@@ -3,6 +3,9 @@
 The paper's section "Answerability Metrics". An unscored prompt has no reply, none that can be read, or a target that is
 not a word. Over all prompts it counts as nothing, so that the number is a lower bound; another number is over the
 scored ones. Compare methods only where few are unscored.
+
+The authors' profile is that of the published script: half of the words, rounded down; one question
+for five answers, the first of which counts; and the minimum is searched from all words but one.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from noiser.errors import JudgeError, NoiserError, UnitError
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict, normal_form
 from noiser.metrics.case import Case
 from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
+from noiser.types import Profile
 
-FRACTION = 0.5  # share of the words that the judge is shown, rounded up: the paper's
+FRACTION = 0.5  # share of the words that the judge is shown; rounded up, by the authors down
 
 STATUS = {True: "correct", False: "wrong", None: "unscored"}
 
@@ -80,9 +84,15 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
     return ScoredWords(words, scores=rows.mean(0), shares=normalize(rows, normalization).mean(0))
 
 
-Asked = Callable[[Mapping[int, int], Literal[1, 5]], dict[int, tuple[Verdict, bool | None]]]
+Answers = Literal[1, 5]
+Asked = Callable[[Mapping[int, int], Answers], dict[int, tuple[Verdict, bool | None]]]
 """From numbers of words by prompt, and of answers that count, to verdicts and whether they are right (None: unscored),
 of one round. Prompts without a reply are left out."""
+
+
+def wanted(profile: Profile, top: Answers) -> Answers:
+    """How many answers a judge is asked for; the authors have one question for both metrics."""
+    return 5 if profile == "authors" else top
 
 
 def judged(
@@ -104,11 +114,10 @@ def judged(
         except NoiserError as error:
             errors[index] = error
 
-    def ask(
-        counts: Mapping[int, int], top: Literal[1, 5]
-    ) -> dict[int, tuple[Verdict, bool | None]]:
+    def ask(counts: Mapping[int, int], top: Answers) -> dict[int, tuple[Verdict, bool | None]]:
+        answers = wanted(cases[0].profile, top)
         requests = {
-            i: JudgeRequest(tuple(words[i].words[word] for word in words[i].best(count)), top)
+            i: JudgeRequest(tuple(words[i].words[word] for word in words[i].best(count)), answers)
             for i, count in counts.items()
             if normal_form(_target(cases[i]))
         }
@@ -146,9 +155,12 @@ def _verdicts(judge: Judge, requests: Sequence[JudgeRequest]) -> Sequence[Verdic
     return given
 
 
-def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
-    def answers(words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
-        counts = {i: math.ceil(FRACTION * len(one.words)) for i, one in words.items()}
+def _metric(top: Answers, prefix: str, what: str) -> Metric:
+    def answers(
+        profile: Profile, words: Mapping[int, ScoredWords], ask: Asked
+    ) -> dict[int, Measured]:
+        whole_number = math.floor if profile == "authors" else math.ceil
+        counts = {i: whole_number(FRACTION * len(one.words)) for i, one in words.items()}
         asked = ask(counts, top)
         never = not any(right for _, right in asked.values())  # can it answer at all?
         whole = ask({i: len(words[i].words) for i in asked}, top) if never else {}
@@ -192,7 +204,7 @@ def _metric(top: Literal[1, 5], prefix: str, what: str) -> Metric:
         "unscored": Scale(0, 1, None, False, "share of prompts without a readable reply"),
     }
     return Metric(
-        measure_all=lambda cases: judged(cases, answers),
+        measure_all=lambda cases: judged(cases, partial(answers, cases[0].profile)),
         summaries=mean_of_columns(**{f"{prefix}{name}": scale for name, scale in scales.items()}),
         primary=f"{prefix}rate",
         reads=frozenset({"normalization", "judge"}),
@@ -203,10 +215,15 @@ ANSWERABILITY = _metric(1, "answerability_", "is the judge's answer")
 ANSWERABILITY_TOP5 = _metric(5, "answerability_top5_", "is among the judge's five answers")
 
 
-def _minima(profile: str, words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
-    """From all words drops the one of lowest score, one by one, until the judge fails; a round is judged at once."""
-    left = {i: len(one.words) for i, one in words.items()}
-    found: dict[int, Measured] = {}
+def _minima(profile: Profile, words: Mapping[int, ScoredWords], ask: Asked) -> dict[int, Measured]:
+    """The columns of each prompt, from dropping the word of lowest score until the judge fails.
+
+    A round is judged at once. The authors' script drops a word before it first asks.
+    """
+    before = 1 if profile == "authors" else 0
+    left = {i: len(one.words) - before for i, one in words.items()}
+    found = {i: _minimum(1, 1, True, profile) for i, count in left.items() if count == 0}
+    left = {i: count for i, count in left.items() if count}
     while left:
         asked = ask(left, 1)
         for i, (_, right) in asked.items():
@@ -216,20 +233,28 @@ def _minima(profile: str, words: Mapping[int, ScoredWords], ask: Asked) -> dict[
     return found
 
 
-def _minimum(words: int, left: int, right: bool | None, profile: str) -> Measured:
-    """The columns of a prompt whose last question had so many words left, and was answered right, wrong or not."""
+def _minimum(words: int, left: int, right: bool | None, profile: Profile) -> Measured:
+    """The columns of a prompt whose last question, with so many words left, was answered so.
+
+    The authors' share is that of the first failure, and 1 for a judge that never fails. Whether all
+    words are enough is not asked there: `unanswerable` is not known, and status that of the last
+    question.
+    """
     success = left + (not right)  # words at the last success
     succeeded, unscored = success <= words, right is None
+    authors = profile == "authors"
     share = success / words if succeeded else math.nan
-    if profile == "authors":  # the share of the first failure, and 1 for a judge that never fails
+    if authors:
         share = left / words if right is False else 1.0
+        succeeded = success < words or right is True
+    nothing_known = authors or (unscored and not succeeded)
     return {
         "minimum_share": math.nan if unscored else share,
-        "unanswerable": math.nan if unscored and not succeeded else float(not succeeded),
-        "minimum_all_words": float(succeeded),
+        "unanswerable": math.nan if nothing_known else float(not succeeded),
+        "minimum_all_words": math.nan if authors else float(succeeded),
         "minimum_unscored": float(unscored),
         "minimum_status": STATUS[None if unscored else succeeded],
-        "minimum_asked": words - left + 1,
+        "minimum_asked": words - left + (0 if authors else 1),
     }
 
 

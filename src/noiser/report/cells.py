@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from noiser.bench import Row, Store
+from noiser.bench import Row
 from noiser.bench.plan import MetricEntry, Plan
 from noiser.bench.store import ATTRIBUTION
 from noiser.evaluation import estimated, paired
 from noiser.metrics import METRICS, Scale, Summary
 from noiser.metrics.bootstrap import holm, mean, mean_gap
 from noiser.registry import unversioned
+from noiser.report.joined import Stored
 from noiser.report.paper import printed
 from noiser.types import Progress
 
@@ -30,7 +31,7 @@ CATEGORY = "capital-world"
 """The LongRA category of the paper's figure: prompts that name a country and end in "capital"."""
 
 
-def rows_of(store: Store) -> Frame:
+def rows_of(store: Stored) -> Frame:
     """Every row that the plan asks for: labels, example, category, index, error (its type), seconds, and all numbers.
 
     A prompt whose attribution failed has a line with that error for every metric of the plan.
@@ -128,15 +129,17 @@ def scope(rows: Frame, number: str) -> Frame:
     return rows[rows["category"] == CATEGORY] if number in PARTS else rows
 
 
-def cells(store: Store, confidence: float = 0.95, progress: Progress | None = None) -> Frame:
+def cells(store: Stored, confidence: float = 0.95, progress: Progress | None = None) -> Frame:
     """Every number of a benchmark, one line per data set, metric, model, method and number that the plan asks for.
 
     `value`, `low`, `high` and `n` are the estimate over prompts; `failed` counts prompts with an error. `mark` is
     "best" for the best value of its column (one number and model, methods of one profile, without controls), among
-    those with an interval and at least half of the column's largest n. `gap` and `p` are of the paired difference
-    between the best and this method, over the prompts that both have; p is corrected by Holm's method for all p of the
-    data set and metric. Methods that are not significantly worse than the best have the mark "level". `paper` is the
-    number that the paper printed, `reason` says what is missing.
+    those with an interval and at least half of the column's largest n. `best` is its label in all
+    cells of the column. `gap` and `p` are of the paired difference between the best and this method,
+    over the prompts that both have; p is corrected by Holm's method for all p of the data set and
+    metric. Methods that are not significantly worse than the best have the mark "level";
+    `noiser.report.verdict` says in words what the marks mean. `paper` is the number that the paper
+    printed, `reason` says what is missing.
 
     Args:
         store: a run's folder, or a packed one.
@@ -200,6 +203,8 @@ class _Table(NamedTuple):
             for method, part in rows.items()
         }
         best = _best(list(column.values()), controls(self.plan), summary.scale.higher_is_better)
+        if best:
+            best["best"] = best["method"]
         for method, cell in column.items():
             if best and cell is not best and not math.isnan(cell["value"]):
                 gap = paired(
@@ -207,6 +212,7 @@ class _Table(NamedTuple):
                 )
                 worse = gap.is_clear and (gap.value > 0) == summary.scale.higher_is_better
                 cell |= {"gap": gap.value, "p": gap.p, "mark": "" if worse else "level"}
+                cell["best"] = best["method"]
         return list(column.values())
 
     def _cell(
@@ -236,7 +242,7 @@ class _Table(NamedTuple):
             int(rows["error"].notna().sum()),
             printed(number, plan.entry("models", model).name, *entries),
         )
-        nothing = {"gap": math.nan, "p": math.nan, "mark": ""}
+        nothing = {"best": "", "gap": math.nan, "p": math.nan, "mark": ""}
         return labels | found | {"failed": failed, **nothing, "paper": paper, "reason": one.reason}
 
 

@@ -26,6 +26,9 @@ READING = (
 )
 """How to read the tables, for all formats."""
 
+LEADING = 2
+"""How many tables stand before the text that says how to read them."""
+
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -34,6 +37,7 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "–": "--",
     "−": "$-$",
     "ρ": r"$\rho$",
+    "·": r"$\cdot$",
     "τ": r"$\tau$",
     "\u00a0": "~",
     "<": r"\textless{}",
@@ -59,8 +63,9 @@ def markdown(
     """All tables as a Markdown document with facts of the run, as (name, value)."""
     facts = "\n".join(f"- {_line(name)}: {_line(value)}" for name, value in about)
     reading = ["## How to read the tables", *map(_line, READING)]
-    first, *others = map(_markdown, made)
-    return "\n\n".join(filter(None, [f"# {_line(title)}", facts, first, *reading, *others])) + "\n"
+    texts = [*map(_markdown, made)]
+    parts = [f"# {_line(title)}", facts, *texts[:LEADING], *reading, *texts[LEADING:]]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _markdown(table: Table) -> str:

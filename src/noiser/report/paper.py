@@ -69,11 +69,12 @@ def data_of(name: str | None) -> str | None:
 def method_of(method: MethodEntry) -> str | None:
     """The paper's name of a method or bounding; None unless parameters and unit are the paper's.
 
-    The paper's baselines were Inseq's methods with Inseq's defaults, which ours of the same names are not.
+    The paper's baselines were Inseq's methods with Inseq's defaults, which ours of the same names
+    are not. It does not say by which `noise_norm` its noise was divided: every reading has its number.
     """
     name, args = (
         unversioned(method.name),
-        {key: value for key, value in method.args.items() if key != "search"},
+        {key: value for key, value in method.args.items() if key not in ("search", "noise_norm")},
     )
     bounding = str(args.pop("bounding", "k_min")) if name == "noiser" else ""
     if args or method.unit != "token":

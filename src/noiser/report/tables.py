@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from noiser import numbers
-from noiser.bench import Store
 from noiser.bench.plan import Plan, lowest
 from noiser.bench.resolve import selections_of
 from noiser.bench.store import ATTRIBUTION
 from noiser.report.cells import COSTS, LABELS, Frame, controls, entry_of, rows_of, summaries_of
+from noiser.report.joined import Stored
 from noiser.report.paper import data_of, model_of, published
+from noiser.report.verdicts import standings
 
 DASH = "–"
 """Stands where there is no number; never 0."""
@@ -47,7 +48,7 @@ class Table(NamedTuple):
         return texts.where(~self.bold, texts.map(bold.format)).rename(columns=escape)
 
 
-def tables(store: Store, found: Frame) -> list[Table]:
+def tables(store: Stored, found: Frame) -> list[Table]:
     """All tables of a report, from a benchmark's store and its `cells`, in the order that docs/report.md lists."""
     plan = store.plan
     by_metric = [
@@ -60,6 +61,9 @@ def tables(store: Store, found: Frame) -> list[Table]:
     failed = failures.reset_index(name="prompts").astype(str)
     return [
         _plain("At a glance", glance(plan, in_profile(plan, found)), _GLANCE),
+        _plain(
+            "Standings", standings(plan, in_profile(plan, found), HEADLINES), standing_note(plan)
+        ),
         _plain("Methods", methods(plan)),
         _plain("Correct predictions", selections(store), _SELECTED),
         *by_metric,
@@ -72,10 +76,20 @@ _GLANCE = (
     "The best method of each number, and methods that are not significantly worse. Random and position are controls: "
     "they never win. Below six prompts there is no interval, and so no best."
 )
+_STANDINGS = (
+    "First: every other method is significantly worse. Level: not significantly worse than the best "
+    "value, or the best value with others level. Behind: significantly worse than it. In each cell, "
+    "in this order: {}."
+)
 _SELECTED = (
     "Checked: prompts whose greedy continuation was compared with the answer. Chosen: prompts that are attributed. The "
     "paper counted whole data sets."
 )
+
+
+def standing_note(plan: Plan) -> str:
+    """How to read the standings of a plan's models."""
+    return _STANDINGS.format(", ".join(plan.labels("models")))
 
 
 def _plain(title: str, frame: Frame, *notes: str) -> Table:
@@ -137,12 +151,12 @@ def methods(plan: Plan) -> Frame:
     return pd.DataFrame(lines, columns=["method", "name", "unit", "profile", "hyper-parameters"])
 
 
-def selections(store: Store) -> Frame:
+def selections(store: Stored) -> Frame:
     """Prompts before and after the filter "the model's own answer is right", beside the paper's counts."""
     plan, lines = store.plan, list[dict[str, str]]()
     limits = plan.pairs()
     heads = ("total", "checked", "right", "chosen", "paper: right", "paper: total")
-    for pair, one in selections_of(store).items():
+    for pair, one in selections_of(store.meta, store.path).items():
         if pair in limits:
             data, model = (
                 plan.entry("data", one.data),

@@ -7,13 +7,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from noiser.bench import Store
 from noiser.bench.store import write_files
 from noiser.files import csv_text
 from noiser.registry import __version__
 from noiser.report.cells import cells
 from noiser.report.figures import pictures, saved
 from noiser.report.formats import latex, markdown, page
+from noiser.report.joined import Stored
 from noiser.report.tables import tables
 from noiser.types import Progress
 
@@ -24,7 +24,7 @@ FORMATS: Mapping[Format, str] = {"md": "report.md", "latex": "report.tex", "csv"
 
 
 def report_files(
-    store: Store,
+    store: Stored,
     forms: Collection[Format] = ("md",),
     *,
     figures: bool = False,
@@ -64,7 +64,7 @@ def report_files(
 
 
 def write_report(
-    store: Store, folder: str | PathLike[str], forms: Collection[Format] = ("md",), **options: Any
+    store: Stored, folder: str | PathLike[str], forms: Collection[Format] = ("md",), **options: Any
 ) -> list[Path]:
     """The paths of `report_files`, written into a folder, which is made; links in it that lead out of it are refused.
 
@@ -73,7 +73,7 @@ def write_report(
     return write_files(Path(folder), report_files(store, forms, **options))
 
 
-def _about(store: Store, confidence: float) -> list[tuple[str, str]]:
+def _about(store: Stored, confidence: float) -> list[tuple[str, str]]:
     """Models, seed, versions and machine, as (name, value)."""
     plan, run = store.plan, store.meta
     facts = {
