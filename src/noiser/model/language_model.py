@@ -15,6 +15,7 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, find_abilities, raise_failure, setting
+from noiser.model.classes import refuse_other_kinds
 from noiser.model.packing import Branch, Context, KeysValues, Pass, set_attention, whole_logits
 from noiser.model.runtime import PLAIN, running
 from noiser.text import Encoding, encode
@@ -58,10 +59,7 @@ class LanguageModel:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         kind, config = type(model).__name__, getattr(model, "config", None)
-        if getattr(config, "is_encoder_decoder", False):
-            raise UnsupportedModelError(
-                f"{kind} is an encoder-decoder model. Take a decoder-only (causal) one."
-            )
+        refuse_other_kinds(kind, config, subject=kind)
         if getattr(model, "get_output_embeddings", lambda: None)() is None:
             raise UnsupportedModelError(
                 f"{kind} has no language-modelling head. Load it with AutoModelForCausalLM."
