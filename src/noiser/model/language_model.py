@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -94,6 +94,15 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections of a model behind a server; a model in this process has none."""
 
     @property
     def device(self) -> torch.device:
