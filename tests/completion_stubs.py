@@ -12,7 +12,8 @@ from server_processes import Handler, served_by
 class Stub:
     """A server of a model and its tokenizer; `forms` say how it answers.
 
-    `trouble` gives a status or body in place of the answer to a numbered request; `change` changes log-probabilities.
+    `trouble` gives a status or body in place of the answer to a numbered request; `change` changes
+    log-probabilities.
     """
 
     def __init__(self, lm, **card):
@@ -83,7 +84,7 @@ class Vllm(Stub):
 
 
 class LlamaCpp(Stub):
-    """Token ids or text, the next token alone, its log-probabilities before `logit_bias`; its tokenizer for others."""
+    """Token ids or text, the next token alone, as before `logit_bias`; it cuts texts for others."""
 
     def __init__(self, lm, **card):
         vocabulary = {"n_vocab": len(lm.tokenizer), "n_ctx": 200}
@@ -135,7 +136,7 @@ class LlamaCpp(Stub):
 
 
 class Echo(Stub):
-    """OpenAI's form: with `echo` the prompt's tokens come back, with their log-probabilities, in columns."""
+    """OpenAI's form: with `echo` the prompt's tokens come back with their log-probabilities."""
 
     takes_ids = True
 
@@ -172,7 +173,7 @@ class EchoOfText(Echo):
 
 
 class LmStudio(EchoOfText):
-    """Text alone, the generated token alone; `echo` and `logit_bias` are ignored, and no tokenizer is offered.
+    """Text alone, the generated token alone; no tokenizer, and `echo` and `logit_bias` are ignored.
 
     `scores` is False for the versions whose `logprobs` is null.
     """

@@ -1,4 +1,4 @@
-"""Image-text families of transformers, with small sizes: what is built, and why the others are not."""
+"""Image-text families of transformers with small sizes; why the others are not built."""
 
 from typing import Any
 

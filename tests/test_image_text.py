@@ -1,4 +1,4 @@
-"""Image-text checkpoints load by name, and their text is explained as a loop over the plain model does."""
+"""Image-text checkpoints load by name; their text is explained as by a loop over the model."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""llama.cpp's server, started here with a tiny model, where its environment is; scripts/servers sets it up."""
+"""llama.cpp's server with a tiny model; scripts/servers sets up its environment."""
 
 import os
 from pathlib import Path
@@ -18,9 +18,11 @@ VENV = Path(os.environ.get("SERVERS_VENV", Path(__file__).parents[1] / ".venv-se
 SERVE = """
 import signal, sys, xllamacpp
 settings = xllamacpp.CommonParams()
-settings.model.path, settings.hostnames, settings.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
+settings.model.path = sys.argv[1]
+settings.hostnames, settings.port = ["127.0.0.1"], int(sys.argv[2])
 settings.n_ctx, settings.n_parallel = 512, 2
-settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32  # else half precision
+# both are in half precision else
+settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
 settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(settings)

@@ -85,7 +85,7 @@ def test_every_method_by_deletion_does(stub, name, local, folder):
 
 @pytest.mark.parametrize("stub", [Vllm, LlamaCpp, Echo])
 def test_a_server_of_token_ids_cuts_nothing_anew(stub, local, folder):
-    """Half a letter as the target, tokens as units, and a chat whose template has special tokens."""
+    """Half a letter as the target, tokens as units, and a chat with special tokens."""
     half = local.tokenizer.convert_tokens_to_ids("Ã")
     with serving(stub(local)) as address, load(address, folder, logprobs=2) as served:
         compare(served, local, target=half, unit="token")
@@ -210,7 +210,7 @@ def test_a_server_without_log_probabilities_is_refused_when_it_is_loaded(local, 
 
 
 def test_numbers_that_do_not_come_twice_are_not_taken(local, folder):
-    """A server whose `logit_bias` changes the numbers that it sends scores the most probable tokens alone."""
+    """A server whose `logit_bias` changes what it sends scores the most probable tokens alone."""
 
     class Biased(LlamaCpp):
         def choice(self, body):

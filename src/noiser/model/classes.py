@@ -43,7 +43,7 @@ def auto_class_of(config: Any, name: str) -> Any:
 
 
 def refuse_other_kinds(architecture: str, config: Any, subject: str) -> None:
-    """Raises UnsupportedModelError about the subject if it is a classifier or an encoder-decoder."""
+    """Raises UnsupportedModelError if the subject is a classifier or an encoder-decoder."""
     if architecture.endswith(_CLASSIFIERS):
         raise UnsupportedModelError(
             f"{subject} is a classifier, which predicts no next token. Take a decoder-only "

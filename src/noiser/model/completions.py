@@ -1,4 +1,4 @@
-"""Answers of servers that complete text: one reader for the forms in which they send log-probabilities."""
+"""Answers of servers that complete text: one reader for all forms of log-probabilities."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Reader:
         return [{token: each.logprob for token, each in (row or {}).items()} for row in rows[1:]]
 
     def id_of(self, name: str) -> int | None:
-        """The token of a name: its text, or "token_id:" and its number. None where the text is not one token."""
+        """The token of a name, its text or "token_id:5"; None where the text is not one token."""
         if name not in self._ids:
             if name.startswith("token_id:"):
                 self._ids[name] = int(name.removeprefix("token_id:"))
@@ -167,9 +167,11 @@ class Reader:
 
 
 def is_distribution(values: Sequence[float], size: int, most: int) -> bool:
-    """Whether natural log-probabilities can be the `most` largest of `size` tokens, and perhaps a smaller one.
+    """Whether values can be the `most` largest natural log-probabilities of `size` tokens.
 
-    Fewer come where tokens have the same text, by which the server names them; any of them may be missing.
+    A smaller one may be among them.
+    Fewer come where tokens have the same text, by which the server names them; any of them may
+    be missing.
     """
     if not all(-1000 < value < 1e-3 for value in values):
         return False

@@ -1,7 +1,7 @@
 """A model behind a server that completes text, such as vLLM's or llama.cpp's.
 
-Only tokens are sent to it, so tokens can be taken out and not changed. Servers differ in how they score a token; a
-trial when the model is loaded finds the best way that works.
+Only tokens are sent to it, so tokens can be taken out and not changed. Servers differ in how they
+score a token; a trial when the model is loaded finds the best way that works.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Way(NamedTuple):
 
     Attributes:
         name: a key of `_ABILITIES`.
-        takes_ids: whether prompts are sent as token ids; else as text, which the server cuts into tokens itself.
+        takes_ids: whether prompts are sent as token ids; else the server cuts text into tokens.
     """
 
     name: str
@@ -117,19 +117,22 @@ class Server:
         self.client.close()
 
     def predict(self, branches: Sequence[Branch]) -> list[Float[Tensor, "one rows vocab"]]:
-        """Log-probabilities, exact for tokens that were asked for and the most probable ones, even for all others.
+        """Log-probabilities of all tokens after the wanted positions.
 
-        Of a server that sends the most probable tokens alone, a token that was asked for may be missing. After the
-        whole prompt that is an error. After a prompt without some units, the smallest that was sent stands for it: it
-        is not less than the token's own, so the effect of those units is at least what is shown.
+        They are exact for tokens that were asked for and for the most probable ones; the others
+        share the rest evenly. Of a server that sends the most probable tokens alone, a token that
+        was asked for may be missing. After the whole prompt that is an error. After a prompt
+        without some units, the smallest that was sent stands for it: it is not less than the
+        token's own, so the effect of those units is at least what is shown.
         """
         bounds: list[int] = []
         with ThreadPoolExecutor(self.concurrency) as pool:
             rows = [*pool.map(partial(self._rows, bounds=bounds), branches)]
         if bounds:
             warnings.warn(
-                f"{self.where} {self.way}: {len(bounds)} log-probabilities of targets were not among the "
-                f"{self.logprobs} that it sent, so effects there are lower bounds. Ask for more with logprobs=.",
+                f"{self.where} {self.way}: {len(bounds)} log-probabilities of targets were not "
+                f"among the {self.logprobs} that it sent, so effects there are lower bounds. "
+                "Ask for more with logprobs=.",
                 stacklevel=2,
             )
         return rows
@@ -156,7 +159,7 @@ class Server:
         return torch.stack(rows)[None]
 
     def _known(self, ids: list[int], places: Sequence[int], last: Sequence[int]) -> dict[int, Row]:
-        """What one request or a few say about the tokens after some places; `last` is asked for after the last."""
+        """The rows after some places; tokens `last` are asked for after the last one."""
         with self._explained():
             if self.way.name == "prompt_logprobs":
                 return dict(enumerate(self._by_prompt_logprobs([*ids, *last])))
@@ -165,7 +168,7 @@ class Server:
             return {place: self._next(ids[: place + 1]) for place in places}
 
     def _exactly(self, ids: list[int], token: int) -> Row:
-        """Log-probabilities after a sequence, of one token above all; without it where the server cannot say."""
+        """The row after a sequence, in which the token is known if the server can name it."""
         with self._explained():
             if self.way.name == "prompt_logprobs":
                 return self._by_prompt_logprobs([*ids, token])[len(ids) - 1]
@@ -185,8 +188,9 @@ class Server:
         best = sorted(known, key=lambda each: -known[each])[:5]
         likely = ", ".join(repr(self.tokenizer.decode([each])) for each in best)
         return TargetError(
-            f"{self.where} {self.way}, and {text!r} is not among them. Take one of those ({likely}), ask for more "
-            "with logprobs=, or use vLLM's or llama.cpp's server, which score any token."
+            f"{self.where} {self.way}, and {text!r} is not among them. Take one of those "
+            f"({likely}), ask for more with logprobs=, or use vLLM's or llama.cpp's server, "
+            "which score any token."
         )
 
     @contextmanager
@@ -196,7 +200,8 @@ class Server:
             yield
         except _RefusedError as error:
             raise ModelError(
-                f"{self.where} {self.way} no longer: {error}. See its log, and load the model again."
+                f"{self.where} {self.way} no longer: {error}. "
+                "See its log, and load the model again."
             ) from error
 
     def _by_prompt_logprobs(self, ids: list[int]) -> list[Row]:
@@ -216,10 +221,11 @@ class Server:
         return [*found, places[-1].row()]
 
     def _by_echo(self, ids: list[int]) -> list[Row]:
-        """The rows after every token of a sequence, which the server sends back with what it generates.
+        """The rows after every token of a sequence that the server sends back.
 
-        Sent as text, a row is known where the server's tokens begin and end as ours do; else it is empty. A token that
-        the server reads as several gets the sum of their log-probabilities.
+        Of a sequence sent as text, a row is known where the server's tokens begin and end as ours
+        do; else it is empty. A token that the server reads as several gets the sum of their
+        log-probabilities.
         """
         _, places = self._ask(ids, echo=True)
         *given, last = places
@@ -253,8 +259,9 @@ class Server:
     def _next(self, ids: list[int], token: int | None = None) -> Row:
         """The row after a sequence, in which `token` is known if the server can name it.
 
-        With `logit_bias` the server says the token, so that its log-probability comes back. llama.cpp's sends none at
-        all where it says a part of a character: it then says another token, and sends the log-probabilities of all.
+        With `logit_bias` the server says the token, so that its log-probability comes back.
+        llama.cpp's sends none at all where it says a part of a character: it then has to say
+        another token, and to send the log-probabilities of all.
         """
         if self.way.name != "logit_bias":
             return self._ask(ids)[1][-1].row()
@@ -269,7 +276,10 @@ class Server:
         return place.row()
 
     def _ask(self, ids: list[int], **more: Any) -> tuple[object, list[Place]]:
-        """One request: the answer, and what it says about the places. `_RefusedError` where it has none."""
+        """The answer to one request, and what it says about the places.
+
+        Raises `_RefusedError` where it has no log-probabilities.
+        """
         asked: dict[str, Any] = {
             "model": self.model,
             "prompt": ids if self.way.takes_ids else self._text(ids),
@@ -301,8 +311,9 @@ class Server:
     def _check(self, values: Sequence[float], count: int) -> None:
         if not is_distribution(values, self.vocabulary_size, min(count, self.vocabulary_size)):
             raise ModelError(
-                f"{self.where} sends log-probabilities that are not a distribution's, as placeholders are. "
-                "Use a server without a logits processor, such as vLLM's or llama.cpp's."
+                f"{self.where} sends log-probabilities that are not a distribution's, as "
+                "placeholders are. Use a server without a logits processor, such as vLLM's or "
+                "llama.cpp's."
             )
 
     def _text(self, ids: list[int]) -> str:
@@ -322,8 +333,9 @@ class Server:
     def find_way(self) -> None:
         """Tries what the server can do, and keeps the best way.
 
-        A way works if it gives a token the log-probability that the server sends with the plain request for the next
-        token: every number is seen twice. Raises ModelError where no way does, with what was tried.
+        A way works if it gives a token the log-probability that the server sends with the plain
+        request for the next token: every number is seen twice. Raises ModelError where no way
+        works, with what was tried.
         """
         probes = [[*encode(self.tokenizer, text).token_ids] for text in _PROBES]
         tried: dict[bool, str] = {}
@@ -344,12 +356,13 @@ class Server:
             if first is not None and self._works(*first):
                 return
         raise ModelError(
-            f"{self.where} gives no log-probabilities that can be used (asked with token ids: {tried.get(True)}; "
-            f"with text: {tried.get(False)}). Use llama.cpp's server, or: vllm serve MODEL."
+            f"{self.where} gives no log-probabilities that can be used (asked with token ids: "
+            f"{tried.get(True)}; with text: {tried.get(False)}). "
+            "Use llama.cpp's server, or: vllm serve MODEL."
         )
 
     def _works(self, ids: list[int], plain: dict[int, float]) -> bool:
-        """Whether the present way gives a token the log-probability that the plain request gave it."""
+        """Whether the way gives a token the log-probability that the plain request gave it."""
         for token in sorted(plain, key=lambda each: plain[each]):
             try:
                 if self.way.name == "top":
@@ -369,7 +382,7 @@ class Server:
         return False
 
     def _check_tokenizer(self) -> None:
-        """Raises ParameterError where ids and texts that the server sent are not those of the tokenizer."""
+        """Raises ParameterError where the server names tokens otherwise than the tokenizer."""
         for token, name in self.reader.names.items():
             text: str = self.tokenizer.decode([token])
             is_part = "\ufffd" in name + text  # of a character
@@ -383,7 +396,8 @@ class Server:
 def unanswered(endpoint: Endpoint, error: Exception) -> ModelError:
     """The error of a server that fails."""
     return ModelError(
-        f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. See whether it runs."
+        f"The server at {endpoint.address} gave no answer: {problem(error, endpoint)}. "
+        "See whether it runs."
     )
 
 
@@ -405,25 +419,28 @@ def load_server(
         address: of the server, up to and including "/v1".
         origin: the `revision` of the tokenizer, and `trust_remote_code`, whether its code may run.
         model: its name there; None for the only one.
-        tokenizer: name, folder or hub id of the model, whose tokenizer is read. None for the one that the server names
-            (vLLM), or for the server's own (llama.cpp).
-        api_key_env: the variable that holds the key. None: `OPENAI_API_KEY`, if `OPENAI_BASE_URL` is this address.
-        logprobs: how many of the most probable tokens the server sends for each position; vLLM sends 20 at most unless
-            started with `--max-logprobs`. The target's log-probability is exact with any number, except with servers
-            that score the most probable tokens alone.
+        tokenizer: name, folder or hub id of the model, whose tokenizer is read. None for the one
+            that the server names (vLLM), or for the server's own (llama.cpp).
+        api_key_env: the variable that holds the key. None: `OPENAI_API_KEY`, if `OPENAI_BASE_URL`
+            is this address.
+        logprobs: how many of the most probable tokens the server sends for each position; vLLM
+            sends 20 at most unless started with `--max-logprobs`. The target's log-probability is
+            exact with any number, except with servers that score the most probable tokens alone.
         concurrency: how many requests are under way.
         timeout: seconds after which a request counts as lost.
         max_retries: how often a request is sent again.
 
     Raises:
-        ParameterError: a parameter outside its domain, or code to be trusted that the server would choose.
+        ParameterError: a parameter outside its domain, or code to be trusted that the server
+            would choose.
         ModelError: the server does not answer, or sends no log-probabilities that can be used.
     """
     check_count("concurrency", concurrency)
     check_count("logprobs", logprobs)
     if origin["trust_remote_code"] and tokenizer is None:
         raise ParameterError(
-            "With trust_remote_code the server would say whose code runs. Name the model: tokenizer=."
+            "With trust_remote_code the server would say whose code runs. "
+            "Name the model: tokenizer=."
         )
     endpoint = choose(address, None, api_key_env, user="A served model", error=ModelError)
     sender = client(endpoint, timeout=timeout, max_retries=max_retries)
@@ -467,7 +484,7 @@ def _tokenizer(
     named: str | None,
     origin: dict[str, Any],
 ) -> tuple[Any, Any, str | None]:
-    """The tokenizer, settings for generating or None, and a revision: of the model named, or the server's own."""
+    """The tokenizer of the model named, or the server's own; settings to generate; a revision."""
     if named is None and not card.get("root"):
         own = server_tokenizer(endpoint.address, sender, card)
         if own is not None:
@@ -479,6 +496,6 @@ def _tokenizer(
         if named is not None:
             raise
         raise ModelError(
-            f"The server at {endpoint.address} does not say which tokenizer its model {card['id']!r} has. "
-            "Name the model by hub id or folder: tokenizer=."
+            f"The server at {endpoint.address} does not say which tokenizer its model "
+            f"{card['id']!r} has. Name the model by hub id or folder: tokenizer=."
         ) from error

@@ -1,4 +1,4 @@
-"""The tokenizer of a server: llama.cpp's cuts texts for whoever asks, and says which bytes each token has."""
+"""The tokenizer of llama.cpp's server, which cuts texts and says which bytes each token has."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Properties(BaseModel):
 
 
 class ServerTokenizer:
-    """A tokenizer that asks llama.cpp's server, with the parts of transformers' interface that Noiser uses.
+    """A tokenizer that asks llama.cpp's server, with as much of transformers' interface as is used.
 
     Attributes:
         chat_template: the template of the model, as the server has it; None without one.
@@ -100,7 +100,7 @@ class ServerTokenizer:
         return b"".join(map(self._bytes_of, kept)).decode(errors="replace")
 
     def convert_ids_to_tokens(self, ids: Sequence[int] | int) -> Any:
-        """The text of each token; of a part of a character its bytes, as byte-level vocabularies name them."""
+        """The text of each token; a part of a character is named as byte-level vocabularies do."""
         if isinstance(ids, int):
             return self.convert_ids_to_tokens([ids])[0]
         letters = {byte: letter for letter, byte in byte_level_alphabet().items()}
@@ -154,7 +154,7 @@ class ServerTokenizer:
         self.added_tokens_decoder[token] = SimpleNamespace(content=name, special=True)
 
     def _meet_special(self, text: str, ids: Sequence[int]) -> None:
-        """Notes the special tokens among those of a text: read as plain text, their names have other tokens."""
+        """Notes the special tokens of a text: read as plain text, their names have other tokens."""
         if self._plain_ids(text) == [*ids]:
             return
         for token in {*ids} - self._is_special.keys():
@@ -194,7 +194,7 @@ def _offsets(text: str, pieces: Sequence[_Piece]) -> list[tuple[int, int]]:
 def server_tokenizer(
     address: str, sender: openai.OpenAI, card: Mapping[str, Any]
 ) -> ServerTokenizer | None:
-    """The tokenizer of a server of llama.cpp's; None of one that does not cut texts for others, or in another way."""
+    """The tokenizer of a server of llama.cpp's; None for one that does not cut texts that way."""
     size = (card.get("meta") or {}).get("n_vocab")
     if not isinstance(size, int):
         return None
