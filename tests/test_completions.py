@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import httpx
 import openai
@@ -243,12 +243,13 @@ def test_what_explains_does_not_run_the_prompt_again(family):
 
 
 def test_another_server_writes_and_its_stream_is_passed_on(web):
-    with served(upstream=Upstream.at(f"{web.address}v1")) as here:
+    with closing(Upstream.at(f"{web.address}v1")) as upstream, served(upstream=upstream) as here:
         chunks, own = (list(complete(server, stream=True)) for server in (here, web))
         assert text_of(chunks) == text_of(own) == words(here)
     assert (
         len({chunk.id for chunk in chunks}) == 2
     )  # the other server's, and the one of the citations
+    assert upstream.client.is_closed()
     places, expected = (
         [(each["start"], each["end"]) for each in one[-1].citations] for one in (chunks, own)
     )

@@ -1,7 +1,6 @@
 """A model behind vLLM's server: the local model's numbers by deletion, also from a server that misbehaves."""
 
 import gzip
-import json
 import math
 import socket
 import threading
@@ -10,13 +9,12 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-import torch
 
 import noiser
 import vllm_for_tests
+from completion_stubs import Vllm, serving
 from noiser.errors import ModelError, ParameterError, UnknownNameError, UnsupportedModelError
-from noiser.model.server import spread
-from server_processes import Handler, served_by
+from noiser.model.completions import spread
 from test_contract import CHAT, PROMPT
 
 pytestmark = pytest.mark.usefixtures("no_openai_settings")
@@ -26,76 +24,16 @@ assert_same = partial(
 OPTIONS = {"unit": "word", "method": noiser.Occlusion(baseline="delete", score="logprob")}
 
 
-class Vllm:
-    """Answers as vLLM's server does; `trouble` gives a status or body in place of the answer to a numbered request."""
-
-    def __init__(self, network, root):
-        self.network, self.trouble, self.change = network, lambda number: None, lambda value: value
-        self.listed = [
-            {"id": "tiny", "object": "model", "created": 0, "owned_by": "us", "root": root}
-        ]
-        self.listed[0]["max_model_len"] = 200
-        self.bodies, self.keys, self.lock = [], [], threading.Lock()
-
-    @torch.no_grad()
-    def complete(self, body):
-        assert (body["max_tokens"], body["temperature"], body["return_tokens_as_token_ids"]) == (
-            1,
-            0,
-            True,
-        )
-        ids, most = body["prompt"], body["prompt_logprobs"]
-        rows = self.network(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-
-        def top(row, *more):
-            return {
-                token: self.change(float(row[token]))
-                for token in (*row.topk(most).indices.tolist(), *more)
-            }
-
-        given = [
-            {str(i): {"logprob": value, "rank": 1} for i, value in top(row, token).items()}
-            for row, token in zip(rows, ids[1:], strict=False)
-        ]
-        last = {f"token_id:{i}": value for i, value in top(rows[-1]).items()}
-        logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [last], "text_offset": []}
-        choice = {"index": 0, "text": "", "finish_reason": "length", "logprobs": logprobs}
-        choice["prompt_logprobs"] = [None, *given]
-        return {
-            "id": "1",
-            "object": "text_completion",
-            "created": 0,
-            "model": "tiny",
-            "choices": [choice],
-        }
-
-
 @pytest.fixture
 def vllm(local, folder):
-    return Vllm(local.model, str(folder))
+    return Vllm(local, root=str(folder), max_model_len=200)
 
 
 @pytest.fixture
 def address(vllm):
-    """Of a server of `vllm`."""
-
-    class Vllms(Handler):
-        def get(self):
-            self.answer(json.dumps({"object": "list", "data": vllm.listed}).encode())
-
-        def post(self, body):
-            body = json.loads(body)
-            with vllm.lock:
-                reply = vllm.trouble(len(vllm.bodies)) or vllm.complete(body)
-                vllm.bodies.append(body)
-                vllm.keys.append(self.headers["Authorization"])
-            status, reply = (
-                (reply, {"error": {"message": "no"}}) if isinstance(reply, int) else (200, reply)
-            )
-            self.answer(json.dumps(reply).encode(), status, **{"Retry-After-Ms": "1"})
-
-    with served_by(Vllms) as address:
-        yield f"{address}/v1"
+    """The address of a server of `vllm`."""
+    with serving(vllm) as address:
+        yield address
 
 
 @pytest.mark.parametrize(
@@ -179,7 +117,9 @@ def test_what_cannot_be_loaded_says_so(vllm, address, folder):
     vllm.trouble = lambda number: {
         "choices": [{"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}]
     }
-    with pytest.raises(ModelError, match="does not send prompt_logprobs of token ids"):
+    with pytest.raises(
+        ModelError, match=r"no log-probabilities that can be used .*logprobs is null.*vllm serve"
+    ):
         noiser.load_model(address)
     with pytest.raises(ModelError, match=r"gave no answer: .*See whether it runs"):
         noiser.load_model("http://127.0.0.1:9/v1", max_retries=0)

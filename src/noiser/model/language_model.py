@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from torch import Tensor
 from noiser.checks import check_choice, check_count
 from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.abilities import Abilities, find_abilities, raise_failure, setting
+from noiser.model.classes import refuse_other_kinds
 from noiser.model.packing import Branch, Context, KeysValues, Pass, set_attention, whole_logits
 from noiser.model.runtime import PLAIN, running
 from noiser.text import Encoding, encode
@@ -58,10 +59,7 @@ class LanguageModel:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         kind, config = type(model).__name__, getattr(model, "config", None)
-        if getattr(config, "is_encoder_decoder", False):
-            raise UnsupportedModelError(
-                f"{kind} is an encoder-decoder model. Take a decoder-only (causal) one."
-            )
+        refuse_other_kinds(kind, config, subject=kind)
         if getattr(model, "get_output_embeddings", lambda: None)() is None:
             raise UnsupportedModelError(
                 f"{kind} has no language-modelling head. Load it with AutoModelForCausalLM."
@@ -96,6 +94,15 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections of a model behind a server; a model in this process has none."""
 
     @property
     def device(self) -> torch.device:

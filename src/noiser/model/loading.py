@@ -15,7 +15,8 @@ import torch
 
 from noiser import errors
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError
-from noiser.files import sha256_of
+from noiser.files import parse_json, sha256_of
+from noiser.model.classes import auto_class_of
 from noiser.model.gguf import BUILT_IN, complete, converted
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import is_out_of_memory, own_defaults
@@ -50,6 +51,9 @@ def load_model(
     **engine_args: Any,
 ) -> LanguageModel:
     """Loads a causal language model and its tokenizer, into this process, into vLLM, or from a server.
+
+    Of an image-text checkpoint it loads the whole model, whose text is explained. Encoder-decoder models and
+    classifiers are refused.
 
     Args:
         name_or_path: a built-in name ("gemma-3-270m"), a local folder, a `.gguf` file, or a hub id. Built-in models
@@ -154,7 +158,7 @@ def _load(
     name: str, origin: dict[str, Any], how: Mapping[str, Any], device: torch.device | None
 ) -> LanguageModel:
     """A model in this process; `origin` and `how` to load it, on a device, or None where `device_map` decides."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
     from transformers.utils.import_utils import is_peft_available
 
     place = find(name)
@@ -166,11 +170,9 @@ def _load(
     common = {**origin, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
     with _one_at_a_time, own_defaults(), explained(name):
-        model = complete(
-            AutoModelForCausalLM.from_pretrained(
-                place.source, **how, **common, output_loading_info=True
-            )
-        )
+        auto_class = auto_class_of(_configuration(place, common), name)
+        loaded = auto_class.from_pretrained(place.source, **how, **common, output_loading_info=True)
+        model = complete(loaded)
         if device is not None:
             model.to(device)
         try:
@@ -185,11 +187,41 @@ def _load(
             if not bases:
                 raise
             tokenizer = AutoTokenizer.from_pretrained(bases[0], **common)
+        if not getattr(tokenizer, "chat_template", None):
+            template = _template_of_processor(place.source, origin["revision"])
+            tokenizer.chat_template = template
         lm = LanguageModel(model.eval(), tokenizer)
         lm.identity = lm.identity._replace(
             name=place.name, revision=revision_of(place, model, origin)
         )
     return lm
+
+
+def _configuration(place: Place, common: Mapping[str, Any]) -> Any:
+    """The configuration of a checkpoint, or of the model that an adapter was trained on."""
+    from transformers import AutoConfig
+    from transformers.utils.import_utils import is_peft_available
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    source = place.source
+    is_whole = place.is_folder and Path(source, "config.json").is_file()
+    if is_peft_available() and not is_whole:
+        adapter = find_adapter_config_file(source, revision=common["revision"])
+        if adapter is not None:
+            source = parse_json(Path(adapter).read_bytes())["base_model_name_or_path"]
+    return AutoConfig.from_pretrained(source, **common)
+
+
+def _template_of_processor(source: str, revision: str) -> str | None:
+    """The chat template that older image-text checkpoints keep in a file of their processor."""
+    from transformers.utils.hub import cached_file
+
+    options: dict[str, Any] = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    path = cached_file(source, "chat_template.json", revision=revision, **options)
+    return parse_json(Path(path).read_bytes())["chat_template"] if path else None
 
 
 def revision_of(place: Place, model: Any, origin: dict[str, Any]) -> str | None:
@@ -217,6 +249,7 @@ def fingerprint(folder: Path, model: Any) -> str:
         "*.py",
         "*.jinja",
         "*_templates/*.jinja",
+        "chat_template.json",
     )
     for path in sorted(
         {path for pattern in names for path in folder.glob(pattern) if path.is_file()}
@@ -266,7 +299,7 @@ def _explain(name: str, error: Exception) -> NoiserError:
     if "trust_remote_code" in str(error):
         trust = "If you trust it, pass trust_remote_code=True (--trust-remote-code)."
         return ModelError(f"{model} comes with code of its own. {trust}")
-    if "Unrecognized configuration class" in said or "not supported" in said:
+    if "not supported" in said:
         text = f"{model} is not a causal language model that transformers can load: {said[:150]}."
         return errors.UnsupportedModelError(f"{text} Take a decoder-only model.")
     if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111

@@ -75,6 +75,7 @@ class ServedModel(LanguageModel):
         context_length: int | None,
         table: Float[Tensor, "vocab dim"] | None = None,
         scale: float = 1.0,
+        close: Callable[[], object] | None = None,
     ) -> None:
         ids = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
         network: Any = ServedNetwork(predict, ids if table is None else table, generation_config)
@@ -87,6 +88,12 @@ class ServedModel(LanguageModel):
             context_length,
         )
         self.abilities = Abilities(embedding_scale=scale, packs=False)
+        self._close = close
+
+    def close(self) -> None:
+        """Closes the connections to a server."""
+        if self._close is not None:
+            self._close()
 
     def run(
         self, branches: Sequence[Branch], **_: Any

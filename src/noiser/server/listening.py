@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -74,7 +75,8 @@ def serve(
     print(
         f"Noiser is at http://{place}:{listening.getsockname()[1]}/  (Ctrl+C ends it)", flush=True
     )
-    uvicorn.Server(configured(app)).run(sockets=[listening])
+    with closing(writer) if writer else nullcontext():
+        uvicorn.Server(configured(app)).run(sockets=[listening])
 
 
 def check_address(host: str, auth: str | None) -> None:

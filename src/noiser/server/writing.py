@@ -120,7 +120,12 @@ class Upstream(NamedTuple):
                 there.with_options(timeout=10, max_retries=0).models.list().data[0].id,
             )
         except (openai.OpenAIError, IndexError) as error:
+            there.close()
             raise unanswered(endpoint, error) from error
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self.client.close()
 
     def write(
         self, messages: Any, settings: Any, answer: Answer, tell: Callable[[Any], object], job: Job

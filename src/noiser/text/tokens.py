@@ -167,7 +167,7 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     r"""The text of each of some neighbouring tokens; a byte that completes no character shows as `\xf0`."""
     text, offsets = continuation(tokenizer, tokenise(tokenizer, "a").ids[-1:], token_ids)
     texts = [text[start:end] for start, end in mend(offsets, (0, len(text)))]
-    alphabet = _byte_level_alphabet()
+    alphabet = byte_level_alphabet()
     for index, name in enumerate(tokenizer.convert_ids_to_tokens(list(token_ids))):
         if _BAD in texts[index]:
             if fallback := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
@@ -178,7 +178,7 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
 
 
 @cache
-def _byte_level_alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """From each character of a byte-level vocabulary (Radford et al. 2019) to its byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
