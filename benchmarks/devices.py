@@ -67,6 +67,9 @@ METHODS: dict[str, Method] = {
     "attention_gradient": noiser.AttentionGradient(),
 }
 
+UNITS = {"attention_gradient": "sentence"}
+"""What a method scores that refuses tokens."""
+
 
 def random_model(
     config: transformers.PretrainedConfig, tokenizer: Any, device: str, dtype: str
@@ -79,11 +82,11 @@ def random_model(
 
 def speed(lm: LanguageModel, name: str, prompts: Sequence[str], top: float) -> dict[str, Any]:
     """The row of one method: a list of prompts, after a first call that warms up."""
-    method = METHODS[name]
-    noiser.attribute(lm, list(prompts[:2]), method=method)
+    asked: dict[str, Any] = {"method": METHODS[name], "unit": UNITS.get(name, "token")}
+    noiser.attribute(lm, list(prompts[:2]), **asked)
     with ForwardClock(lm) as clock:
         begin = time.perf_counter()
-        found = noiser.attribute(lm, list(prompts), method=method)
+        found = noiser.attribute(lm, list(prompts), **asked)
         took = time.perf_counter() - begin
     return {
         "method": name,

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -51,8 +52,14 @@ def wrapped(family, dtype=torch.float32):
     return noiser.wrap(tiny_model(family).to(dtype), tiny_tokenizer())
 
 
+def units_of(name):
+    """What a method is asked to score: tokens, or the words of the prompt as spans, if it refuses tokens."""
+    words = [match.span() for match in re.finditer(r"\w+", PROMPT)]
+    return {"unit": words} if name == "attention_gradient" else {}
+
+
 def run(lm, name, prompt=PROMPT, **options):
-    return noiser.attribute(lm, prompt, method=method_of(name), **options)
+    return noiser.attribute(lm, prompt, method=method_of(name), **units_of(name) | options)
 
 
 def with_chat_template(family):
@@ -106,7 +113,8 @@ def test_scores_every_visible_unit_of_every_target(name, family):
 def test_a_result_names_what_makes_its_method_again(name, tmp_path):
     method = method_of(name)
     assert describe(make_method(name))[0] == METHODS.get(name).versioned_name
-    att = noiser.attribute(tiny("llama"), PROMPT, method=method, max_new_tokens=2, seed=3)
+    options = {"max_new_tokens": 2, "seed": 3} | units_of(name)
+    att = noiser.attribute(tiny("llama"), PROMPT, method=method, **options)
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
     torch.testing.assert_close(loaded.scores, att.scores, atol=0, rtol=0, equal_nan=True)
@@ -126,7 +134,7 @@ def test_repeats_with_the_seed_and_differs_where_random_numbers_are_drawn(name):
     assert torch.equal(first.scores.nan_to_num(0), again.scores.nan_to_num(0))
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()
-    run_method(lm, query_of(lm, PROMPT), method_of(name), generator)
+    run_method(lm, query_of(lm, PROMPT, **units_of(name)), method_of(name), generator)
     draws = not torch.equal(generator.get_state(), before)
     same = torch.equal(first.scores.nan_to_num(0), other.scores.nan_to_num(0))
     assert same is not draws

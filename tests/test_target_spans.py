@@ -9,7 +9,7 @@ from methods_for_tests import predict
 from noiser.errors import ParameterError
 from noiser.methods import METHODS
 from noiser.objectives import divergence, entropy, name_of
-from test_contract import run
+from test_contract import run, units_of
 from tiny import tiny
 
 PROMPT, ANSWER = "The quick fox sings", " near the river. Trains run late"
@@ -166,12 +166,13 @@ def test_attention_of_a_span_is_the_mean_over_its_tokens_and_relevance_the_sum(m
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_scores_spans_each_as_if_it_were_alone(name):
     lm = tiny("gemma3")
-    both = run(lm, name, target=ANSWER, target_unit=SPANS, unit="word")
-    first = run(lm, name, target=ANSWER, target_unit=SPANS[:1], unit="word")
+    units = {"unit": "word"} | units_of(name)
+    both = run(lm, name, target=ANSWER, target_unit=SPANS, **units)
+    first = run(lm, name, target=ANSWER, target_unit=SPANS[:1], **units)
     assert both.scores.shape == (2, len(both.units))
-    assert torch.equal(both.scores.isfinite(), spans_of(lm, unit="word").causal_mask)
-    units = len(first.units)
-    torch.testing.assert_close(both.scores[0, :units], first.scores[0], rtol=2e-3, atol=2e-5)
+    assert torch.equal(both.scores.isfinite(), spans_of(lm, **units).causal_mask)
+    count = len(first.units)
+    torch.testing.assert_close(both.scores[0, :count], first.scores[0], rtol=2e-3, atol=2e-5)
 
 
 def test_hand_worked_numbers():
@@ -203,7 +204,7 @@ def test_every_method_answers_or_refuses(name):
         method = noiser.methods.make_method(
             own.method, **(dict(own.parameters) | {"score": "logprob"})
         )
-        named = noiser.attribute(lm, PROMPT, method=method, target=5)
+        named = noiser.attribute(lm, PROMPT, method=method, target=5, **units_of(name))
         torch.testing.assert_close(own.scores, named.scores, rtol=1e-3, atol=1e-4)
         if named.stderr is not None:
             torch.testing.assert_close(

@@ -174,6 +174,8 @@ VARIANTS = {
 EVERYWHERE = ("occlusion", "noiser", "integrated_gradients")
 COMMON = ("token", "word", "foil", "three", "target_all", "many", "source_sentence", "of")
 FEW = ("three", "many")
+# A method that refuses tokens and words is asked about larger units.
+LARGER = {"attention_gradient": ("sentence", "spans", "turn", "source", "source_sentence")}
 FULL = "llama"  # everything
 DEEP = (FULL, "gemma3")  # every method
 
@@ -210,7 +212,8 @@ def cases(family, batch_tokens=None):
     lm = model(family, batch_tokens)
     for name in METHODS.names() if family in DEEP else EVERYWHERE:
         whole = QUESTIONS if name in EVERYWHERE else COMMON
-        for question in whole if family == FULL else FEW if family in DEEP else FEW[:1]:
+        some = whole if family == FULL else FEW if family in DEEP else FEW[:1]
+        for question in LARGER.get(name, some):
             yield f"{name}/{question}", partial(asked, lm, name, question)
     if family == FULL:
         yield from metrics(lm)

@@ -273,7 +273,10 @@ class Citations:
         kind = _NATS.get(str(att.parameters.get("score")), "")
         score = f"A score is what the sentence loses without the source{kind and f', in nats of {kind}'}."
         if unversioned(att.method) == "attention_gradient":
-            score = "A score is how fast the sentence gains as attention to the source, nearly shut, opens."
+            score = (
+                "A score is the source's largest share of what the sentence gains as attention to "
+                "all sources opens."
+            )
         fell_back = att.info.get("fell_back")
         return [
             "[1]: written under the influence of this source; not checked against it.",

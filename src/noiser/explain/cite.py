@@ -84,7 +84,7 @@ def cite(
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
             of answers); they run side by side and give the same numbers as separate calls.
         sources: texts or (title, text) pairs.
-        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run three times and back; a
+        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run twice and back; a
             check of 8 random halves of the sources says whether that predicts what hiding does. Where it does not, with
             fewer than 20 sources, or where the model cannot be read so, as "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one

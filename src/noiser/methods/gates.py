@@ -7,11 +7,15 @@ from itertools import chain
 from typing import Annotated
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Gates, Query, ScoreName, Steps
 from noiser.errors import ParameterError
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+
+SMALL_UNITS = ("auto", "token", "word")
+"""Units that would reach the method as single tokens or words."""
 
 
 def _check_gates(name: str, got: object) -> tuple[float, ...]:
@@ -25,29 +29,41 @@ def _check_gates(name: str, got: object) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionGradient(InnerMethod):
-    """The slope of the prediction as attention to a unit opens, at the gate where the slopes are steepest.
+    """The largest share of a unit in the prediction's slopes as attention to all units opens.
 
-    A gate multiplies what the question and the answer (where no source is named, the answer) see of a token, in all
-    layers and heads. At 0 all units are hidden, at 1 none is. A unit's score is ∂F / ∂log m of its gate m, while all
-    units have the same m: of `gates` the one at which the largest score is largest, for each target its own. There the
-    prediction is being made, from units that are hardly seen, so that copies of a fact do not hide each other. One pass
-    of the question and the answer for each gate, and one back for each target.
+    A gate multiplies what the question and the answer (where no source is named, the answer) see of
+    a token, in all layers and heads. At 0 all units are hidden, at 1 none is. A unit's slope is
+    ∂F / ∂log m of its gate m, while all units have the same m. Its share at m is its slope over the
+    sum of all units' absolute slopes, and its score the largest of its shares at the `gates`. Where
+    attention is nearly shut, copies of a fact do not hide each other; where it is open, the
+    prediction is the model's own. One pass of the question and the answer for each gate, and one
+    back for each target.
+
+    It takes sources, or spans, sentences and turns of a prompt. For tokens and words of a prompt
+    without sources it is refused: what reaches the answer through other tokens has no gate.
 
     Args:
-        gates: of all units, each above 0 and at most 1. `info["gate"]` has the one that was taken, per target.
+        gates: of all units, each above 0 and at most 1.
         score: F, the prediction; see `noiser.engine.SCORES`.
     """
 
-    gates: Annotated[tuple[float, ...], _check_gates] = (0.0003, 0.003, 0.1)
+    gates: Annotated[tuple[float, ...], _check_gates] = (0.1, 1.0)
     score: ScoreName = "logit"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002
+        if query.unit in SMALL_UNITS and not query.sources:
+            raise ParameterError(
+                f"unit is {query.unit!r} without sources, and 'attention_gradient' scores sources, "
+                "or larger units: expected sources=..., unit='sentence' or spans. For tokens and "
+                "words take 'attn_lrp', which is also one pass."
+            )
         positions = tuple(sorted(chain.from_iterable(query.positions)))
         first = query.sources_stop or query.prompt_tokens - 1
         slopes: Tensor = yield Gates(query, positions, first, self.gates, query.score(self.score))
-        scores = sum_over_units(query, slopes)
-        steepest = scores.nan_to_num(-torch.inf).amax(-1).argmax(0)
-        return Scores(
-            scores=scores[steepest, range(len(steepest))],
-            info={"gate": [self.gates[k] for k in steepest.tolist()]},
-        )
+        return Scores(scores=_shares(sum_over_units(query, slopes)).amax(0))
+
+
+def _shares(slopes: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
+    """Each slope over the sum of the absolute slopes of its row. NaN and zeros stay."""
+    sizes = slopes.abs().nansum(-1, keepdim=True)
+    return slopes / torch.where(sizes > 0, sizes, 1)
