@@ -172,7 +172,7 @@ def test_hidden_sources_and_checks(noiser_command, sources):
     words = lambda *command: " ".join(noiser_command(*command).stdout.split())
     attribute = ["attribute", PROMPT, "--method", "random", "--check"]
     assert "8 removals" in words(*attribute, "8")
-    assert "6 removals" in words(*attribute, "auto")  # all that there are of four units
+    assert "20 removals" in words(*attribute, "auto", "--unit", "word")  # all halves of five
     assert "too few for the scores to be checked" in words(
         *CITE, "--accuracy", "fast", "--check", "8"
     )
