@@ -78,9 +78,10 @@ def prepare(
             f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}; expected ids below "
             f"{lm.vocabulary_size}, the rows of the embedding table. Load the tokenizer that belongs to the model."
         )
-    check_length(lm, prompt_tokens + max(map(len, targets), default=most) - 1)
+    longest = prompt_tokens + max(map(len, targets), default=most) - 1
+    check_length(lm, longest)
     ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
-    context = lm.context((*encoding.token_ids, *ahead[:-1]))
+    context = lm.context((*encoding.token_ids, *ahead[:-1]), longest)
     exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
     logits = yield Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
 

@@ -114,9 +114,8 @@ def cite(
         raise ParameterError(
             f"memory is {memory!r}; expected a number of nats, or None for the default."
         )
-    masks, seed, removal = check_masks(check), check_seed(seed), removal_for(lm, hide=True)
-    least = MEMORY[removal] if memory is None else memory
-    accurate = replace(METHOD, baseline=removal) if method is None else make_method(method)
+    masks, seed = check_masks(check), check_seed(seed)
+    made = None if method is None else make_method(method)
     chat = lm.chats
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if chat else "\n"}
 
@@ -146,6 +145,8 @@ def cite(
                 f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
                 "pass answer=."
             )
+        removal = removal_for(lm, query, hide=True)
+        least = MEMORY[removal] if memory is None else memory
         losses: tuple[float, ...] = yield _losses(query, removal)
         relied = tuple(row for row, loss in enumerate(losses) if loss >= least)
         rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
@@ -153,6 +154,7 @@ def cite(
         if accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
             attribution, fell_back = yield _fast(lm, query, masks or MASKS, seed, rule)
         if attribution is None:
+            accurate = replace(METHOD, baseline=removal) if made is None else made
             attribution = yield attribution_of(lm, query, accurate, seed, rule)
             if fell_back:
                 attribution = replace(

@@ -82,6 +82,11 @@ def own_defaults() -> Generator[None]:
         torch.set_default_dtype(dtype)
 
 
+def exactly(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """A context in which passes on a device have their own precision, whatever autocast a caller has set."""
+    return torch.autocast(device.type, enabled=False)
+
+
 @contextlib.contextmanager
 def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     """Holds a model's lock while it runs, and undoes every change afterwards.

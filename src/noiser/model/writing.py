@@ -74,7 +74,7 @@ def write(
     }
     caching = continued({})
     grown: Any = next(iter(caching.values()))
-    if lm.abilities.continues:
+    if lm.packing(len(prompt_ids) + max_new_tokens).continues:
         asked |= caching
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
