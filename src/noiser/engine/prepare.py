@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -89,10 +90,12 @@ def prepare(
         return max(readings, key=lambda reading: float(first_row[reading[0]]))
 
     first_row, first, foil_id = logits[0], 0, None
+    ties: tuple[int, ...] = ()
     if question.target is None:
         own = lm.generated(encoding.token_ids, most)
         if own is None:
             ids, logits = yield from _greedy(lm, context, first_row, question)
+            ties = near_ties(lm, logits)
         else:
             ids = tuple(
                 own[
@@ -141,7 +144,7 @@ def prepare(
             "it whatever it says, so it is always kept, and nothing is left to score. Give a longer "
             "prompt, or other units."
         )
-    return query
+    return replace(query, near_ties=ties) if ties else query
 
 
 def query_of(
@@ -232,6 +235,26 @@ def _greedy(
         context.extend(lm.context([token]).inputs)
         (row,) = yield Prefill(context, [len(context.inputs) - 1])
     return tuple(ids), torch.stack(rows)
+
+
+def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple[int, ...]:
+    """The tokens of a greedy continuation, by index, whose lead is within half precision's rounding; warns of them.
+
+    The largest logits here are sums in float32. `generate()` rounds them: bfloat16 has steps of 1/8 between 16 and 32.
+    """
+    if lm.dtype not in (torch.bfloat16, torch.float16) or not lm.looks_inside:
+        return ()
+    first, second = logits.float().topk(2).values.unbind(-1)
+    step = torch.finfo(lm.dtype).eps * first.abs()
+    ties = tuple((first - second <= 2 * step).nonzero().flatten().tolist())
+    if ties:
+        warnings.warn(
+            f"{lm.identity.name}: token {ties[0]} of the continuation leads by less than "
+            f"{str(lm.dtype).removeprefix('torch.')} rounds, so generate() may write another. "
+            "Name the target, or load the model with dtype='float32'.",
+            stacklevel=2,
+        )
+    return ties
 
 
 def _ends(lm: LanguageModel, ids: Sequence[int], stop: str | None) -> bool:

@@ -182,6 +182,7 @@ def attribution_of(
         "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],
         "of": query.of and name_of(query.of),
         "first_token": _first_token(query.with_units(units), scores),
+        "near_ties": list(query.near_ties),
         "unasked": None if isinstance(prompt, str) else unasked(query, units, scores),
     }
     return Attribution(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -22,6 +23,7 @@ from noiser.model.abilities import (
     setting,
     try_length,
 )
+from noiser.model.generation import describe_settings, greedy_text, text_settings
 from noiser.model.packing import Branch, Context, KeysValues, Pass, set_attention, whole_logits
 from noiser.model.runtime import PLAIN, exactly, running
 from noiser.text import Encoding, encode
@@ -150,29 +152,19 @@ class LanguageModel:
 
     def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
         """The model's own greedy `generate()`; None where no setting makes it other than the most probable tokens."""
-        names = (
-            "repetition_penalty",
-            "no_repeat_ngram_size",
-            "suppress_tokens",
-            "begin_suppress_tokens",
-        )
-        names += ("bad_words_ids", "sequence_bias", "min_new_tokens", "min_length")
-        names += ("forced_bos_token_id", "forced_eos_token_id")
-        settings = getattr(self.model, "generation_config", None)
-        if not self.looks_inside or all(
-            getattr(settings, name, None) in (None, 0, 1, []) for name in names
-        ):
+        settings = text_settings(getattr(self.model, "generation_config", None))
+        if not settings:
             return None
-        ids = torch.tensor([token_ids], device=self.device)
-        options: dict[str, Any] = {
-            "attention_mask": torch.ones_like(ids),
-            "do_sample": False,
-            "num_beams": 1,
-        }
-        with running(self.model):
-            return self.model.generate(ids, max_new_tokens=count, **options)[
-                0, len(token_ids) :
-            ].tolist()
+        if not self.looks_inside:
+            text = (
+                f"{self.identity.name}: settings of its generation_config are not applied elsewhere"
+            )
+            warnings.warn(
+                f"{text}, {describe_settings(settings)}. The most probable tokens are explained.",
+                stacklevel=2,
+            )
+            return None
+        return greedy_text(self, token_ids, count, settings)
 
     @cached_property
     def abilities(self) -> Abilities:
