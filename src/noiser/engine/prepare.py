@@ -56,7 +56,7 @@ def prepare(
     )
     most = question.max_new_tokens or (WHOLE_ANSWER if answers else 1)
     question = replace(question, prompt=prompt, target=target, max_new_tokens=most)
-    encoding = encoding or lm.encode(prompt)
+    encoding = encoding or lm.encode(prompt, documents=question.sources is not None)
     prompt_tokens = len(encoding.token_ids)
     documents = (
         ()
@@ -337,7 +337,11 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
             f"The attribution explains a number of your own, {att.info['of']}, which its file does not hold. Attribute "
             "again without `of`."
         )
-    encoding = lm.encode(att.prompt, rendered=att.text[: att.prompt_length])
+    encoding = lm.encode(
+        att.prompt,
+        rendered=att.text[: att.prompt_length],
+        documents=bool(att.info.get("sources")),
+    )
     begin = position = len(encoding.token_ids)
     spans, ids = list[range](), list[int]()
     for target in att.targets:

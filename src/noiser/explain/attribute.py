@@ -136,7 +136,8 @@ def attribute(
         number = check_seed(fields.pop("seed"))
         question = Question(prompt=given[index] if many else given, **fields, **shared)
         try:  # all are tokenised before anything runs
-            encoding = lm.encode(question.prompt) if many else None
+            documents = question.sources is not None
+            encoding = lm.encode(question.prompt, documents=documents) if many else None
         except Exception as error:
             raise _of_prompt(index, error) from None
         works.append(attribution(lm, question, made, number, masks, encoding))

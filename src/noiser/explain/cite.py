@@ -126,7 +126,7 @@ def cite(
             else question
         )
         prompt = asked if template is None else place_sources(asked, sources, template)
-        read = lm.encode(prompt)
+        read = lm.encode(prompt, documents=True)
         placed = {
             "sources": sources,
             "sources_begin": begin_of_sources(asked, template, read) if template else 0,

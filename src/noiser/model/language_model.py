@@ -127,7 +127,9 @@ class LanguageModel:
         """Whether the tokenizer has a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
+    def encode(
+        self, prompt: Prompt | object, *, rendered: str | None = None, documents: bool = False
+    ) -> Encoding:
         """A text or chat messages in tokens; see `noiser.text.encode`."""
         length, kwargs = self.context_length, self.chat_template_kwargs
         return encode(
@@ -136,6 +138,7 @@ class LanguageModel:
             context_length=length,
             rendered=rendered,
             chat_template_kwargs=kwargs,
+            documents=documents,
         )
 
     @cached_property
