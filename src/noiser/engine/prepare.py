@@ -89,6 +89,14 @@ def prepare(
     def likeliest(readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return max(readings, key=lambda reading: float(first_row[reading[0]]))
 
+    for role, readings in (("target", targets), ("foil", foils)):
+        for token in chain(*readings):
+            if token >= logits.shape[-1]:
+                raise TargetError(
+                    f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}, which "
+                    f"{lm.identity.name} reads and cannot predict: it has logits for {logits.shape[-1]} of "
+                    f"{lm.vocabulary_size} tokens. Name another {role}."
+                )
     first_row, first, foil_id = logits[0], 0, None
     ties: tuple[int, ...] = ()
     if question.target is None:
@@ -358,6 +366,11 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         context = lm.context((*encoding.token_ids, *ids[:-1]))
         exact = [(token,) if foil is None else (token, foil) for token in ids]
         logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
+        if too_large := [token for token in (*ids, foil or 0) if token >= logits.shape[-1]]:
+            raise ParameterError(
+                f"{lm.identity.name} cannot predict the target id {too_large[0]} of this attribution, "
+                f"made with {att.model.name}: it has {logits.shape[-1]} logits. Use the model that made it."
+            )
         disturbed = att.info.get("first_token") == "disturbed"
         question = Question(
             prompt=att.prompt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, TypeGuard, TypeVar
 
@@ -21,7 +21,7 @@ from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import duration
 from noiser.objectives import name_of
 from noiser.registry import __version__, version_of
-from noiser.text import Encoding
+from noiser.text import Encoding, is_missing
 from noiser.types import (
     AutoUnit,
     Objective,
@@ -222,9 +222,11 @@ def _first_token(query: Query, scores: Scores) -> str | None:
 
 
 def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
-    """Whether it is several prompts: a list of texts or chats. A list of messages is one chat."""
-    several = isinstance(prompt, list | tuple) and len(prompt) > 0
-    return several and all(isinstance(one, str | list | tuple) for one in prompt)
+    """Whether it is several prompts: a list of texts or chats, also where some are missing. Messages are one chat."""
+    several: Any = prompt if isinstance(prompt, list | tuple) else ()
+    if any(isinstance(one, Mapping) for one in several):
+        return False
+    return any(isinstance(one, str | list | tuple) or is_missing(one) for one in several)
 
 
 def run_many(

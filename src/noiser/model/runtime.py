@@ -157,6 +157,8 @@ def twin(model: Any) -> Any:
             parameter for parameter in model.parameters() if type(parameter) is nn.Parameter
         )  # not quantised ones
         shared |= {id(parameter): nn.Parameter(parameter.detach(), False) for parameter in plain}
+        if any("layers_are_rescaled" in vars(module) for module in model.modules()):
+            shared = {}  # RWKV divides weights in place: it cannot share them
         return copy.deepcopy(model, shared).eval()
 
 
@@ -179,6 +181,9 @@ def _settle(model: Any) -> None:
                 put(model, state, name, wanted)
     head = model.get_output_embeddings()
     for module in modules:
+        if "layers_are_rescaled" in vars(module):
+            scaled = module.layers_are_rescaled
+            held[model].undo.append(partial(_scale_as_before, module, scaled))
         own = vars(module).get("forward")  # of another library's, which stays unless it is compiled
         forward = (
             getattr(own, "_torchdynamo_orig_callable", None)
@@ -187,6 +192,15 @@ def _settle(model: Any) -> None:
         )
         if forward:
             put(model, vars(module), "forward", forward)
+
+
+def _scale_as_before(module: Any, scaled: bool) -> None:
+    """Undoes what RWKV does to its weights in evaluation mode, where it divides them for half precision."""
+    if module.layers_are_rescaled != scaled:
+        training = module.training
+        module.training = not scaled
+        module._rescale_layers()
+        module.training = training
 
 
 def _freeze(model: nn.Module) -> None:

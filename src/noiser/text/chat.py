@@ -19,6 +19,8 @@ _LEAD = 16  # characters of the template before a content, by which it is found
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
     """The messages of a chat, whose contents are texts or lists of text parts. Raises PromptError for others."""
+    if is_missing(messages):
+        raise PromptError(f"The prompt is missing ({messages}); expected a text or chat messages.")
     if not isinstance(messages, Sequence) or isinstance(messages, bytes):
         raise PromptError(
             f"The prompt is a {type(messages).__name__}; expected a text or a list of chat messages."
@@ -50,6 +52,12 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     if not is_said(checked):
         raise PromptError(f"The chat has no message with text; {_EXPECTED}")
     return checked
+
+
+def is_missing(prompt: object) -> bool:
+    """Whether a prompt is None, or the NaN or NA that stands for it in a table."""
+    is_nan = isinstance(prompt, float) and prompt != prompt
+    return prompt is None or is_nan or type(prompt).__name__ in ("NAType", "NaTType")
 
 
 def part_texts(message: Mapping[str, Any]) -> list[str]:
