@@ -38,6 +38,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/models.md", "lms server"): "LM Studio",
     ("docs/models.md", "noiser attribute -m http"): "a server; test_server.py",
     ("docs/models.md", "from transformers import"): "the hub, and a graphics card",
+    ("docs/prompts.md", "documents = ["): "a template with documents; test_chat_forms.py",
     ("docs/howto/edits.md", "noiser diff"): "its exit status depends on the model; test_explain.py",
     ("docs/models.md", "from torchao"): "torchao; test_quantised.py",
     ("docs/coming_from.md", "import shap"): "another library",

@@ -415,9 +415,9 @@ def test_contents_of_parts_and_without_text():
         "tool_calls": [{"function": {"name": "find", "arguments": {}}}],
     }
     tokenizer = with_template(loop.format("m['content'] or m.tool_calls[0].function.name"))
-    encoding = encode(
-        tokenizer, [{"role": "user", "content": parts}, call, {"role": "tool", "content": "She"}]
-    )
+    chat = [{"role": "user", "content": parts}, call, {"role": "tool", "content": "She"}]
+    with pytest.warns(UserWarning, match="the 2 parts of message 0 are joined"):
+        encoding = encode(tokenizer, chat)
     assert encoding.text == "[Who plays?\nWho sings?][find][She]"
     assert texts_of(encoding, encoding.regions) == ["Who plays?\nWho sings?", "She"]
     tokenizer = with_template(loop.format("m['content'].split('</think>')[-1]"))

@@ -13,6 +13,20 @@ from typing import Any
 class NoiserError(Exception):
     """The root of every error raised by Noiser."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Process pools send errors by pickle, which would call `__init__` with the finished message alone.
+        return _restore, (type(self), self.args, vars(self))
+
+
+def _restore(
+    kind: type[NoiserError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> NoiserError:
+    """The error that was pickled, without a call of its `__init__`."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
 
 class PromptError(NoiserError, ValueError):
     """A prompt that is empty, too long or malformed. Pass a text; or messages, to a model with a chat template."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noiser.attribution.display import headings, label, labels, visible
 from noiser.attribution.relations import sentences
 from noiser.numbers import number_format
+from noiser.text.chat import part_texts
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
 
@@ -196,7 +197,7 @@ def _roles(att: Attribution) -> dict[int, str]:
         return {}
     roles, position = dict[int, str](), 0
     for message in [*att.prompt, None]:
-        content = str(message.get("content") or "").strip() if message else ""
+        content = "".join(part_texts(message)).strip() if message else ""
         start = (
             att.text.find(content, position, att.prompt_length) if message else att.prompt_length
         )

@@ -224,7 +224,7 @@ class Engine:
                     inputs, hidden, record = (
                         context.inputs[start:stop][None],
                         (),
-                        self.lm.abilities.packs,
+                        context.packs,
                     )
                 branches.append(
                     Branch(context, start, inputs, item.wanted, hidden, record, item.tokens)
@@ -338,7 +338,7 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
     """The sequences that answer a generator's request; without any the answer is there."""
     if isinstance(work.request, Prefill):
         context, wanted, tokens = work.request.context, work.request.positions, work.request.tokens
-        start = context.done if lm.abilities.packs else 0
+        start = context.done if context.packs else 0
         return [_Item(work, context, start, len(context.inputs), wanted, tokens)]
     query, items = work.request.query, list[_Item]()
     nothing = torch.zeros(0, 1, dtype=torch.float64)  # the answer to a change without targets
@@ -348,7 +348,8 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
         targets = every if change.targets is None else change.targets
         if not targets:
             continue
-        if (change.rows and not lm.takes_embeddings) or (change.hidden and not lm.abilities.packs):
+        packs = query.context.packs
+        if (change.rows and not lm.takes_embeddings) or (change.hidden and not packs):
             raise UnsupportedModelError(
                 f"Tokens can be taken out of {lm.identity.name} ({type(lm.model).__name__}), but not "
                 f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such as "
@@ -371,7 +372,7 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
                     f"Deleting {len(change.positions)} tokens leaves none before a target to predict it from. Remove "
                     "units in another way, such as 'zero', or give the prompt as chat messages, whose template stays."
                 )
-            start = min(first, *wanted) if lm.abilities.packs else 0
+            start = min(first, *wanted) if context.packs else 0
             place = context, start, max(wanted) + 1
             items.append(_Item(work, *place, wanted, tokens, reading, run, last=change.samples))
     return items

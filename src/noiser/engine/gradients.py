@@ -59,7 +59,7 @@ def differentiate(
     )
     most = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // max(1, tokens))
     most = max(1, most // (1 if lm.device.type == "cpu" else COPIES))
-    continues = bool(query.context.cache) and lm.abilities.continues
+    continues = bool(query.context.cache) and query.context.continues
     for start, group in groupby(
         enumerate(changes), lambda one: one[1].positions[0] if continues else 0
     ):

@@ -189,7 +189,7 @@ class Gates(Inside):
     def answer(self, lm: LanguageModel) -> Float64[Tensor, "gates targets length"]:
         """The slopes; other errors as for `differentiate`."""
         query, context, begin = self.query, self.query.context, self.first
-        if not lm.abilities.packs:
+        if not context.packs:
             raise UnsupportedModelError(
                 f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so its attention has no "
                 "gates. Take another method, such as 'occlusion' or 'attn_lrp'."

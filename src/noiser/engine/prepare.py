@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -55,7 +56,7 @@ def prepare(
     )
     most = question.max_new_tokens or (WHOLE_ANSWER if answers else 1)
     question = replace(question, prompt=prompt, target=target, max_new_tokens=most)
-    encoding = encoding or lm.encode(prompt)
+    encoding = encoding or lm.encode(prompt, documents=question.sources is not None)
     prompt_tokens = len(encoding.token_ids)
     documents = (
         ()
@@ -79,21 +80,32 @@ def prepare(
             f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}; expected ids below "
             f"{lm.vocabulary_size}, the rows of the embedding table. Load the tokenizer that belongs to the model."
         )
-    longest = max([*map(len, foils), *(map(len, targets) if targets else [most])])
-    check_length(lm, prompt_tokens + longest - 1)
+    longest = prompt_tokens - 1
+    longest += max([*map(len, foils), *(map(len, targets) if targets else [most])])
+    check_length(lm, longest)
     ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
-    context = lm.context((*encoding.token_ids, *ahead[:-1]))
+    context = lm.context((*encoding.token_ids, *ahead[:-1]), longest)
     exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
     logits = yield Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
 
     def likeliest(readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return max(readings, key=lambda reading: float(first_row[reading[0]]))
 
+    for role, readings in (("target", targets), ("foil", foils)):
+        for token in chain(*readings):
+            if token >= logits.shape[-1]:
+                raise TargetError(
+                    f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}, which "
+                    f"{lm.identity.name} reads and cannot predict: it has logits for {logits.shape[-1]} of "
+                    f"{lm.vocabulary_size} tokens. Name another {role}."
+                )
     first_row, first, foil_ids = logits[0], 0, ()
+    ties: tuple[int, ...] = ()
     if question.target is None:
         own = lm.generated(encoding.token_ids, most)
         if own is None:
             ids, logits = yield from _greedy(lm, context, first_row, question)
+            ties = near_ties(lm, logits)
         else:
             ids = tuple(
                 own[
@@ -147,7 +159,7 @@ def prepare(
             "it whatever it says, so it is always kept, and nothing is left to score. Give a longer "
             "prompt, or other units."
         )
-    return query
+    return replace(query, near_ties=ties) if ties else query
 
 
 def _foil_run(
@@ -297,6 +309,26 @@ def _greedy(
     return tuple(ids), torch.stack(rows)
 
 
+def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple[int, ...]:
+    """The tokens of a greedy continuation, by index, whose lead is within half precision's rounding; warns of them.
+
+    The largest logits here are sums in float32. `generate()` rounds them: bfloat16 has steps of 1/8 between 16 and 32.
+    """
+    if lm.dtype not in (torch.bfloat16, torch.float16) or not lm.looks_inside:
+        return ()
+    first, second = logits.float().topk(2).values.unbind(-1)
+    step = torch.finfo(lm.dtype).eps * first.abs()
+    ties = tuple((first - second <= 2 * step).nonzero().flatten().tolist())
+    if ties:
+        warnings.warn(
+            f"{lm.identity.name}: token {ties[0]} of the continuation leads by less than "
+            f"{str(lm.dtype).removeprefix('torch.')} rounds, so generate() may write another. "
+            "Name the target, or load the model with dtype='float32'.",
+            stacklevel=2,
+        )
+    return ties
+
+
 def _ends(lm: LanguageModel, ids: Sequence[int], stop: str | None) -> bool:
     """Whether the last of two or more tokens ends the text, or completes `stop`."""
     return ids[-1] in lm.end_tokens or bool(
@@ -375,7 +407,11 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
             f"The attribution explains a number of your own, {att.info['of']}, which its file does not hold. Attribute "
             "again without `of`."
         )
-    encoding = lm.encode(att.prompt, rendered=att.text[: att.prompt_length])
+    encoding = lm.encode(
+        att.prompt,
+        rendered=att.text[: att.prompt_length],
+        documents=bool(att.info.get("sources")),
+    )
     begin = position = len(encoding.token_ids)
     spans, ids = list[range](), list[int]()
     for target in att.targets:
@@ -393,6 +429,11 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         context = lm.context((*encoding.token_ids, *ids[:-1]))
         exact = [(token, *foil_ids[:1]) for token in ids]
         logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
+        if too_large := [token for token in (*ids, *foil_ids) if token >= logits.shape[-1]]:
+            raise ParameterError(
+                f"{lm.identity.name} cannot predict the target id {too_large[0]} of this attribution, "
+                f"made with {att.model.name}: it has {logits.shape[-1]} logits. Use the model that made it."
+            )
         disturbed = att.info.get("first_token") == "disturbed"
         question = Question(
             prompt=att.prompt,

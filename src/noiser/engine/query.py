@@ -92,6 +92,7 @@ class Query:
         context: the clean sequence and what is cached of it.
         clean: log-probabilities at the targets' tokens without a change, float32.
         baseline: from a baseline's name to its row of the embedding table, [dim].
+        near_ties: the tokens of a greedy continuation, by index, whose lead is within half precision's rounding.
         spent: the work so far, of all queries that were made from this one.
         token_ids: everything that the model reads, on the CPU.
         target_rows: for each target, the positions whose logits predict its tokens.
@@ -122,6 +123,7 @@ class Query:
     sources: tuple[Source, ...] = ()
     of: Objective | None = None
     special_tokens: SpecialTokens = "frozen"
+    near_ties: tuple[int, ...] = ()
     model: ModelIdentity
     context: Context = field(repr=False)
     clean: Float[Tensor, "tokens vocab"] = field(repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar
@@ -22,7 +22,7 @@ from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import duration
 from noiser.objectives import name_of
 from noiser.registry import __version__, version_of
-from noiser.text import Encoding
+from noiser.text import Encoding, is_missing
 from noiser.types import (
     AutoUnit,
     Objective,
@@ -145,7 +145,8 @@ def attribute(
         number = check_seed(fields.pop("seed"))
         question = Question(prompt=given[index] if many else given, **fields, **shared)
         try:  # all are tokenised before anything runs
-            encoding = lm.encode(question.prompt) if many else None
+            documents = question.sources is not None
+            encoding = lm.encode(question.prompt, documents=documents) if many else None
         except Exception as error:
             raise _of_prompt(index, error) from None
         works.append(attribution(lm, question, made, number, masks, encoding))
@@ -204,6 +205,7 @@ def attribution_of(
         "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],
         "of": query.of and name_of(query.of),
         "first_token": _first_token(query.with_units(units), scores),
+        "near_ties": list(query.near_ties),
         "unasked": None if isinstance(prompt, str) else unasked(query, units, scores),
     }
     return Attribution(
@@ -242,9 +244,11 @@ def _first_token(query: Query, scores: Scores) -> str | None:
 
 
 def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
-    """Whether it is several prompts: a list of texts or chats. A list of messages is one chat."""
-    several = isinstance(prompt, list | tuple) and len(prompt) > 0
-    return several and all(isinstance(one, str | list | tuple) for one in prompt)
+    """Whether it is several prompts: a list of texts or chats, also where some are missing. Messages are one chat."""
+    several: Any = prompt if isinstance(prompt, list | tuple) else ()
+    if any(isinstance(one, Mapping) for one in several):
+        return False
+    return any(isinstance(one, str | list | tuple) or is_missing(one) for one in several)
 
 
 def run_many(

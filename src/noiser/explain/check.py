@@ -94,7 +94,7 @@ def check_scores(
     share of orders of the units in which the scores do as well, and `predicts` whether that is at most
     .05. NaN where either side does not vary, `lds` for fewer than four units and `p` for fewer than five.
     """
-    removal = removal_for(lm, hide=bool(query.sources))
+    removal = removal_for(lm, query, hide=bool(query.sources))
     before = query.spent.token_forwards
     # Other masks than those of methods with this seed.
     seed = att.seed ^ 0x5EED
@@ -208,9 +208,9 @@ def correlation_of_halves(
     return torch.where(size > 1e-12, sums @ differences / size.clamp_min(1e-12), 0.0)
 
 
-def removal_for(lm: LanguageModel, *, hide: bool) -> Absence:
+def removal_for(lm: LanguageModel, query: Query, *, hide: bool) -> Absence:
     """The removal that a model can do: hiding, if it is asked for, or else zero rows, or deletion."""
-    if hide and lm.looks_inside and lm.abilities.packs:
+    if hide and query.context.packs:
         return "hidden"
     return "zero" if lm.takes_embeddings else "delete"
 

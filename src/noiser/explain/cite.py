@@ -126,9 +126,8 @@ def cite(
         )
     if max_seconds is not None:
         check_positive("max_seconds", max_seconds)
-    masks, seed, removal = check_masks(check), check_seed(seed), removal_for(lm, hide=True)
-    least = MEMORY[removal] if memory is None else memory
-    accurate = replace(METHOD, baseline=removal) if method is None else make_method(method)
+    masks, seed = check_masks(check), check_seed(seed)
+    made = None if method is None else make_method(method)
     chat = lm.chats
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if chat else "\n"}
 
@@ -139,7 +138,7 @@ def cite(
             else question
         )
         prompt = asked if template is None else place_sources(asked, sources, template)
-        read = lm.encode(prompt)
+        read = lm.encode(prompt, documents=True)
         placed = {
             "sources": sources,
             "sources_begin": begin_of_sources(asked, template, read) if template else 0,
@@ -158,6 +157,8 @@ def cite(
                 f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
                 "pass answer=."
             )
+        removal = removal_for(lm, query, hide=True)
+        least = MEMORY[removal] if memory is None else memory
         losses: tuple[float, ...] = yield _losses(query, removal)
         relied = tuple(row for row, loss in enumerate(losses) if loss >= least)
         rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
@@ -165,6 +166,7 @@ def cite(
         if accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
             attribution, fell_back = yield _fast(lm, query, masks or MASKS, seed, rule)
         if attribution is None:
+            accurate = replace(METHOD, baseline=removal) if made is None else made
             attribution = yield attribution_of(lm, query, accurate, seed, rule)
             if fell_back:
                 attribution = replace(

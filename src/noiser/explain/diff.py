@@ -24,7 +24,7 @@ from noiser.files import html_page, html_table, json_text, write_text, written
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format
-from noiser.text import as_prompt, check_messages
+from noiser.text import as_prompt, check_messages, one_text_each
 from noiser.types import Message, Pair, Progress, Prompt, Question
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def diff(
             "One version is a text and the other a chat; expected two texts, or two chats."
         )
     chats = [
-        [{"content": each}] if isinstance(each, str) else check_messages(each)
+        [{"content": each}] if isinstance(each, str) else one_text_each(check_messages(each))
         for each in (before, after)
     ]
     texts, edits = _pieces(*chats)

@@ -26,8 +26,14 @@ def unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
         dict[str, dict[int, tuple[float, float]]](),
         cast("Sequence[Mapping[str, str]]", query.prompt),
     )
-    for index, start, end in query.encoding.contents:
-        inside = [i for i, unit in enumerate(units) if start <= unit.start < end]
+    own = [place for place in query.encoding.contents if place[0] >= 0]  # not the documents'
+    for index in dict.fromkeys(index for index, _, _ in own):
+        places = [(start, end) for owner, start, end in own if owner == index]
+        inside = [
+            i
+            for i, unit in enumerate(units)
+            if any(start <= unit.start < end for start, end in places)
+        ]
         numbers = (
             float(scores.scores[0, inside].nan_to_num().sum()),
             math.hypot(*(errors[i] for i in inside)),

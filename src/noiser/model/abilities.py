@@ -1,13 +1,19 @@
-"""What a model can do, found out on eight tokens, not by its name; its attention's weights, and shares of gradients."""
+"""What a model can do, found out by running it, not by its name; its attention's weights, and shares of gradients.
+
+A trial on eight tokens finds most of it. Attention that selects what it sees (blocks, chunks, the best keys) may begin
+to do so after thousands of tokens, so a trial of eight says nothing about it. `attention_is_known` says of which models
+the attention is known to be full or sliding at any length; others get a trial of each length that is asked about.
+"""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +36,27 @@ _LIBRARIES = (
     "einops",
     "jaxtyping",
 )
+_KNOWN_CODE = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "torchao")
+_SELECTS = re.compile(
+    "window|chunk|block|topk|top_k|index|sparse|stride|segment|bucket|select|compress|local|span"
+    "|keep|sink|recent|landmark|anchor|page|evict|budget"
+)
+"""Names of settings of attention that does not see everything before a token."""
+
+_SELECTS_NOT = re.compile(
+    "expert|moe|group|mlp|mamba|conv|vision|audio|logits|token_id|rope"
+    "|sliding_window|max_window_layers|decoder_sparse_step|chunk_size_feed_forward"
+)
+"""Those of them that are about something else, or about windows, which a pass respects."""
+
 Logits = Float[Tensor, "*rows vocab"]
+
+
+class Packing(NamedTuple):
+    """How sequences up to some length can be run."""
+
+    packs: bool  # whether sequences of different lengths run end to end
+    continues: bool  # whether the model itself goes on after keys and values of such passes
 
 
 @dataclass(kw_only=True)
@@ -38,8 +64,12 @@ class Abilities:
     """How a model can be run."""
 
     embedding_scale: float  # the factor that its embedding module puts on rows, sqrt(d) for Gemma
-    packs: bool  # whether sequences of different lengths run end to end
-    continues: bool = False  # whether the model itself goes on after keys and values of such passes
+    packs: bool  # as of `Packing`, on eight tokens
+    continues: bool = False
+    is_known: bool = True  # whether longer sequences attend as these do
+    tried: dict[int, Packing] = field(
+        default_factory=dict[int, Packing], compare=False, repr=False
+    )  # of other lengths, where they may differ
 
 
 def find_abilities(lm: Any) -> Abilities:
@@ -110,7 +140,7 @@ def find_abilities(lm: Any) -> Abilities:
         text = f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised models"
         warnings.warn(f"{text}, so sequences run one at a time.", stacklevel=4)
         return found
-    context = Context(rows[0], 1.0)
+    context = Context(rows[0], 1.0, packs=True)
 
     def go_on() -> Tensor:
         """Logits after the fifth token by the model itself; some, as DeepSeek's kind, cache others."""
@@ -118,7 +148,91 @@ def find_abilities(lm: Any) -> Abilities:
 
     found.packs = works(lambda: _packs(lm, context, logits[0]))
     found.continues = found.packs and works(lambda: agree(go_on(), logits[0, 5:]))
+    found.is_known = attention_is_known(lm.model)
     return found
+
+
+def attention_is_known(model: Any) -> bool:
+    """Whether every layer's attention is full or sliding at any length, by the configuration and the model's code.
+
+    The configuration must have no setting of attention that selects, and all modules must be of known libraries.
+    """
+    config: Any = model.config.get_text_config()
+    types = setting(config, "layer_types", list | tuple) or ()
+    if not {*types} <= {"full_attention", "sliding_attention"}:
+        return False
+    for name, value in config.to_dict().items():
+        is_number = isinstance(value, int | list | tuple) and not isinstance(value, bool)
+        if is_number and value and _SELECTS.search(name) and not _SELECTS_NOT.search(name):
+            return False
+    for module in model.modules():
+        for place in (type(module).__module__, module.forward.__module__):
+            if place.partition(".")[0] not in _KNOWN_CODE:
+                return False
+    return True
+
+
+def try_length(lm: Any, length: int) -> Packing:
+    """How sequences of up to that length run: what a trial of that length says.
+
+    The masks that layers give their attention in a whole pass must be those that a packed pass uses, and the logits of
+    whole, packed and continued passes must be the same.
+    """
+    middle = length - 8  # a short rest: a pass of few tokens must attend as a long one does
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(1, lm.vocabulary_size, (length,), generator=generator)
+    inputs = lm.embed(ids)
+    context = Context(inputs, 1.0, packs=True)
+    wanted = sorted({*range(0, length, max(1, length // 16)), *range(middle, length)})
+    after = [position for position in wanted if position >= middle]
+    strange: list[Any] = []
+
+    def watch(
+        own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *mask: Any, **more: Any
+    ) -> Any:
+        """The layer's own attention, which notes layers whose mask is not the one of a packed pass."""
+        given = mask[0] if mask else more.get("attention_mask")
+        if not _is_causal(given, more.get("sliding_window"), q.shape[-2], k.shape[-2]):
+            strange.append(module)
+        return own(module, q, k, v, *mask, **more)
+
+    def whole() -> Tensor:
+        with running(lm.model):
+            set_attention(lm.model, watch)
+            return lm.output(inputs[None], positions=wanted).logits[0]
+
+    def go_on() -> Tensor:
+        options = continued(context.cache, middle)
+        positions = [position - middle for position in after]
+        return lm.output(inputs[None, middle:], positions=positions, **options).logits[0]
+
+    try:
+        expected = whole()
+        if strange:
+            return Packing(packs=False, continues=False)
+        (clean,) = lm.run([Branch(context, 0, inputs[None], wanted, record=True)])
+        (branch,) = lm.run([Branch(context, middle, inputs[None, middle:], after)])
+        late = expected[-len(after) :]
+        agree = partial(logits_agree, dtype=lm.dtype)
+        packs = agree(clean[0], expected) and agree(branch[0], late)
+        return Packing(packs, packs and agree(go_on(), late))
+    except Exception as error:
+        with suppress(ModelError):
+            raise_failure(lm.model, error)
+        return Packing(packs=False, continues=False)
+
+
+def _is_causal(mask: Any, window: int | None, queries: int, keys: int) -> bool:
+    """Whether a mask of attention hides what stands after a token or outside of a window, and nothing else."""
+    if mask is None:
+        return True
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
+        return False
+    shown = mask if mask.dtype == torch.bool else mask == 0
+    rows = torch.arange(keys - queries, keys, device=mask.device)[:, None]
+    distance = rows - torch.arange(keys, device=mask.device)
+    expected = (distance >= 0) & (distance < (window or keys))
+    return shown.shape[-2:] == expected.shape and bool((shown == expected).all())
 
 
 def raise_failure(model: Any, error: Exception) -> NoReturn:
@@ -145,12 +259,12 @@ def _packs(lm: Any, context: Context, expected: Logits) -> bool:
     }:  # as in Phi-3, all tokens are rotated by the largest position of a pass
         return False
     layers, inputs = DynamicCache(config=lm.model.config).layers, context.inputs
-    (first,) = lm.run([Branch(context, 0, inputs[None], range(8), record=True)], packed=True)
+    (first,) = lm.run([Branch(context, 0, inputs[None], range(8), record=True)])
     branches = [
         Branch(context, start, inputs[start:].expand(n, -1, -1), [7])
         for start, n in ((5, 2), (2, 3))
     ]
-    rows = torch.cat([first[0], *(part[:, 0] for part in lm.run(branches, packed=True))])
+    rows = torch.cat([first[0], *(part[:, 0] for part in lm.run(branches))])
     declared = {i: getattr(layer, "sliding_window", None) for i, layer in enumerate(layers)}
     return context.windows == declared and logits_agree(
         rows, expected[[*range(8), *[7] * 5]], lm.dtype
@@ -192,7 +306,9 @@ def logits_agree(
     precise products, all differ by 0.03 in the mean; a token one position off gives 0.3. `closely`: 0.01.
     """
     difference, deviation = found.float() - expected.float(), float(expected.float().std())
-    if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
+    exact = torch.get_float32_matmul_precision() == "highest"
+    exact = exact and not torch.is_autocast_enabled(found.device.type)
+    if exact and dtype in (torch.float32, torch.float64):
         return float(difference.abs().max()) <= 1e-3 * deviation
     return float(difference.square().mean().sqrt()) <= (0.01 if closely else 0.1) * deviation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -13,11 +14,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.errors import NumericalError, ParameterError, UnsupportedModelError
-from noiser.model.abilities import Abilities, find_abilities, raise_failure, setting
+from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
+from noiser.model.abilities import (
+    Abilities,
+    Packing,
+    find_abilities,
+    raise_failure,
+    setting,
+    try_length,
+)
 from noiser.model.classes import refuse_other_kinds
+from noiser.model.generation import describe_settings, greedy_text, text_settings
 from noiser.model.packing import Branch, Context, KeysValues, Pass, set_attention, whole_logits
-from noiser.model.runtime import PLAIN, running
+from noiser.model.runtime import PLAIN, exactly, running
 from noiser.text import Encoding, encode
 from noiser.types import Baseline, ModelIdentity, Prompt
 
@@ -125,7 +134,9 @@ class LanguageModel:
         """Whether the tokenizer has a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def encode(self, prompt: Prompt | object, *, rendered: str | None = None) -> Encoding:
+    def encode(
+        self, prompt: Prompt | object, *, rendered: str | None = None, documents: bool = False
+    ) -> Encoding:
         """A text or chat messages in tokens; see `noiser.text.encode`."""
         length, kwargs = self.context_length, self.chat_template_kwargs
         return encode(
@@ -134,6 +145,7 @@ class LanguageModel:
             context_length=length,
             rendered=rendered,
             chat_template_kwargs=kwargs,
+            documents=documents,
         )
 
     @cached_property
@@ -150,35 +162,31 @@ class LanguageModel:
 
     def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
         """The model's own greedy `generate()`; None where no setting makes it other than the most probable tokens."""
-        names = (
-            "repetition_penalty",
-            "no_repeat_ngram_size",
-            "suppress_tokens",
-            "begin_suppress_tokens",
-        )
-        names += ("bad_words_ids", "sequence_bias", "min_new_tokens", "min_length")
-        names += ("forced_bos_token_id", "forced_eos_token_id")
-        settings = getattr(self.model, "generation_config", None)
-        if not self.looks_inside or all(
-            getattr(settings, name, None) in (None, 0, 1, []) for name in names
-        ):
+        settings = text_settings(getattr(self.model, "generation_config", None))
+        if not settings:
             return None
-        ids = torch.tensor([token_ids], device=self.device)
-        options: dict[str, Any] = {
-            "attention_mask": torch.ones_like(ids),
-            "do_sample": False,
-            "num_beams": 1,
-        }
-        with running(self.model):
-            return self.model.generate(ids, max_new_tokens=count, **options)[
-                0, len(token_ids) :
-            ].tolist()
+        if not self.looks_inside:
+            text = (
+                f"{self.identity.name}: settings of its generation_config are not applied elsewhere"
+            )
+            warnings.warn(
+                f"{text}, {describe_settings(settings)}. The most probable tokens are explained.",
+                stacklevel=2,
+            )
+            return None
+        return greedy_text(self, token_ids, count, settings)
 
     @cached_property
     def abilities(self) -> Abilities:
         """How the model can be run, found out at first use. `packs` may be set to False."""
-        with running(self.model), torch.autocast(self.device.type, enabled=False):
-            return find_abilities(self)
+        with running(self.model):
+            if not torch.is_autocast_enabled(self.device.type):
+                return find_abilities(self)
+            try:
+                with exactly(self.device):
+                    return find_abilities(self)
+            except ModelError:  # its layers are of types that only meet under autocast
+                return find_abilities(self)
 
     @cached_property
     def _keeps_rows(self) -> bool:
@@ -200,11 +208,30 @@ class LanguageModel:
         """The embeddings that the model itself would feed its first layer, the embedding's factor included."""
         return self.model.get_input_embeddings()(token_ids.to(self.device))
 
-    def context(self, token_ids: Sequence[int]) -> Context:
-        """A clean sequence that has yet to run, but for the tokens whose keys and values are `known`."""
+    def packing(self, length: int) -> Packing:
+        """How sequences of up to that many tokens run, found out at first use of such a length."""
+        abilities = self.abilities
+        found = Packing(abilities.packs, abilities.continues)
+        if abilities.is_known or not abilities.packs:
+            return found
+        size = max(64, 1 << (length - 1).bit_length())  # the next power of two
+        size = max(length, min(size, self.context_length or size))
+        if size not in abilities.tried:
+            with running(self.model), exactly(self.device):
+                abilities.tried[size] = try_length(self, size)
+        tried = abilities.tried[size]
+        return Packing(tried.packs, tried.continues and found.continues)
+
+    def context(self, token_ids: Sequence[int], longest: int = 0) -> Context:
+        """A clean sequence that has yet to run, but for the tokens whose keys and values are `known`.
+
+        `longest` is its length after all tokens that will be appended.
+        """
         with running(self.model):
             inputs = self.model.get_input_embeddings()(torch.tensor(token_ids, device=self.device))
-            context = Context(inputs.detach(), self.abilities.embedding_scale)
+            packing = self.packing(max(longest, len(token_ids)))
+            scale = self.abilities.embedding_scale
+            context = Context(inputs.detach(), scale, **packing._asdict())
         for ids, cache in [*self.known.items()]:
             if ids == tuple(
                 token_ids[: len(ids)]
@@ -237,12 +264,21 @@ class LanguageModel:
             raise ParameterError(f"{text} Use baseline='zero' or 'mean'.")
         return self.context([token]).rows[0]
 
-    def run(
-        self, branches: Sequence[Branch], *, packed: bool = False
-    ) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """Logits of every branch, of a model that cannot pack from position 0; out of memory, nothing has changed."""
-        if not packed and not self.abilities.packs:
+    def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
+        """Logits of every branch; of a context that does not pack, from position 0.
+
+        When memory runs out, nothing has changed.
+        """
+        packed = [branch for branch in branches if branch.context.packs]
+        if len(packed) == len(branches):
+            return self._run_packed(branches)
+        if not packed:
             return whole_logits(self, branches)
+        whole = iter(whole_logits(self, [one for one in branches if not one.context.packs]))
+        together = iter(self._run_packed(packed))
+        return [next(together if branch.context.packs else whole) for branch in branches]
+
+    def _run_packed(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         inputs, packs = (
             torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None],
             Pass(branches),

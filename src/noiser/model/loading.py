@@ -86,8 +86,14 @@ def load_model(
         weights = torch.float32
     if weights != "auto" and not isinstance(weights, torch.dtype):
         raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
+    given: Any = name_or_path
+    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+        hint = "noiser.wrap(model, tokenizer) takes what is loaded already."
+        raise ParameterError(
+            f"The model is a {type(given).__name__}; expected a name or a path. {hint}"
+        )
     name, origin = (
-        os.fspath(name_or_path),
+        os.fspath(given),
         {"revision": revision or "main", "trust_remote_code": trust_remote_code},
     )
     kind, _, rest = name.partition(":")

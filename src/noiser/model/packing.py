@@ -39,6 +39,8 @@ class Context:
     windows: dict[int, int | None] = field(
         default_factory=dict[int, int | None], repr=False
     )  # of layers
+    packs: bool = False  # whether sequences that leave it run end to end, and not whole
+    continues: bool = False  # whether the model itself goes on after its keys and values
 
     @property
     def rows(self) -> Float[Tensor, "length dim"]:
@@ -150,7 +152,9 @@ class Pass:
         for each in number.unique().tolist():
             if hidden := self.sequences[each].hidden:
                 seen &= ~((number == each) & torch.isin(at, torch.tensor(hidden)) & (distance > 0))
-        return oldest, torch.where(seen, 0.0, torch.finfo(like.dtype).min).to(like)[None, None]
+        mask = torch.zeros(seen.shape, dtype=like.dtype)  # at once: float32 has no float64's least
+        mask = mask.masked_fill(~seen, torch.finfo(like.dtype).min)
+        return oldest, mask.to(like.device)[None, None]
 
     def attend(
         self, own: Any, module: Any, *states: Any, sliding_window: int | None = None, **options: Any

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from noiser.model.sharing import holding, locks_of, users_of
+
 SMALLEST = 2**16  # numbers in weights that are worth the longer call
 COMPETING = 32  # tokens of a row whose logits are worth a second product
 ONEDNN = (
@@ -33,7 +35,10 @@ PLAIN = (
 
 
 class Held:
-    """A model's reentrant lock, shared by everybody who wraps it, and what was changed for as long as it runs."""
+    """A model's reentrant lock, shared by everybody who wraps it, and what was changed for as long as it runs.
+
+    Only who holds the locks of all of the model's parts (`sharing`) takes this one, which tells whether the model runs.
+    """
 
     def __init__(self) -> None:
         self.lock: Any = threading.RLock()
@@ -82,6 +87,11 @@ def own_defaults() -> Generator[None]:
         torch.set_default_dtype(dtype)
 
 
+def exactly(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """A context in which passes on a device have their own precision, whatever autocast a caller has set."""
+    return torch.autocast(device.type, enabled=False)
+
+
 @contextlib.contextmanager
 def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     """Holds a model's lock while it runs, and undoes every change afterwards.
@@ -92,15 +102,18 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     """
     state = held.get(model) or held.setdefault(model, Held())
     lock, undo, within = state.lock, state.undo, state.lock._is_owned()
+    shared = [] if within else locks_of(model, state)
     # Inference mode of the caller's would leave no way back for gradients; its end puts the gradient mode back too.
-    with lock, own_defaults():
+    with holding(shared), lock, own_defaults():
         torch.set_grad_enabled(gradients)
         size = len(undo) if within else 0
         try:
             if not within:
-                while undo:  # what an interrupt cut short
-                    undo[-1]()
-                    undo.pop()
+                for other in users_of(shared):
+                    if other is state or not other.lock._is_owned():
+                        while other.undo:  # what an interrupt cut short
+                            other.undo[-1]()
+                            other.undo.pop()
                 _settle(model)
             if gradients:
                 _freeze(model)
@@ -133,7 +146,8 @@ def add_hook(
 
 def twin(model: Any) -> Any:
     """A model of the same weights, which are in memory once, and the same hooks; its modules and flags are its own."""
-    with held.setdefault(model, Held()).lock:  # as the model is when nothing runs
+    state = held.setdefault(model, Held())
+    with holding(locks_of(model, state)), state.lock:  # as the model is when nothing runs
         kinds = ((part._forward_pre_hooks, part._forward_hooks) for part in model.modules())
         hooks = (hook for kind in chain(*kinds) for hook in kind.values())
         shared: dict[int, Any] = {
@@ -143,6 +157,8 @@ def twin(model: Any) -> Any:
             parameter for parameter in model.parameters() if type(parameter) is nn.Parameter
         )  # not quantised ones
         shared |= {id(parameter): nn.Parameter(parameter.detach(), False) for parameter in plain}
+        if any("layers_are_rescaled" in vars(module) for module in model.modules()):
+            shared = {}  # RWKV divides weights in place: it cannot share them
         return copy.deepcopy(model, shared).eval()
 
 
@@ -165,6 +181,9 @@ def _settle(model: Any) -> None:
                 put(model, state, name, wanted)
     head = model.get_output_embeddings()
     for module in modules:
+        if "layers_are_rescaled" in vars(module):
+            scaled = module.layers_are_rescaled
+            held[model].undo.append(partial(_scale_as_before, module, scaled))
         own = vars(module).get("forward")  # of another library's, which stays unless it is compiled
         forward = (
             getattr(own, "_torchdynamo_orig_callable", None)
@@ -173,6 +192,15 @@ def _settle(model: Any) -> None:
         )
         if forward:
             put(model, vars(module), "forward", forward)
+
+
+def _scale_as_before(module: Any, scaled: bool) -> None:
+    """Undoes what RWKV does to its weights in evaluation mode, where it divides them for half precision."""
+    if module.layers_are_rescaled != scaled:
+        training = module.training
+        module.training = not scaled
+        module._rescale_layers()
+        module.training = training
 
 
 def _freeze(model: nn.Module) -> None:

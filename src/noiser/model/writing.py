@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noiser.errors import UnsupportedModelError
+from noiser.errors import NoiserError, UnsupportedModelError
+from noiser.model.generation import generate_failed, reading_options, text_settings
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import continued
 from noiser.model.runtime import twin
@@ -35,7 +36,7 @@ def write(
         raise UnsupportedModelError(
             f"{lm.identity.name} runs elsewhere. Name its server as --upstream."
         )
-    read, waiting, goes_on = [*prompt_ids], list[int](), True
+    read, waiting, goes_on, count = [*prompt_ids], list[int](), True, len(prompt_ids)
 
     def tell(most: int) -> None:
         """Passes on the text of new tokens; those that end within a character, up to `most`, wait for the next."""
@@ -46,8 +47,16 @@ def write(
             read.extend(waiting)
             waiting.clear()
 
+    def take(tokens: Sequence[int]) -> None:
+        """Passes on tokens of the text, one after the other."""
+        for token in tokens:
+            if goes_on and token not in lm.end_tokens:
+                waiting.append(token)
+                tell(most=4)
+
     def ended(ids: Tensor, _scores: object) -> Tensor:
-        """Called after each token, which has yet to run."""
+        """Called after new tokens, which have yet to run."""
+        nonlocal count
         if (
             not lm.known
             and len(grown.layers) == lm.model.config.get_text_config().num_hidden_layers
@@ -55,8 +64,8 @@ def write(
             lm.known[tuple(prompt_ids)] = {
                 i: (each.keys, each.values) for i, each in enumerate(grown.layers)
             }
-        waiting.extend({int(ids[0, -1])} - lm.end_tokens)
-        tell(most=4)
+        take(ids[0, count:].tolist())
+        count = ids.shape[1]
         return torch.full(ids.shape[:1], not goes_on, device=ids.device)
 
     given = {
@@ -68,19 +77,36 @@ def write(
         {"do_sample": False} if temperature == 0 else {"do_sample": True, **given}
     )
     ids = torch.tensor([[*prompt_ids]], device=lm.device)
+    network = twin(lm.model)
+    own = network.generation_config
+    settings = text_settings(own)
     asked: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
         "max_new_tokens": max_new_tokens,
+        **reading_options(lm.tokenizer, settings),
     }
+    own.return_dict_in_generate, own.num_return_sequences = False, None
+    in_beams = "num_beams" in settings  # which text wins is known at its end
+    if not in_beams:
+        asked["stopping_criteria"] = [ended]
     caching = continued({})
     grown: Any = next(iter(caching.values()))
-    if lm.abilities.continues:
+    if lm.packing(len(prompt_ids) + max_new_tokens).continues and not in_beams:
+        own.cache_implementation = None
         asked |= caching
     with torch.random.fork_rng(enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        found = twin(lm.model).generate(
-            ids, stopping_criteria=[ended], **asked, **(sampling if given else {})
-        )
+        try:
+            found = network.generate(ids, **asked, **(sampling if given else {}))
+        except (ValueError, TypeError, AssertionError, ImportError) as error:
+            if isinstance(error, NoiserError):
+                raise
+            raise generate_failed(lm, settings, f"{type(error).__name__}: {error}") from error
+    if found[0, : len(prompt_ids)].tolist() != [*prompt_ids]:
+        raise generate_failed(lm, settings, "it changes the last tokens of the prompt.")
+    written = found[0, len(prompt_ids) :].tolist()
+    if in_beams:
+        take(written)
     tell(most=0)
-    return "stop" if int(found[0, -1]) in lm.end_tokens else "length"
+    return "stop" if len(written) < max_new_tokens or written[-1] in lm.end_tokens else "length"

@@ -190,8 +190,8 @@ class Completion(BaseModel, extra="forbid"):
 def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
     """Runs a prompt that another model reads; at the end forgets what is known of it, or of the model's own."""
     try:
-        if token_ids and lm.abilities.packs:
-            context = lm.context(token_ids)
+        context = lm.context(token_ids) if token_ids else None
+        if context and context.packs:
             ask(lm, Prefill(context, [len(token_ids) - 1]))
             lm.known[token_ids] = context.cache
         yield

@@ -2,6 +2,9 @@
 
 from noiser.text.chat import check_messages as check_messages
 from noiser.text.chat import find_action as find_action
+from noiser.text.chat import is_missing as is_missing
+from noiser.text.chat import one_text_each as one_text_each
+from noiser.text.chat import part_texts as part_texts
 from noiser.text.encoding import Encoding as Encoding
 from noiser.text.encoding import as_prompt as as_prompt
 from noiser.text.encoding import encode as encode

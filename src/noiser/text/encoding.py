@@ -10,7 +10,13 @@ from typing import Any
 
 from noiser.checks import plain
 from noiser.errors import PromptError, TargetError, UnsupportedModelError
-from noiser.text.chat import check_messages, content_places, render_chat, warn_of_dropped
+from noiser.text.chat import (
+    check_messages,
+    content_places,
+    fit_messages,
+    render_chat,
+    warn_of_dropped,
+)
 from noiser.text.segments import Offset
 from noiser.text.tokens import Tokens, continuation, cover, tokenise
 from noiser.types import Prompt, Span
@@ -65,11 +71,13 @@ def encode(
     context_length: int | None = None,
     rendered: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    documents: bool = False,
 ) -> Encoding:
     """A text or chat messages in tokens, with the characters of each token.
 
     A text gets the tokenizer's own special tokens, but none that ends a text and no second BOS. `rendered` is the chat
-    as it was rendered before: a template may print the date.
+    as it was rendered before: a template may print the date. With `documents`, those that the template is given are
+    contents, too, and not frozen.
 
     Raises:
         PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
@@ -80,7 +88,7 @@ def encode(
         raise UnsupportedModelError(f"{text} {_LOAD}")
     text, messages, kwargs = as_prompt(tokenizer, prompt), None, chat_template_kwargs or {}
     if not isinstance(text, str):
-        messages = check_messages(text)
+        messages = fit_messages(tokenizer, check_messages(text), kwargs)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
     if context_length is not None and len(text) > context_length * _CHARACTERS:
         raise PromptError(
@@ -111,7 +119,9 @@ def encode(
             f"{kind} gives other token ids by apply_chat_template than for its text. {_LOAD}"
         )
     contents = (
-        content_places(tokenizer, messages, text, kwargs) if messages else [(0, 0, len(text))]
+        content_places(tokenizer, messages, text, kwargs, documents=documents)
+        if messages
+        else [(0, 0, len(text))]
     )
     if messages and rendered is None:
         warn_of_dropped(messages, text)

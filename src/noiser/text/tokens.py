@@ -169,7 +169,9 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     texts = [text[start:end] for start, end in mend(offsets, (0, len(text)))]
     alphabet = byte_level_alphabet()
     for index, name in enumerate(tokenizer.convert_ids_to_tokens(list(token_ids))):
-        if _BAD in texts[index]:
+        if name is None:  # a padded row of the embedding table, which belongs to no token
+            texts[index] = ""
+        elif _BAD in texts[index]:
             if fallback := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
                 texts[index] = bytes.fromhex(fallback[1]).decode(errors="backslashreplace")
             elif all(c in alphabet for c in name):

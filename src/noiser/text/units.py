@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from noiser.errors import ParameterError, UnitError, UnknownNameError
-from noiser.text.chat import check_messages, is_said
+from noiser.text.chat import check_messages, is_said, part_texts, with_texts
 from noiser.text.encoding import Encoding
 from noiser.text.segments import SEGMENTATIONS, Offset, checked_spans, owners, snap, visible_part
 from noiser.types import (
@@ -70,7 +70,8 @@ def make_units(
         if name in _CUTS or name == "token":
             units = [part for each in units for part in _parts(encoding, each, name)]
     else:
-        coarse = "turn" if len(encoding.contents) > _TURNS else "sentence"
+        turns = {index for index, _, _ in encoding.contents}
+        coarse = "turn" if len(turns) > _TURNS else "sentence"
         regions = [_cut(text, pieces, coarse if name == "auto" else name) for pieces in own]
         if name == "auto" and sum(map(len, regions)) > COARSE_UNITS:
             size = (
@@ -236,8 +237,13 @@ def without_sources(
     """A prompt without its sources, or None if nothing else is in it; with `template` None they are in the question."""
     if template is not None:
         return _filled(question, template.replace("{sources}", "").strip(), "")
-    messages = [{"content": question}] if isinstance(question, str) else check_messages(question)
-    for index, start, end in encoding.contents:
+    messages: list[dict[str, Any]] = (
+        [{"content": question}] if isinstance(question, str) else check_messages(question)
+    )
+    left_of = dict[int, list[str]]()  # each message's texts without the sources
+    if any(_is_in_document(encoding, source) for source in sources):
+        return None  # documents that the template itself places belong to the model
+    for index, start, end in (place for place in encoding.contents if place[0] >= 0):
         edges = sorted(
             edge
             for source in sources
@@ -245,7 +251,13 @@ def without_sources(
             for edge in (source.start, source.end)
         )
         kept = zip([start, *edges[1::2]], [*edges[::2], end], strict=True)
-        messages[index]["content"] = "".join(encoding.text[first:last] for first, last in kept)
+        text = "".join(encoding.text[first:last] for first, last in kept)
+        left_of.setdefault(index, []).append(text)
+    for index, texts in left_of.items():
+        if isinstance(messages[index]["content"], list):
+            messages[index]["content"] = [{"type": "text", "text": text} for text in texts]
+        else:
+            messages[index]["content"] = "".join(texts)
     left = messages[0]["content"] if isinstance(question, str) else messages
     return left if is_said(messages) else None
 
@@ -253,8 +265,15 @@ def without_sources(
 def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int:
     """Where to begin to look for the sources in a prompt of `place_sources`, so that no copy before them is taken."""
     before = _filled(question, template.partition("{sources}")[0], "")
-    text = before if isinstance(before, str) else before[-1]["content"]
-    return encoding.contents[-1][1] + len(text.lstrip())
+    earlier, text = "", before
+    if not isinstance(before, str):
+        *parts, text = part_texts(before[-1]) or [""]
+        earlier = "".join(parts)
+    return encoding.contents[-1][1] + len((earlier + str(text)).lstrip())
+
+
+def _is_in_document(encoding: Encoding, source: Source) -> bool:
+    return any(index < 0 and a <= source.start < b for index, a, b in encoding.contents)
 
 
 def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
@@ -281,8 +300,9 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
 def _filled(question: Prompt, template: str, sources: str) -> Prompt:
     """The template with the question, or with the last message's, in which braces mean nothing."""
     if not isinstance(question, str):
-        filled = _filled(str(question[-1].get("content") or ""), template, sources)
-        return [*question[:-1], {**question[-1], "content": filled}]
+        *earlier, last = part_texts(question[-1]) or [""]  # of several parts the last is filled
+        filled = str(_filled(last, template, sources))
+        return [*question[:-1], with_texts(question[-1], [*earlier, filled])]
     parts = {"{sources}": sources, "{question}": question}
     return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
 
@@ -316,13 +336,12 @@ def _forms(title: str, text: str) -> list[str]:
 
 
 def _find(encoding: Encoding, text: str, begin: int) -> int:
-    """The first place of a text at or after an offset, or -1; it may hold special tokens, which divide regions."""
+    """The first place of a text at or after an offset, within one content, or -1; it may hold special tokens."""
     for start in (
         match.start() + begin for match in re.finditer(re.escape(text), encoding.text[begin:])
     ):
-        if all(
-            any(a <= place < b for a, b in encoding.regions)
-            for place in (start, start + len(text) - 1)
-        ):
+        end = start + len(text)
+        inside = any(a <= start and end <= b for _, a, b in encoding.contents)
+        if inside and any(a < end and start < b for a, b in encoding.regions):
             return start
     return -1
