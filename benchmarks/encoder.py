@@ -29,7 +29,7 @@ class Encoder:
 
     folder: str
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002, D102
         yield from ()
         question = question_of(query)
         units = [unit.text for unit in query.units]
