@@ -1,0 +1,99 @@
+"""The benchmark of sets that tell methods apart: what counts as found, and which labels are true of a model."""
+
+import math
+
+import pytest
+
+import labels
+import noiser
+from labels import faults, is_what_it_says, says_a_documents_word
+from noiser.data.planted import draw
+from sets import chosen_examples, found
+from tiny import tiny
+
+
+@pytest.mark.parametrize(
+    ("scores", "gold", "first", "share"),
+    [
+        ([3.0, 1.0, 2.0], [0], 1, 1),
+        ([3.0, 1.0, 2.0], [2], 1, 0),
+        ([3.0, 1.0, 2.0], [0, 2], 2, 1),
+        ([3.0, 1.0, 2.0], [0, 1], 2, 1 / 2),
+        ([3.0, 1.0, 2.0], [0, 1], 1, 1),  # any of the two comes first
+        ([1.0] * 6, [4], 1, 1 / 6),  # a constant is at chance
+        ([1.0] * 6, [0, 4], 2, 1 / 3),
+        ([2.0, 1.0, 1.0, 0.0], [2], 2, 1 / 2),  # the second place is shared by two
+    ],
+)
+def test_equal_scores_share_their_places(scores, gold, first, share):
+    assert found(scores, gold, first) == pytest.approx(share)
+
+
+def read_by(says, log_p=lambda prompt: -0.1):
+    """A model that gives the answer where a rule says so."""
+    return lambda lm, pairs: [(says(prompt, target), log_p(prompt)) for prompt, target in pairs]
+
+
+def told(prompt, target):
+    """How often the answer's word stands in the prompt."""
+    return prompt.count(f" {target}")
+
+
+@pytest.mark.parametrize(
+    ("category", "model", "fault"),
+    [
+        ("once", read_by(lambda prompt, target: told(prompt, target) > 0), ""),
+        ("once", read_by(lambda prompt, target: False), "answer"),
+        ("once", read_by(lambda prompt, target: True), "without"),
+        ("twice", read_by(lambda prompt, target: told(prompt, target) > 0), ""),
+        ("twice", read_by(lambda prompt, target: told(prompt, target) > 1), "enough"),
+        ("shared", read_by(lambda prompt, target: told(prompt, target) > 0), "without"),
+        ("two", read_by(lambda prompt, target: prompt.count(". ") >= 6), ""),  # needs every part
+        ("two", read_by(lambda prompt, target: told(prompt, target) > 0), "without"),
+        ("irrelevant", read_by(lambda prompt, target: True), ""),
+        ("irrelevant", read_by(lambda prompt, target: ". " in prompt), "enough"),
+        (
+            "irrelevant",
+            read_by(lambda prompt, target: True, lambda prompt: -0.2 * prompt.count(". ")),
+            "moved",
+        ),
+    ],
+)
+def test_a_label_that_is_not_true_of_the_model_is_named(monkeypatch, category, model, fault):
+    monkeypatch.setattr(labels, "_read", model)
+    stems = ("J. K.", "and Juliet")  # full stops and names of their own
+    examples = [e for e in draw(category, 6) if not any(stem in e.prompt for stem in stems)]
+    assert set(faults(None, examples)) == {fault}
+    assert is_what_it_says(None, examples[0]) is (fault == "")
+
+
+def test_an_answer_that_is_in_no_document_has_no_word_of_theirs():
+    example = draw("none", 6)[3]
+    assert example.prompt.endswith("In which city did Henry buy the lantern? Answer: in")
+    assert "Kevin keeps the kettle in the garage." in example.prompt
+    assert says_a_documents_word(example, " garage. Henry")
+    assert says_a_documents_word(example, "\n")  # it says nothing
+    assert not says_a_documents_word(example, " Paris, where Henry")  # the question has Henry
+
+
+def test_the_model_is_asked_for_the_whole_answer():
+    lm, prompt = tiny("llama"), "The quick fox"
+    own = noiser.attribute(lm, prompt, max_new_tokens=2, target_unit="all").targets[0].text
+    said = labels._read(lm, [(prompt, own), (prompt, " dog in")])
+    assert [each[0] for each in said] == [True, False]
+    tokens = noiser.attribute(lm, prompt, target=" dog in", target_unit="token").targets
+    assert said[1][1] == pytest.approx(
+        sum(math.log(token.probability) for token in tokens), abs=1e-3
+    )
+
+
+def test_prompts_are_chosen_from_all_wordings_in_turn():
+    key = {"model": "m", "category": "once", "seed": 0}
+    rows = [
+        key | {"part": "label", "wording": wording, "example": f"{wording}-{i}", "fault": fault}
+        for wording, faulty in ((5, ["", "", ""]), (6, ["answer", "", "without"]))
+        for i, fault in enumerate(faulty)
+    ]
+    assert chosen_examples(rows, key, [5, 6], 9) == ["5-0", "6-1", "5-1", "5-2"]
+    assert chosen_examples(rows, key, [5, 6], 2) == ["5-0", "6-1"]
+    assert chosen_examples(rows, key, [6], 9) == ["6-1"]
