@@ -20,6 +20,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ from labels import answers, faults
 from measuring import share
 from measuring import table as markdown
 from noiser.data import Example
-from noiser.data.planted import CATEGORIES, draw
+from noiser.data.planted import CATEGORIES, REPEATS, draw
+from noiser.engine import Query, Spent, prepare, run_one
+from noiser.methods import Method, make_method, scored
 from noiser.model import LanguageModel
+from noiser.types import Question
 
 SENTENCES = 6
 SETS = ("once", "twice", "shared", "contradiction", "two", "none", "irrelevant")
@@ -78,11 +82,53 @@ def found(scores: Sequence[float], gold: Sequence[int], first: int) -> float:
 # ---- what is stored --------------------------------------------------------------------------------------------------
 
 
-def label_rows(lm: LanguageModel, category: str, wording: int, seed: int) -> Iterator[list[Row]]:
-    """A row for each prompt of a category and wording."""
+def drawn(category: str, wording: int, seed: int, repeats: int) -> list[Example]:
+    """Prompts of evenly spread repeats, which begin elsewhere in each wording, so that all places of gold occur."""
+    step = REPEATS // repeats
     examples = draw(category, SENTENCES, seed, wording)
-    for example, fault in zip(examples, faults(lm, examples), strict=True):
-        yield [{"example": example.id, "fault": fault}]
+    per_repeat = len(examples) // REPEATS
+    return [
+        example
+        for index, example in enumerate(examples)
+        if (index // per_repeat - wording) % step == 0
+    ]
+
+
+def cite_rows(lm: LanguageModel, examples: Sequence[Example], targets: Sequence[str]) -> list[Row]:
+    """What `noiser.cite` says of each prompt: the scores of its sources, and which are cited."""
+    prompts, sources = [e.prompt for e in examples], [sources_of(e) for e in examples]
+    options: Any = {"answer": [*targets], "template": None, "unit": "source", "contrast": False}
+    return [cited(each) for each in noiser.cite(lm, prompts, sources, **options)]
+
+
+def method_rows(
+    lm: LanguageModel, examples: Sequence[Example], targets: Sequence[str], method: Method
+) -> list[Row]:
+    """The scores of the sources of each prompt."""
+    rows: list[Row] = []
+    for seed, (example, target) in enumerate(zip(examples, targets, strict=True)):
+        query = replace(query_of(lm, example, target), spent=Spent())
+        scores = run_one(lm, scored(method, query, seed)).scores[0].tolist()
+        rows.append({"scores": rounded(scores), "forwards": query.spent.token_forwards})
+    return rows
+
+
+def query_of(lm: LanguageModel, example: Example, target: str) -> Query:
+    """The question what each source does to the answer; kept, so that a prompt runs once for all methods."""
+    if (lm, example.id) not in _QUERIES:
+        question = Question(
+            prompt=example.prompt,
+            target=target,
+            target_unit="all",
+            sources=sources_of(example),
+            unit="source",
+            continuation_units=False,
+        )
+        _QUERIES[lm, example.id] = run_one(lm, prepare(lm, question))
+    return _QUERIES[lm, example.id]
+
+
+_QUERIES: dict[tuple[LanguageModel, str], Query] = {}
 
 
 def score_rows(lm: LanguageModel, examples: Sequence[Example], way: str, encoder: str) -> list[Row]:
@@ -91,20 +137,11 @@ def score_rows(lm: LanguageModel, examples: Sequence[Example], way: str, encoder
     targets = [
         example.target or f" {written[example.id].strip().splitlines()[0]}" for example in examples
     ]
-    prompts, sources = [e.prompt for e in examples], [sources_of(e) for e in examples]
     if way == "cite":
-        options: Any = {"answer": targets, "template": None, "unit": "source", "contrast": False}
-        more = [cited(each) for each in noiser.cite(lm, prompts, sources, **options)]
+        more = cite_rows(lm, examples, targets)
     else:
-        method = Encoder(folder=encoder) if way == "encoder" else WAYS[way]
-        atts = noiser.attribute(
-            lm, prompts, target=targets, target_unit="all", sources=sources, unit="source",
-            continuation_units=False, method=method, seed=list(range(len(examples))),
-        )  # fmt: skip
-        more = [
-            {"scores": rounded(att.scores[0].tolist()), "forwards": att.info["token_forwards"]}
-            for att in atts
-        ]
+        method = Encoder(folder=encoder) if way == "encoder" else make_method(WAYS[way])
+        more = method_rows(lm, examples, targets, method)
     rows: list[Row] = []
     for example, target, numbers in zip(examples, targets, more, strict=True):
         places = places_of(example)
@@ -154,31 +191,45 @@ def new_rows(
     """The rows that the file lacks, as they come."""
     for category, seed in itertools.product(options.categories, options.seeds):
         key = {"model": name, "category": category, "seed": seed}
-        if options.part == "labels":
-            for wording in options.wordings:
-                own = key | {"part": "label", "wording": wording}
-                if not any(own.items() <= row.items() for row in rows):
-                    found = itertools.chain.from_iterable(label_rows(lm, category, wording, seed))
-                    yield [own | row for row in found]
-            continue
-        drawn = [
-            example
+        examples = {
+            example.id: example
             for wording in options.wordings
-            for example in draw(category, SENTENCES, seed, wording)
-        ]
-        examples = {example.id: example for example in drawn}
+            for example in drawn(category, wording, seed, options.repeats)
+        }
+        if options.part == "labels":
+            yield from new_labels(lm, key | {"part": "label"}, examples, rows)
+            continue
+        names = chosen_examples(rows, key, options.wordings, options.most)
         for way in options.ways:
             own = key | {"part": "score", "way": way}
             done = {row["example"] for row in rows if own.items() <= row.items()}
-            names = chosen_examples(rows, key, options.wordings, options.most)
-            left = [examples[each] for each in names if each not in done]
-            for begin in range(0, len(left), AT_ONCE):
-                some = left[begin : begin + AT_ONCE]
-                scored = score_rows(lm, some, way, options.encoder)
+            left = [examples[each] for each in names if each in examples and each not in done]
+            for some in in_parts(left):
                 yield [
                     own | {"wording": example.meta["wording"]} | row
-                    for example, row in zip(some, scored, strict=True)
+                    for example, row in zip(
+                        some, score_rows(lm, some, way, options.encoder), strict=True
+                    )
                 ]
+        _QUERIES.clear()
+
+
+def new_labels(
+    lm: LanguageModel, key: Row, examples: Mapping[str, Example], rows: Sequence[Row]
+) -> Iterator[list[Row]]:
+    """For each prompt that the file lacks, why its label is not true of the model."""
+    done = {row["example"] for row in rows if key.items() <= row.items()}
+    for some in in_parts([example for name, example in examples.items() if name not in done]):
+        yield [
+            key | {"wording": example.meta["wording"], "example": example.id, "fault": fault}
+            for example, fault in zip(some, faults(lm, some), strict=True)
+        ]
+
+
+def in_parts(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
+    """As many examples as are computed between two writes to the file."""
+    for begin in range(0, len(examples), AT_ONCE):
+        yield examples[begin : begin + AT_ONCE]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -262,6 +313,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--most", type=int, default=60, help="prompts of a model and category")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="of each wording")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--encoder", default="", help="the encoder's folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -269,7 +322,7 @@ def main() -> None:
     rows = [json.loads(line) for line in stored.splitlines()]
     for model in options.models if options.part != "table" else ():
         name = Path(model).stem
-        lm = noiser.load_model(model, dtype="bfloat16", device="cpu")
+        lm = noiser.load_model(model, dtype=options.dtype, device="cpu")
         for some in new_rows(lm, name, options, rows):
             rows += some
             with options.results.open("a", encoding="utf-8") as file:
