@@ -41,7 +41,8 @@ from noiser.types import Question
 SENTENCES = 6
 SETS = ("once", "twice", "shared", "contradiction", "two", "none", "irrelevant")
 TWO_GOLD = ("twice", "two")
-AT_ONCE = 20  # prompts between two writes to the file
+LIMITS = (0.05, 0.1, 0.2, 0.5, 1.0)  # nats from which a source might speak against an answer
+AT_ONCE = 5  # prompts between two writes to the file
 
 WAYS: dict[str, Any] = {
     "cite": None,  # noiser.cite: each source hidden, and what is cited
@@ -301,6 +302,29 @@ def citations_table(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
+def against_table(rows: Sequence[Row]) -> list[Row]:
+    """For limits in nats, on how many prompts the other side speaks against the answer, and any other source does."""
+    lines: list[Row] = []
+    some = [row for row in rows if row["way"] == "cite"]
+    for (model, category), here in grouped(some, "model", "category").items():
+        for limit in LIMITS:
+            named = [{i for i, s in enumerate(row["scores"]) if s <= -limit} for row in here]
+            sides = [{*row["other_side"]} for row in here]
+            right = [bool(side & found) for side, found in zip(sides, named, strict=True) if side]
+            wrong = [bool(found - side) for side, found in zip(sides, named, strict=True)]
+            lines.append(
+                {
+                    "model": model,
+                    "category": category,
+                    "limit": limit,
+                    "n": len(here),
+                    "other side named": share(right) if right else "",
+                    "another source named": share(wrong),
+                }
+            )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -329,7 +353,8 @@ def main() -> None:
                 file.write("".join(json.dumps(row) + "\n" for row in some))
     shown = [row for row in rows if row["wording"] in options.wordings]
     labels, scores = ([row for row in shown if row["part"] == part] for part in ("label", "score"))
-    tables = (labels_table(labels), scores_table(scores), citations_table(scores))
+    tables = [labels_table(labels)]
+    tables += [table(scores) for table in (scores_table, citations_table, against_table)]
     print(*(markdown(lines) for lines in tables if lines), sep="\n\n")
 
 

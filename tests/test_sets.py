@@ -8,7 +8,7 @@ import labels
 import noiser
 from labels import faults, is_what_it_says, says_a_documents_word
 from noiser.data.planted import draw
-from sets import chosen_examples, found
+from sets import against_table, chosen_examples, citations_table, found
 from tiny import tiny
 
 
@@ -97,3 +97,31 @@ def test_prompts_are_chosen_from_all_wordings_in_turn():
     assert chosen_examples(rows, key, [5, 6], 9) == ["5-0", "6-1", "5-1", "5-2"]
     assert chosen_examples(rows, key, [5, 6], 2) == ["5-0", "6-1"]
     assert chosen_examples(rows, key, [6], 9) == ["6-1"]
+
+
+def cite_row(category, scores, cited, gold=(0,), other_side=()):
+    row = {"model": "m", "category": category, "way": "cite", "memory": False, "scores": scores}
+    return row | {"cited": cited, "gold": [*gold], "other_side": [*other_side]}
+
+
+def test_tables_count_prompts_whose_other_side_is_named_and_others_that_are():
+    rows = [
+        cite_row("contradiction", [3.0, -0.3, 0.0], [0], other_side=[1]),
+        cite_row("contradiction", [3.0, -0.07, -0.6], [0, 2], other_side=[1]),
+        cite_row("once", [2.0, 0.0, -0.06], [1]),
+    ]
+    lines = {(line["category"], line["limit"]): line for line in against_table(rows)}
+    right = {
+        key: line["other side named"].split()[0]
+        for key, line in lines.items()
+        if key[0] == "contradiction"
+    }
+    assert [*right.values()] == ["1.00", "0.50", "0.50", "0.00", "0.00"]
+    wrong = {key: line["another source named"].split()[0] for key, line in lines.items()}
+    assert [wrong["contradiction", limit] for limit in (0.05, 0.5, 1.0)] == ["0.50", "0.50", "0.00"]
+    assert (wrong["once", 0.05], wrong["once", 0.1]) == ("1.00", "0.00")
+    assert lines["once", 0.1]["other side named"] == ""
+    first, second = citations_table(rows)
+    assert first["a gold source cited"].startswith("1.00")
+    assert first["another cited"].startswith("0.50")
+    assert second["a gold source cited"].startswith("0.00")
