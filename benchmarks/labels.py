@@ -17,6 +17,8 @@ from noiser.model import LanguageModel
 MOVED = 1.0
 """Nats by which documents that do not matter may change the answer's log-probability."""
 
+Pair = tuple[str, Any]  # a prompt and an answer
+
 WRITTEN = 4
 """Tokens of an answer that no document has."""
 
@@ -34,10 +36,10 @@ def faults(lm: LanguageModel, examples: Sequence[Example]) -> list[str]:
     that do not matter change the answer's log-probability by `MOVED` nats. "said": where the answer is in no document
     (without a target), the model's own answer has a word that only documents have, or no word.
     """
-    asked = [example for example in examples if example.target is not None]
-    prompts = {(e.prompt, e.target) for e in asked}
-    prompts |= {(other, e.target) for e in asked for other in (*e.without, *e.enough)}
-    given = dict(zip(prompts, _read(lm, list(prompts)), strict=True))
+    asked = [(e.prompt, e.target) for e in examples if e.target is not None]
+    given = _known(lm, asked)
+    right = [e for e in examples if given.get((e.prompt, e.target), (False, 0.0))[0]]
+    given |= _known(lm, [(other, e.target) for e in right for other in (*e.without, *e.enough)])
 
     def fault(example: Example) -> str:
         if example.target is None:
@@ -57,7 +59,13 @@ def faults(lm: LanguageModel, examples: Sequence[Example]) -> list[str]:
     return [fault(example) for example in examples]
 
 
-def _read(lm: LanguageModel, pairs: Sequence[tuple[str, Any]]) -> list[tuple[bool, float]]:
+def _known(lm: LanguageModel, pairs: Sequence[Pair]) -> dict[Pair, tuple[bool, float]]:
+    """What `_read` says of each different pair."""
+    different = list(dict.fromkeys(pairs))
+    return dict(zip(different, _read(lm, different), strict=True))
+
+
+def _read(lm: LanguageModel, pairs: Sequence[Pair]) -> list[tuple[bool, float]]:
     """For each prompt and answer: whether all its tokens are the greedy choice, and its log-probability."""
     if not pairs:
         return []

@@ -1,14 +1,15 @@
 """Do methods find what decides the answer, on planted prompts where word overlap, length and place do not?
 
-    python benchmarks/sets.py RESULTS.jsonl labels --models smollm2-135m-instruct --wordings 0 1 2 3 4
-    python benchmarks/sets.py RESULTS.jsonl scores --models smollm2-135m-instruct --wordings 0 1 2 3 4 --encoder FOLDER
+    python benchmarks/sets.py RESULTS.jsonl labels --models gemma-3-270m --wordings 0 1 2 3 4 --seeds 0 1 2
+    python benchmarks/sets.py RESULTS.jsonl scores --models gemma-3-270m --wordings 0 1 2 3 4 --seeds 0 1 2
     python benchmarks/sets.py RESULTS.jsonl table --wordings 5 6 7 8 9
 
 `labels` asks a model prompts of six sentences and the same without parts (`labels.py`), and stores for each prompt why
-its label is not true of the model, or nothing. `scores` takes the first prompts whose labels are true, of all wordings
-in turn, with every sentence a source; for each way it stores the score of every source. `table` shows the share of
-labels that are not true, and how often a gold source comes first; where two are gold, also the share of them among the
-first two. Equal scores share their places. A line of the file is not computed again.
+its label is not true of the model, or nothing; it stops where `--most` are true. `scores` takes these prompts, of all
+wordings in turn, with every sentence a source; for each way it stores the score of every source (`--encoder FOLDER` for
+the encoder). `table` shows the share of labels that are not true; how often a gold source comes first, and where two
+are gold, their share among the first two; what `noiser.cite` cites; and which sources would speak against the answer at
+several limits. Equal scores share their places. A line of the file is not computed again.
 
 Wordings 0 to 4 are for development, 5 to 9 for reporting. The encoder is a folder, see `encoder.py`.
 """
@@ -171,41 +172,32 @@ def rounded(scores: Sequence[float]) -> list[float]:
     return [round(score, 5) for score in scores]
 
 
-def chosen_examples(rows: Sequence[Row], key: Row, wordings: Sequence[int], most: int) -> list[str]:
-    """Ids of the first prompts whose labels are true, of all wordings in turn."""
-    true = [
-        [
-            row["example"]
-            for row in rows
-            if (key | {"part": "label", "wording": wording}).items() <= row.items()
-            and not row["fault"]
-        ]
-        for wording in wordings
+def in_turn(options: argparse.Namespace, category: str) -> dict[str, Example]:
+    """All prompts by id: of each seed and wording the first, then the second of each, and so on."""
+    columns = [
+        drawn(category, wording, seed, options.repeats)
+        for seed in options.seeds
+        for wording in options.wordings
     ]
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*true))
-    return [name for name in in_turn if name is not None][:most]
+    rows = itertools.zip_longest(*columns)
+    return {e.id: e for e in itertools.chain.from_iterable(rows) if e is not None}
 
 
 def new_rows(
     lm: LanguageModel, name: str, options: argparse.Namespace, rows: Sequence[Row]
 ) -> Iterator[list[Row]]:
     """The rows that the file lacks, as they come."""
-    for category, seed in itertools.product(options.categories, options.seeds):
-        key = {"model": name, "category": category, "seed": seed}
-        examples = {
-            example.id: example
-            for wording in options.wordings
-            for example in drawn(category, wording, seed, options.repeats)
-        }
+    for category in options.categories:
+        key = {"model": name, "category": category}
+        examples = in_turn(options, category)
         if options.part == "labels":
-            yield from new_labels(lm, key | {"part": "label"}, examples, rows)
+            yield from new_labels(lm, key | {"part": "label"}, examples, rows, options.most)
             continue
-        names = chosen_examples(rows, key, options.wordings, options.most)
+        true = true_labels(rows, key, examples)[: options.most]
         for way in options.ways:
             own = key | {"part": "score", "way": way}
             done = {row["example"] for row in rows if own.items() <= row.items()}
-            left = [examples[each] for each in names if each in examples and each not in done]
-            for some in in_parts(left):
+            for some in in_parts([examples[each] for each in true if each not in done]):
                 yield [
                     own | {"wording": example.meta["wording"]} | row
                     for example, row in zip(
@@ -216,15 +208,24 @@ def new_rows(
 
 
 def new_labels(
-    lm: LanguageModel, key: Row, examples: Mapping[str, Example], rows: Sequence[Row]
+    lm: LanguageModel, key: Row, examples: Mapping[str, Example], rows: Sequence[Row], most: int
 ) -> Iterator[list[Row]]:
-    """For each prompt that the file lacks, why its label is not true of the model."""
+    """Why labels are not true of the model, until `most` are true; rows that come are seen in `rows`."""
     done = {row["example"] for row in rows if key.items() <= row.items()}
     for some in in_parts([example for name, example in examples.items() if name not in done]):
+        if len(true_labels(rows, key, examples)) >= most:
+            return
         yield [
             key | {"wording": example.meta["wording"], "example": example.id, "fault": fault}
             for example, fault in zip(some, faults(lm, some), strict=True)
         ]
+
+
+def true_labels(rows: Sequence[Row], key: Row, examples: Mapping[str, Example]) -> list[str]:
+    """Ids of the prompts whose labels are true, in the order of the examples."""
+    own = key | {"part": "label", "fault": ""}
+    true = {row["example"] for row in rows if own.items() <= row.items()}
+    return [name for name in examples if name in true]
 
 
 def in_parts(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:

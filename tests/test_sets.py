@@ -1,14 +1,16 @@
 """The benchmark of sets that tell methods apart: what counts as found, and which labels are true of a model."""
 
+import argparse
 import math
 
 import pytest
 
 import labels
 import noiser
+import sets
 from labels import faults, is_what_it_says, says_a_documents_word
 from noiser.data.planted import draw
-from sets import against_table, chosen_examples, citations_table, found
+from sets import against_table, citations_table, found, in_turn, true_labels
 from tiny import tiny
 
 
@@ -87,16 +89,36 @@ def test_the_model_is_asked_for_the_whole_answer():
     )
 
 
-def test_prompts_are_chosen_from_all_wordings_in_turn():
-    key = {"model": "m", "category": "once", "seed": 0}
-    rows = [
-        key | {"part": "label", "wording": wording, "example": f"{wording}-{i}", "fault": fault}
-        for wording, faulty in ((5, ["", "", ""]), (6, ["answer", "", "without"]))
-        for i, fault in enumerate(faulty)
-    ]
-    assert chosen_examples(rows, key, [5, 6], 9) == ["5-0", "6-1", "5-1", "5-2"]
-    assert chosen_examples(rows, key, [5, 6], 2) == ["5-0", "6-1"]
-    assert chosen_examples(rows, key, [6], 9) == ["6-1"]
+OPTIONS = argparse.Namespace(
+    seeds=[0, 1], wordings=[5, 6], repeats=4, categories=["once"], most=3, part="labels"
+)
+
+
+def test_prompts_come_from_all_wordings_and_seeds_in_turn():
+    names = [*in_turn(OPTIONS, "once")]
+    assert len(names) == 2 * 2 * 4
+    begun = ["planted-once-6-0~5", "planted-once-6-1~6", "planted-once-6-0~5/1"]
+    assert names[:3] == begun
+    assert names[4:5] == ["planted-once-6-5~5"]
+    depths = {example.meta["depth"] for example in in_turn(OPTIONS, "once").values()}
+    assert len(depths) >= 3
+
+
+def test_labels_are_asked_until_enough_are_true_and_none_twice(monkeypatch):
+    asked = []
+
+    def half_are_true(lm, examples):
+        asked.extend(example.id for example in examples)
+        return ["", "answer"] * len(examples)
+
+    monkeypatch.setattr(sets, "faults", lambda lm, some: half_are_true(lm, some)[: len(some)])
+    rows = []
+    for some in sets.new_rows(None, "m", OPTIONS, rows):
+        rows += some
+    assert asked == [*in_turn(OPTIONS, "once")][:5]  # five at once, of which three are true
+    key = {"model": "m", "category": "once"}
+    assert true_labels(rows, key, in_turn(OPTIONS, "once")) == asked[::2]
+    assert list(sets.new_rows(None, "m", OPTIONS, rows)) == []
 
 
 def cite_row(category, scores, cited, gold=(0,), other_side=()):
