@@ -18,6 +18,7 @@ from noiser.errors import (
     TargetError,
     UnitError,
 )
+from noiser.explain.citations import in_nats
 from noiser.types import Pair, Source, Target
 from test_engine import masked
 from test_pages import chat_model
@@ -174,7 +175,6 @@ def test_a_source_that_speaks_against_a_sentence_is_not_folded():
         (None, True),
         ("occlusion:score=logprob", True),
         ("occlusion", False),  # probabilities
-        ("attention_gradient", False),  # slopes
     ],
 )
 def test_cite_names_opponents_where_scores_are_differences_in_nats(monkeypatch, method, named):
@@ -188,6 +188,20 @@ def test_cite_names_opponents_where_scores_are_differences_in_nats(monkeypatch, 
     assert any(expected)
     numbers = [[o.number - 1 for o in sentence.against] for sentence in found.sentences]
     assert numbers == (expected if named else [[], []])
+
+
+@pytest.mark.parametrize(
+    ("method", "score", "nats"),
+    [
+        ("occlusion@1", "logprob", True),
+        ("joint@1", "logit", True),
+        ("joint@1", "root", False),
+        ("attention_gradient@1", "logit", False),  # shares of slopes
+    ],
+)
+def test_scores_in_nats_are_differences_of_logarithms(method, score, nats):
+    att = citations().attribution
+    assert in_nats(dataclasses.replace(att, method=method, parameters={"score": score})) is nats
 
 
 def test_a_table_has_every_sentence_and_source():
