@@ -52,7 +52,7 @@ this way. Chosen on planted development questions, see docs/howto/retrieval.md: 
 
 AGAINST = 0.5
 """A source speaks against a sentence whose log-probability rises by this many nats without it: it would be 1.6 times as
-probable. A first choice, not measured yet: design/sets.md."""
+probable. A first choice, which names distractors too where the model is not certain: design/sets.md."""
 
 
 def cite(
