@@ -215,13 +215,18 @@ def test_only_examples_that_the_model_gets_right(run_quiz):
         ({"with": "attic", "out": "barn"}, True),
         ({"with": "attic", "out": "attic"}, False),
         ({"with": "barn"}, False),
+        ({"with": "attic", "out": "barn", "part": "barn"}, False),
     ],
 )
 def test_an_answer_must_change_without_what_decides_it(monkeypatch, says, right):
+    """And it must stay where what is left is enough."""
+    says = {"part": "attic"} | says
     monkeypatch.setattr(work, "says", lambda lm, prompt, answer: says[prompt] == answer)
-    item = Item(index=0, prompt="with", gold="attic", without=("out",))
+    item = Item(index=0, prompt="with", gold="attic", without=("out",), enough=("part",))
     assert work._is_right(None, item) is right
-    assert work._is_right(None, dataclasses.replace(item, without=())) is (says["with"] == "attic")
+    assert work._is_right(None, dataclasses.replace(item, without=(), enough=())) is (
+        says["with"] == "attic"
+    )
 
 
 def test_a_choice_that_is_interrupted_goes_on(run_quiz, monkeypatch):

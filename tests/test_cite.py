@@ -18,6 +18,7 @@ from noiser.errors import (
     TargetError,
     UnitError,
 )
+from noiser.explain.citations import in_nats
 from noiser.types import Pair, Source, Target
 from test_engine import masked
 from test_pages import chat_model
@@ -101,6 +102,106 @@ def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
         "- It sings. \\[1\\]\\[2\\]\n  - \\[1\\] 4.0 ± 0.5 (89%)\n    - “A fox.” 3.00\n"
     )
     assert "\n- Answer without the sources: I sing.\n\n\\[1\\]: written under" in shown
+
+
+def test_a_source_without_which_a_sentence_gains_speaks_against_it():
+    first, second = citations(against=1.0).sentences
+    assert [(o.number, o.score) for o in first.against] == [(3, -2.0)]
+    assert first.against[0].stderr == pytest.approx(0.1)
+    assert second.against == ()
+    assert first.mark == "[1][2]"  # it is not cited
+    assert [s.against for s in citations(against=2.1).sentences] == [(), ()]
+    assert [s.against for s in citations().sentences] == [(), ()]  # where scores are not in nats
+    memory = citations(against=1.0, losses=(0.0, 0.0)).sentences[0]
+    assert (memory.mark, len(memory.against)) == ("(from memory)", 1)
+
+
+@pytest.mark.parametrize(("stderr", "named"), [(0.9, True), (1.1, False), (math.nan, True)])
+def test_what_speaks_against_a_sentence_is_beyond_two_standard_errors(stderr, named):
+    att = citations().attribution
+    errors = torch.tensor([[0.3, 0.4, 0.1, stderr]] * 2)
+    changed = citations(against=1.0, attribution=dataclasses.replace(att, stderr=errors))
+    assert bool(changed.sentences[0].against) is named
+
+
+def test_the_strongest_opponent_is_named_first():
+    scores = torch.tensor([[3.0, 1.0, -4.0, -2.0], [0.1, 0.2, 0.3, 0.4]])
+    att = dataclasses.replace(citations().attribution, scores=scores)
+    found = citations(against=1.0, attribution=att).sentences[0]
+    assert [(o.number, o.score) for o in found.against] == [(2, -4.0), (3, -2.0)]
+
+
+def test_what_speaks_against_a_sentence_stands_in_every_form():
+    nats = dataclasses.replace(citations().attribution, parameters={"score": "logprob"})
+    first, second, third = citations().sources
+    named = (first, second, third._replace(title="News"))
+    found = citations(attribution=nats, against=1.0, sources=named)
+    assert "\n  Speaks against it: [3] News (-2.00 ± 0.10 nats)\n" in str(found)
+    assert "\nSpeaks against it: without this source the sentence gains 1 nats or more." in str(
+        found
+    )
+    assert "Speaks against it" not in str(citations(attribution=nats))
+    assert "  - Speaks against it: \\[3\\] News" in found.to_markdown()
+    assert 'against it: <a href="#noiser-3">[3]</a>' in found.to_html()
+    assert "against it:" not in citations().to_html()
+    assert found.to_dataframe()["against"].tolist() == [False, False, True, False, False, False]
+    data = found.to_dict()
+    error = pytest.approx(0.1)
+    assert data["sentences"][0]["against"] == [{"number": 3, "score": -2.0, "stderr": error}]
+    again = noiser.Citations.from_dict(data)
+    assert again.sentences == found.sentences
+    del data["against"]  # a file of before
+    assert noiser.Citations.from_dict(data).sentences[0].against == ()
+
+
+def test_a_source_that_speaks_against_a_sentence_is_not_folded():
+    pieces = tuple(f"S{i}." for i in range(9))
+    att = make(
+        pieces,
+        ((9.0, -8.0, *(-0.1,) * 7),),
+        targets=(Target(" It.", 1, 0.5, 1),),
+        target_unit="sentence",
+    )
+    sources = tuple(Source("", unit.text, unit.start, unit.end) for unit in att.units)
+    fields = {"attribution": att, "sources": sources, "answer": " It.", "losses": (20.0,)}
+    shown, folded = citations(against=1.0, **fields).to_html().split("7 sources not cited")
+    assert 'id="noiser-2"' in shown
+    assert 'id="noiser-2"' not in folded
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        (None, True),
+        ("occlusion:score=logprob", True),
+        ("occlusion", False),  # probabilities
+    ],
+)
+def test_cite_names_opponents_where_scores_are_differences_in_nats(monkeypatch, method, named):
+    monkeypatch.setattr(importlib.import_module("noiser.explain.cite"), "AGAINST", 1e-6)
+    options = {"answer": ANSWER, "unit": "source", "contrast": False, "method": method}
+    found = noiser.cite(tiny("llama"), QUESTION, SOURCES, **options)
+    expected = [
+        sorted((i for i in range(3) if row[i] <= -1e-6), key=lambda i: row[i])
+        for row in found.scores.tolist()
+    ]
+    assert any(expected)
+    numbers = [[o.number - 1 for o in sentence.against] for sentence in found.sentences]
+    assert numbers == (expected if named else [[], []])
+
+
+@pytest.mark.parametrize(
+    ("method", "score", "nats"),
+    [
+        ("occlusion@1", "logprob", True),
+        ("joint@1", "logit", True),
+        ("joint@1", "root", False),
+        ("attention_gradient@1", "logit", False),  # shares of slopes
+    ],
+)
+def test_scores_in_nats_are_differences_of_logarithms(method, score, nats):
+    att = citations().attribution
+    assert in_nats(dataclasses.replace(att, method=method, parameters={"score": score})) is nats
 
 
 def test_a_table_has_every_sentence_and_source():

@@ -64,6 +64,7 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
     web, family, accuracy, monkeypatch
 ):
     monkeypatch.setattr(citing, "FAST_FROM", 1)
+    monkeypatch.setattr(citing, "AGAINST", 1e-4)
     chunks = list(complete(web, stream=True, model=family, accuracy=accuracy))
     text = generated(family)
     assert text_of(chunks) == text
@@ -83,6 +84,10 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
         assert (found["check"] is not None) == ("check" in cited.attribution.info)
         scores = [citation.score for citation in sentence.citations]
         assert [source["score"] for source in found["sources"]] == pytest.approx(scores, abs=1e-5)
+        others = [("d-7", "d-9")[other.number - 1] for other in sentence.against]
+        assert [other["id"] for other in found["against"]] == others
+        scores = [other.score for other in sentence.against]
+        assert [other["score"] for other in found["against"]] == pytest.approx(scores, abs=1e-5)
     assert chunks[-1].usage.completion_tokens == 12
 
 
@@ -95,8 +100,9 @@ def test_one_object_has_what_the_stream_has(web):
     for one, other in zip(
         whole.citations, last.citations, strict=True
     ):  # sentences may have been cited by twos
-        scores = [source.pop("score") for source in other["sources"]]
-        assert [source.pop("score") for source in one["sources"]] == pytest.approx(scores, abs=1e-4)
+        for name in ("sources", "against"):
+            scores = [source.pop("score") for source in other[name]]
+            assert [each.pop("score") for each in one[name]] == pytest.approx(scores, abs=1e-4)
         assert one == other
     assert complete(web, documents=[]).citations == []
     assert complete(web, max_tokens=None).usage.total_tokens <= chatty("llama").context_length

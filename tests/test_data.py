@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 from data_for_tests import KNOWN_RECORDS, LONGRA_RECORDS, NO_REAL, REAL, as_json, register, upstream
 from noiser import data
@@ -17,6 +18,7 @@ from noiser.data.paper import (
     read_longra,
     read_wikitext,
 )
+from noiser.data.wordings import CHAINS, STEMS, WORDINGS
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.measuring import read_examples
 
@@ -243,12 +245,17 @@ def test_real_wikitext_and_wikibio():
     assert min(len(example.prompt) for example in found) > 90
 
 
+TOLD = ("once", "twice", "conflict", "combined")
+
+
 def test_planted_gold_is_what_says_the_answer_and_nothing_else_does():
     examples = data.load("planted")
     assert len({example.id for example in examples}) == len(examples)
-    digest = hashlib.sha256("".join(example.prompt for example in examples).encode()).hexdigest()
+    told = [example for example in examples if example.category in TOLD]
+    assert tuple(told) == examples[: len(told)]
+    digest = hashlib.sha256("".join(example.prompt for example in told).encode()).hexdigest()
     assert digest[:16] == "578e8249f3cbd073", "the same in every run"
-    for example in examples:
+    for example in told:
         gold, rest = parts(example)["gold"], example.prompt
         for sentence in gold:
             rest = rest.replace(sentence + " ", "")
@@ -260,6 +267,132 @@ def test_planted_gold_is_what_says_the_answer_and_nothing_else_does():
             ((person, thing),) = re.findall(r"does (\w+) keep the (\w+)", question)
             assert set(gold) == {f"{person} keeps the {thing} in the {example.target}."}
             assert f"{person} keeps the {thing}" not in rest
+
+
+def test_one_copy_of_a_fact_is_enough():
+    example = planted.draw("twice", 3)[0]
+    copy, other = parts(example)["gold"][0], parts(example)["other"][0]
+    question = example.prompt.rpartition(". ")[2]
+    assert example.without == (f"{other} {question}",)
+    sentences = re.findall(r".+?\. ", example.prompt)
+    places = [index for index, sentence in enumerate(sentences) if sentence == f"{copy} "]
+    assert len(places) == 2
+    assert {*example.enough} == {
+        "".join([*sentences[:place], *sentences[place + 1 :], question]) for place in places
+    }
+
+
+ALL_WORDINGS = (*planted.DEVELOPMENT, *planted.REPORTING)
+KEPT = re.compile(r"(\w+) keeps the (\w+) in the (\w+)")
+
+
+def drawn(category, sentences=6):
+    return [e for w in ALL_WORDINGS for e in planted.draw(category, sentences, wording=w)]
+
+
+@pytest.mark.parametrize("sentences", [2, 3, 6, 12, 96])
+@pytest.mark.parametrize("category", [name for name in planted.CATEGORIES if name != "combined"])
+def test_planted_prompts_lack_what_they_say_they_lack_in_every_wording(category, sentences):
+    examples = drawn(category, sentences)
+    assert len({example.id for example in examples}) == len(examples)
+    for example in examples:
+        texts = parts(example)
+        question = example.prompt[max(end for s in example.spans.values() for _, end in s) + 1 :]
+        assert "{" not in example.prompt
+        assert sum(map(len, texts.values())) == sentences == example.meta["sentences"]
+        for other in (*example.without, *example.enough):
+            assert other.endswith(question)
+            assert len(other) < len(example.prompt)
+        for sentence in texts["gold"]:  # every prompt of `without` lacks a gold sentence
+            assert any(o.count(sentence) < example.prompt.count(sentence) for o in example.without)
+        if category not in ("none", "irrelevant"):
+            assert re.search(rf"\b{example.target}\b", " ".join(texts["gold"]))
+            assert not re.search(rf"\b{example.target}\b", question)
+
+
+def cosine_finds_gold(example):
+    """Whether the sentence nearest to question and answer by TF-IDF is gold."""
+    spans = sorted(span for places in example.spans.values() for span in places)
+    said = f"{example.prompt[spans[-1][1] :]} {example.target}"
+    texts = [*(example.prompt[a:b] for a, b in spans), said]
+    vectors = TfidfVectorizer().fit_transform(texts).toarray()
+    return spans[(vectors[:-1] @ vectors[-1]).argmax()] in example.spans["gold"]
+
+
+@pytest.mark.parametrize("sentences", [3, 6, 12])
+def test_shared_words_hide_the_fact_from_overlap_length_and_place(sentences):
+    examples = drawn("shared", sentences)
+    assert all(map(cosine_finds_gold, drawn("once", sentences)))
+    assert sum(map(cosine_finds_gold, examples)) / len(examples) < max(0.15, 1 / sentences)
+    for example in examples:
+        texts = parts(example)
+        lengths = [len(text) for text in texts["other"]]
+        assert min(lengths) < len(texts["gold"][0]) < max(lengths)
+    assert {example.meta["depth"] for example in examples} >= {0, 50 if sentences == 3 else 100}
+
+
+def test_no_sentence_of_shared_words_contradicts_the_fact():
+    for example in planted.draw("shared", 24):
+        facts = [match for text in parts(example)["other"] for match in KEPT.findall(text)]
+        person, thing, _ = KEPT.findall(parts(example)["gold"][0])[0]
+        assert len(facts) == 23
+        assert (person, thing) not in [fact[:2] for fact in facts]
+        assert {fact[0] == person for fact in facts} == {True, False}
+
+
+def test_both_sides_of_a_contradiction_are_marked():
+    first, second = planted.draw("contradiction", 6)[:2]
+    assert first.prompt == second.prompt
+    assert first.target != second.target
+    assert first.spans["gold"] == second.spans["other_side"]
+    assert second.spans["gold"] == first.spans["other_side"]
+    told, other = (
+        KEPT.findall(parts(first)["gold"][0])[0],
+        KEPT.findall(parts(second)["gold"][0])[0],
+    )
+    assert told[:2] == other[:2]
+    assert (told[2], other[2]) == (first.target, second.target)
+    assert len(first.spans["other"]) == 4
+
+
+def test_a_question_without_an_answer_asks_something_else_of_the_same_half_of_wordings():
+    for example in drawn("none"):
+        assert (example.target, example.spans["gold"]) == (None, ())
+        question = example.prompt.rpartition(". ")[2]
+        half = planted.DEVELOPMENT if example.meta["wording"] < 5 else planted.REPORTING
+        shapes = {
+            re.escape(WORDINGS[w].question.format(person="P", thing="T"))
+            .replace("P", r"(\w+)")
+            .replace("T", r"\w+")
+            for w in half
+            if w != example.meta["wording"]
+        }
+        assert sum(bool(re.search(shape, example.prompt)) for shape in shapes) == 1, question
+
+
+def test_neither_part_of_a_chain_has_question_and_answer():
+    for example in drawn("two"):
+        first, second = sorted(parts(example)["gold"], key=lambda text: example.target in text)
+        assert example.target not in first
+        assert example.target in second
+        assert example.target not in " ".join(parts(example)["other"])
+        chain = CHAINS[example.meta["wording"]]
+        shape = re.escape(chain.question).replace(r"\{start\}", r"(\w+)")
+        (start,) = re.search(shape, example.prompt).groups()
+        assert start in first
+        assert start not in second
+        assert len(example.without) == 3
+
+
+def test_documents_that_do_not_matter_stand_before_a_stem_of_their_wording():
+    stems = dict(STEMS)
+    assert len(STEMS) >= 30
+    for example in drawn("irrelevant"):
+        (stem,) = example.enough
+        assert stems[stem] == example.target
+        assert example.prompt.endswith(f". {stem}")
+    asked = [{e.enough for e in planted.draw("irrelevant", 6, wording=w)} for w in ALL_WORDINGS]
+    assert sum(map(len, asked)) == len(set().union(*asked)) == len(STEMS)
 
 
 def test_a_fact_in_two_parts_must_need_both():
@@ -284,3 +417,7 @@ def test_planted_prompts_of_another_seed_are_others_of_the_same_kind():
         planted.draw("twise", 6)
     with pytest.raises(ParameterError, match="sentences is 1; expected an integer of at least"):
         planted.draw("once", 1)
+    with pytest.raises(ParameterError, match="wording is 10; expected a number from 0 to 9"):
+        planted.draw("once", 3, wording=10)
+    with pytest.raises(ParameterError, match="from 0 to 0 for 'combined'"):
+        planted.draw("combined", 3, wording=1)

@@ -145,10 +145,10 @@ class Worker:
 
 
 def _is_right(lm: LanguageModel, item: Item) -> bool | str:
-    """Whether the model gives the answer, and not without what decides it; or the error's type."""
+    """Whether the model gives the answer where it should and nowhere else, see `Example`; or the error's type."""
     try:
         assert item.gold is not None, "`draw` has checked it"
-        return says(lm, item.prompt, item.gold) and not any(
+        return all(says(lm, other, item.gold) for other in (item.prompt, *item.enough)) and not any(
             says(lm, other, item.gold) for other in item.without
         )
     except Exception as error:  # a prompt that cannot be asked is counted, and the others go on

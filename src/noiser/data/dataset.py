@@ -26,6 +26,7 @@ class Example:
         category: the data set's own division, such as a relation; empty where there is none.
         spans: named parts of `prompt`, for localisation.
         without: prompts that lack parts of this one without which no model should give the answer.
+        enough: prompts that lack parts of this one without which a model should still give the answer.
         meta: other fields of the record.
     """
 
@@ -36,6 +37,7 @@ class Example:
     category: str = ""
     spans: Spans = field(default_factory=dict[str, tuple[tuple[int, int], ...]], hash=False)
     without: tuple[str, ...] = ()
+    enough: tuple[str, ...] = ()
     meta: Mapping[str, str | int | bool] = field(
         default_factory=dict[str, "str | int | bool"], hash=False
     )

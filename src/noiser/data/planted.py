@@ -1,23 +1,37 @@
 """Planted facts: prompts made by a program, so that the part that decides the answer is known.
 
-Every prompt has a question, sentences that answer it (the span "gold"), and sentences of the same form about other
-people. `Example.without` has prompts that lack gold sentences: where a model says the answer with all of them and
-something else without, they decided. If a fact is in two parts, these prompts lack both parts, the first, or the
-second: among the other sentences neither part alone gives the answer. The place of the first gold sentence goes evenly
-through the prompt, so that scores that only know positions are at chance.
+Every prompt has sentences and a question. The span "gold" are the sentences that decide the answer; "other" are the
+rest, of the same form. `Example.without` are prompts that lack gold sentences and so the answer: if a fact is in two
+parts, they lack both parts, the first, or the second. `Example.enough` are prompts that lack sentences which are not
+needed, such as one of two copies. Where a model gives the answer exactly where it should, the labels are true of it.
+The place of the first gold sentence goes evenly through the prompt, so that scores that only know positions are at
+chance.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from noiser.checks import check_choice, check_count
 from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source
+from noiser.data.wordings import (
+    ASIDES,
+    CHAINS,
+    COLOURS,
+    DEVELOPMENT,
+    PEOPLE,
+    REPORTING,
+    STEMS,
+    THINGS,
+    WORDINGS,
+)
+from noiser.data.wordings import ROOMS as ROOMS
+from noiser.errors import ParameterError
 
 SOURCE = Source(
     files=(), licence="that of this package", citation="made by a program of this package"
@@ -32,29 +46,25 @@ MORE = {"twice": (20,), "combined": (20,)}
 REPEATS = 20
 """Prompts of each category and length; two for each, one per answer, where two passages are in conflict."""
 
-_WORDS = {
-    "people": (
-        "Anna Boris Clara David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nadia Oscar Paula Quinn Robert "
-        "Sarah Thomas Ursula Victor Wendy Xavier Yvonne Zachary Alice Bruno Cecil Diana Edgar Fiona George Hannah "
-        "Isaac Julia Kevin Laura Martin Nora Oliver Peter Rachel Simon Teresa Ulrich Vera Walter Emma Philip"
-    ),
-    "things": (
-        "guitar hammer lantern blanket bicycle mirror camera basket ladder kettle violin helmet compass umbrella "
-        "suitcase telescope trumpet carpet bottle candle drum saddle clock puzzle"
-    ),
-    "rooms": "attic garage kitchen cellar garden office library bedroom hallway barn",
-    "colours": "red blue green yellow purple orange pink brown",
-}
-PEOPLE, THINGS, ROOMS, _COLOURS = (words.split() for words in _WORDS.values())
-
 
 class _Planted(NamedTuple):
-    """Sentences in order, which of them decide, and the question that ends in front of the answer."""
+    """Sentences in order, which of them decide, and the question that ends in front of the answer.
+
+    `missing` are sets of sentences without any of which no answer can be known; `spare`, sets that it does not need.
+    """
 
     sentences: list[str]
     gold: tuple[int, ...]
     question: str
-    answer: str
+    answer: str | None
+    missing: tuple[tuple[int, ...], ...] = ()
+    spare: tuple[tuple[int, ...], ...] = ()
+    other_side: tuple[int, ...] = ()
+
+    def lacking(self, some: tuple[int, ...]) -> str:
+        """The prompt without some of the sentences."""
+        kept = [sentence for i, sentence in enumerate(self.sentences) if i not in some]
+        return " ".join([*kept, self.question])
 
 
 def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
@@ -65,121 +75,242 @@ def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothin
         for count in sorted((*SENTENCES, *MORE.get(category, ())))
     ]
     note = (
-        "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out; if the "
-        "fact is in two parts, when either is."
+        "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out (if the "
+        "fact is in two parts, when either is), and not when a copy is or documents that do not matter are."
     )
     return Reading([example for kind in kinds for example in draw(*kind)], (note,))
 
 
-def draw(category: str, sentences: int, seed: int = 0) -> list[Example]:
-    """Prompts of a category and length: those of the data set, or with another seed as many others.
+def draw(category: str, sentences: int, seed: int = 0, wording: int = 0) -> list[Example]:
+    """Prompts of a category and length: those of the data set, or with another seed or wording as many others.
+
+    Args:
+        category: a name of `CATEGORIES`.
+        sentences: how many stand before the question.
+        seed: of people, things and places.
+        wording: how facts are told and asked, see `noiser.data.wordings`. Wordings of `DEVELOPMENT` (0 to 4) are for
+            choosing limits; those of `REPORTING` (5 to 9) are for reporting. "combined" has wording 0 alone.
 
     Raises:
-        UnknownNameError: no such category. ParameterError: fewer than two sentences.
+        UnknownNameError: no such category. ParameterError: fewer than two sentences, or no such wording.
     """
     check_choice("category", category, list(CATEGORIES))
     check_count("sentences", sentences, least=2)
+    known = (0,) if category == "combined" else (*DEVELOPMENT, *REPORTING)
+    if wording not in known:
+        raise ParameterError(
+            f"wording is {wording!r}; expected a number from 0 to {known[-1]} for {category!r}."
+        )
     return [
         example
         for repeat in range(REPEATS)
-        for example in _examples(category, sentences, repeat, seed)
+        for example in _examples(category, sentences, repeat, seed, wording)
     ]
 
 
-def _examples(category: str, count: int, repeat: int, seed: int) -> Iterator[Example]:
-    other = f"/{seed}" if seed else ""
-    facts = _Facts(random.Random(f"planted/{category}/{count}/{repeat}{other}"), count, repeat)
-    for variant, case in enumerate(CATEGORIES[category](facts)):
+def _examples(category: str, count: int, repeat: int, seed: int, wording: int) -> Iterator[Example]:
+    other = (f"~{wording}" if wording else "") + (f"/{seed}" if seed else "")
+    chance = random.Random(f"planted/{category}/{count}/{repeat}{other}")
+    facts = _Facts(chance, count, repeat, wording)
+    cases = list(CATEGORIES[category](facts))
+    for case, variant in zip(cases, "ab" if len(cases) > 1 else [""], strict=False):
         starts = itertools.accumulate((len(sentence) + 1 for sentence in case.sentences), initial=0)
         spans = [
             (start, start + len(sentence))
             for start, sentence in zip(starts, case.sentences, strict=False)
         ]
-        gold = tuple(spans[i] for i in sorted(case.gold))
-        gone = (
-            case.gold,
-            *((part,) for part in case.gold if category == "combined"),
-        )  # both are needed
-        left = [
-            [sentence for i, sentence in enumerate(case.sentences) if i not in some]
-            for some in gone
-        ]
+        marked = {*case.gold, *case.other_side}
+        named = {
+            "gold": sorted(case.gold),
+            "other_side": sorted(case.other_side),
+            "other": [i for i in range(len(spans)) if i not in marked],
+        }
+        depth = (
+            {"depth": round(100 * case.gold[0] / (len(case.sentences) - 1))} if case.gold else {}
+        )
         yield Example(
-            id=f"planted-{category}-{count}-{repeat}{'ab'[variant] if category == 'conflict' else ''}{other}",
-            prompt=" ".join([*case.sentences, case.question]),
-            without=tuple(" ".join([*sentences, case.question]) for sentences in left),
+            id=f"planted-{category}-{count}-{repeat}{variant}{other}",
+            prompt=case.lacking(()),
+            without=tuple(case.lacking(some) for some in case.missing),
+            enough=tuple(case.lacking(some) for some in case.spare),
             target=case.answer,
             dataset="planted",
             category=category,
-            spans={"gold": gold, "other": tuple(span for span in spans if span not in gold)},
-            meta={
-                "sentences": len(case.sentences),
-                "depth": round(100 * case.gold[0] / (len(case.sentences) - 1)),
+            spans={
+                name: tuple(spans[i] for i in places)
+                for name, places in named.items()
+                if places or name != "other_side"
             },
+            meta={"sentences": len(case.sentences), "wording": wording, **depth},
         )
 
 
 class _Facts:
-    """Draws people, things and rooms, no pair of person and thing twice."""
+    """Draws people, things and values, no pair of person and thing twice."""
 
-    def __init__(self, random: random.Random, count: int, repeat: int) -> None:
+    def __init__(self, random: random.Random, count: int, repeat: int, wording: int) -> None:
         self.random, self.count, self.repeat = random, count, repeat
+        self.wording, self.number = WORDINGS[wording], wording
         self.pairs = random.sample(
             [(person, thing) for person in PEOPLE for thing in THINGS], count + 2
         )
-        self.rooms = random.sample(ROOMS, len(ROOMS))
+        self.values = random.sample(self.wording.values, len(self.wording.values))
         self.person, self.thing = self.pairs.pop()
-        self.room, self.other_room = self.rooms[:2]
-        self.question = f"Question: Where does {self.person} keep the {self.thing}? Answer: in the"
+        self.value, self.other_value = self.values[:2]
+        self.question = self.wording.question.format(person=self.person, thing=self.thing)
 
-    def fact(self, room: str) -> str:
+    def fact(self, value: str) -> str:
         """A sentence that answers the question."""
-        return f"{self.person} keeps the {self.thing} in the {room}."
+        return self.tell(self.person, self.thing, value)
+
+    def tell(self, person: str, thing: str, value: str) -> str:
+        """A sentence about any person."""
+        return self.wording.fact.format(person=person, thing=thing, value=value)
+
+    def elsewhere(self) -> str:
+        """A value that is neither the answer nor that of the other side."""
+        return self.random.choice(self.values[2:])
+
+    def places(self, planted: int) -> tuple[int, ...]:
+        """Places of planted sentences: the first where the repeat says, the rest anywhere."""
+        first = round(self.repeat / (REPEATS - 1) * (self.count - 1))
+        left = [i for i in range(self.count) if i != first]
+        return (first, *self.random.sample(left, planted - 1)) if planted else ()
+
+    def others(self, count: int) -> list[str]:
+        """Sentences about other people."""
+        return [self.tell(person, thing, self.elsewhere()) for person, thing in self.pairs[:count]]
 
     def place(self, *planted: str) -> tuple[list[str], tuple[int, ...]]:
-        """The planted sentences among others, and their places: the first where the repeat says, the rest anywhere."""
-        first = round(self.repeat / (REPEATS - 1) * (self.count - 1))
-        places = [
-            first,
-            *self.random.sample([i for i in range(self.count) if i != first], len(planted) - 1),
-        ]
-        sentences = [
-            f"{person} keeps the {thing} in the {self.random.choice(self.rooms[2:])}."
-            for person, thing in self.pairs[: self.count - len(planted)]
-        ]
-        for index, sentence in sorted(zip(places, planted, strict=True)):
-            sentences.insert(index, sentence)
-        return sentences, tuple(places)
+        """The planted sentences among others, and their places."""
+        places = self.places(len(planted))
+        return _merged(self.others(self.count - len(planted)), planted, places), places
+
+
+def _merged(others: Sequence[str], planted: Sequence[str], places: Sequence[int]) -> list[str]:
+    """Others in order, and each planted sentence at its place."""
+    sentences = [*others]
+    for index, sentence in sorted(zip(places, planted, strict=True)):
+        sentences.insert(index, sentence)
+    return sentences
 
 
 def _told(times: int, facts: _Facts) -> Iterator[_Planted]:
-    sentences, gold = facts.place(*[facts.fact(facts.room)] * times)
-    yield _Planted(sentences, gold, facts.question, facts.room)
+    """The fact, or copies of it, each of which is enough."""
+    sentences, gold = facts.place(*[facts.fact(facts.value)] * times)
+    spare = tuple((place,) for place in gold) if times > 1 else ()
+    yield _Planted(sentences, gold, facts.question, facts.value, (gold,), spare)
 
 
-def _conflict(facts: _Facts) -> Iterator[_Planted]:
+def _conflict(facts: _Facts, marked: bool) -> Iterator[_Planted]:
     """Two passages disagree: two examples of one prompt, of which at most one has the answer that a model gives."""
-    rooms = (facts.room, facts.other_room)
-    sentences, places = facts.place(*map(facts.fact, rooms))
-    for place, room in zip(places, rooms, strict=True):
-        yield _Planted(sentences, (place,), facts.question, room)
+    values = (facts.value, facts.other_value)
+    sentences, places = facts.place(*map(facts.fact, values))
+    for place, other, value in zip(places, places[::-1], values, strict=True):
+        other_side = (other,) if marked else ()
+        yield _Planted(
+            sentences, (place,), facts.question, value, ((place,),), other_side=other_side
+        )
 
 
 def _combined(facts: _Facts) -> Iterator[_Planted]:
     """Neither sentence says it alone."""
-    colour = facts.random.choice(_COLOURS)
+    colour = facts.random.choice(COLOURS)
     sentences, gold = facts.place(
         f"{facts.person} keeps the {facts.thing} in the {colour} box.",
-        f"The {colour} box is in the {facts.room}.",
+        f"The {colour} box is in the {facts.value}.",
     )
-    yield _Planted(sentences, gold, facts.question, facts.room)
+    missing = (gold, *((part,) for part in gold))
+    yield _Planted(sentences, gold, facts.question, facts.value, missing)
+
+
+def _shared(facts: _Facts) -> Iterator[_Planted]:
+    """Others have as many words of question and answer as the fact, which stands in a longer sentence.
+
+    Of the others in turn, one has all of these words and does not say it; three have two of person, thing and value.
+    One of these three is the longest sentence, so that length does not find the fact either.
+    """
+    (place,) = facts.places(1)
+    asides = facts.random.sample(ASIDES, 3)
+    pairs = [pair for pair in facts.pairs if facts.person != pair[0] and facts.thing != pair[1]]
+    others: list[str] = []
+    for index, (person, thing) in zip(range(facts.count - 1), itertools.cycle(pairs), strict=False):
+        if index % 4 == 0:
+            told = facts.tell(facts.person, thing, facts.elsewhere())
+            others.append(_with_aside(_with_aside(told, asides[1]), asides[2]))
+        elif index % 4 == 1:
+            told = facts.tell(person, facts.thing, facts.elsewhere())
+            others.append(_with_aside(told, f"{facts.person} says, not {facts.value}"))
+        elif index % 4 == 2:
+            others.append(facts.tell(person, facts.thing, facts.elsewhere()))
+        else:
+            others.append(facts.tell(person, thing, facts.value))
+    facts.random.shuffle(others)
+    fact = _with_aside(facts.fact(facts.value), asides[0])
+    sentences = _merged(others, [fact], [place])
+    yield _Planted(sentences, (place,), facts.question, facts.value, ((place,),))
+
+
+def _with_aside(sentence: str, aside: str) -> str:
+    return f"{sentence.removesuffix('.')}, {aside}."
+
+
+def _none(facts: _Facts) -> Iterator[_Planted]:
+    """The question of the next wording, about a person and a thing of which the sentences say something else."""
+    sentences, _ = facts.place(facts.fact(facts.value))
+    half = DEVELOPMENT if facts.number in DEVELOPMENT else REPORTING
+    asked = half[(facts.number - half[0] + 1) % len(half)]
+    question = WORDINGS[asked].question.format(person=facts.person, thing=facts.thing)
+    yield _Planted(sentences, (), question, None)
+
+
+def _two(facts: _Facts) -> Iterator[_Planted]:
+    """A fact in two sentences of which neither says it alone, among those of other chains."""
+    chain, chance = CHAINS[facts.number], facts.random
+    places = facts.places(2)
+    starts = chance.sample(chain.starts, len(chain.starts) // 2)
+    middles = [m for m in chance.sample(chain.middles, len(chain.middles)) if m not in starts]
+    start = starts.pop()
+    middle = middles.pop()
+    values = chance.sample(chain.values, len(chain.values))
+    value = values.pop()
+    # other chains follow each other, first and second parts in turn; long prompts go through the words again
+    parts = zip(
+        itertools.cycle(starts), itertools.cycle(middles), itertools.cycle(values), strict=True
+    )
+    told = (
+        text.format(start=one, middle=two, value=three)
+        for one, two, three in parts
+        for text in (chain.first, chain.second)
+    )
+    others = list(itertools.islice(told, facts.count - 2))
+    chance.shuffle(others)
+    planted = [
+        text.format(start=start, middle=middle, value=value) for text in (chain.first, chain.second)
+    ]
+    sentences = _merged(others, planted, places)
+    missing = (places, *((part,) for part in places))
+    yield _Planted(sentences, places, chain.question.format(start=start), value, missing)
+
+
+def _irrelevant(facts: _Facts) -> Iterator[_Planted]:
+    """A beginning that a model goes on with by itself: no sentence is needed."""
+    sentences, _ = facts.place()
+    own = STEMS[facts.number :: len(WORDINGS)]
+    stem, answer = own[facts.repeat % len(own)]
+    yield _Planted(sentences, (), stem, answer, spare=(tuple(range(len(sentences))),))
 
 
 CATEGORIES: Mapping[str, Callable[[_Facts], Iterator[_Planted]]] = {
     "once": partial(_told, 1),
     "twice": partial(_told, 2),
-    "conflict": _conflict,
+    "conflict": partial(_conflict, marked=False),
     "combined": _combined,
+    "shared": _shared,
+    "contradiction": partial(_conflict, marked=True),
+    "none": _none,
+    "two": _two,
+    "irrelevant": _irrelevant,
 }
 """Each category and what makes its prompts."""
 

@@ -49,6 +49,7 @@ class Item:
     without: tuple[
         str, ...
     ] = ()  # prompts that lack parts that decide the gold answer, where a data set has them
+    enough: tuple[str, ...] = ()  # prompts that lack parts without which the answer is still given
     attribution: Attribution | None = None  # if it is there already
     of_method: bool = (
         False  # whether the attribution is the evaluated method's, which can then make it again
@@ -103,7 +104,7 @@ def item_of(index: int, example: Any) -> Item:
         isinstance(example, Mapping) and "messages" in example
     ):
         return Item(index=index, prompt=cast("Prompt", example))
-    names = ("prompt", "target", "foil", "spans", "sources", "without", "id", "category")
+    names = ("prompt", "target", "foil", "spans", "sources", "without", "enough", "id", "category")
     read: Any = (
         dict(cast("Any", example)).get
         if isinstance(example, Mapping)

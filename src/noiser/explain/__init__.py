@@ -4,6 +4,7 @@ from noiser.explain.attribute import attribute as attribute
 from noiser.explain.attribute import attribution as attribution
 from noiser.explain.citations import Citation as Citation
 from noiser.explain.citations import Citations as Citations
+from noiser.explain.citations import Opponent as Opponent
 from noiser.explain.citations import Quote as Quote
 from noiser.explain.citations import Sentence as Sentence
 from noiser.explain.cite import cite as cite

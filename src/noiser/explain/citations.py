@@ -36,6 +36,12 @@ _NATS = {
 _QUOTED = 3  # quotes that the text shows of a source
 
 
+def in_nats(attribution: Attribution) -> bool:
+    """Whether a score is what the sentence's log-probability, or log odds, loses without the unit."""
+    slopes = unversioned(attribution.method) == "attention_gradient"
+    return attribution.parameters.get("score") in _NATS and not slopes
+
+
 class Quote(NamedTuple):
     """A part of a source that a sentence was written from: a sentence of it, or all of it where it was not split.
 
@@ -80,6 +86,20 @@ class SourcePair(NamedTuple):
     kind: Literal["together", "either"]
 
 
+class Opponent(NamedTuple):
+    """A source that speaks against a sentence: without it the sentence would be more probable.
+
+    Attributes:
+        number: of the source, from 1 on.
+        score: what the sentence loses without the source, below 0.
+        stderr: standard error of the score; NaN if the method has none.
+    """
+
+    number: int
+    score: float
+    stderr: float
+
+
 class Sentence(NamedTuple):
     """A sentence of the answer.
 
@@ -90,6 +110,7 @@ class Sentence(NamedTuple):
         from_memory: whether it loses so little that the model says it without the sources.
         citations: the sources that it was written from, best first; none if it is from memory.
         pairs: of these sources, the largest first; only some methods find them, see `Attribution.pairs`.
+        against: the sources that speak against it, the strongest first, also where it is from memory.
     """
 
     text: str
@@ -98,6 +119,7 @@ class Sentence(NamedTuple):
     from_memory: bool
     citations: tuple[Citation, ...]
     pairs: tuple[SourcePair, ...] = ()
+    against: tuple[Opponent, ...] = ()
 
     @property
     def mark(self) -> str:
@@ -147,6 +169,8 @@ class Citations:
         losses: for each sentence, what its log-probability loses when all sources are removed at once, in nats.
         memory: a sentence that loses less than this is from memory.
         least_share: a source is cited for a sentence if it has at least this share of its positive scores.
+        against: a source speaks against a sentence if without it the log-probability of the sentence rises by at least
+            this, in nats, and by more than two standard errors. Infinite where scores are not such differences.
     """
 
     question: Prompt
@@ -157,6 +181,7 @@ class Citations:
     losses: tuple[SavedNumber, ...]
     memory: SavedNumber
     least_share: SavedNumber
+    against: SavedNumber = math.inf
 
     def __post_init__(self) -> None:
         if len(self.losses) != len(self.attribution.targets):
@@ -193,7 +218,14 @@ class Citations:
             cited = sorted(
                 (c for c in candidates if c.number in chosen), key=lambda citation: -citation.score
             )
-            found.append(Sentence(target.text, log_probability, loss, memory, tuple(cited), pairs))
+            against = tuple(
+                Opponent(c.number, c.score, c.stderr)
+                for c in sorted(candidates, key=lambda citation: citation.score)
+                if c.score <= -self.against and not c.score + 2 * c.stderr >= 0  # NaN: no error
+            )
+            found.append(
+                Sentence(target.text, log_probability, loss, memory, tuple(cited), pairs, against)
+            )
         return tuple(found)
 
     def _pairs(self, row: int) -> tuple[SourcePair, ...]:
@@ -262,6 +294,11 @@ class Citations:
                 first, second = pair.numbers
                 amount = number_format([pair.score]).with_error(pair.score, pair.stderr)
                 yield 1, f"{heading}: [{first}] {word} [{second}] ({amount})"
+            for other in sentence.against:
+                title = self.sources[other.number - 1].title
+                amount = number_format([other.score]).with_error(other.score, other.stderr)
+                name = f" {label(title)}" if title else ""
+                yield 1, f"Speaks against it: [{other.number}]{name} ({amount}{nats})"
             yield 1, sentence.numbers
         if self.answer_without is not None:
             yield 0, f"Answer without the sources: {label(self.answer_without)}"
@@ -282,6 +319,7 @@ class Citations:
             "[1]: written under the influence of this source; not checked against it.",
             f"{score} Cited: at least {self.least_share:.0%} of the positive scores. From memory: less than "
             f"{self.memory:g} nats lost without all sources.",
+            *self._about_against,
             *notes(att),
             *(
                 [f"Sources were hidden one by one, since fast scores failed: {label(fell_back)}"]
@@ -289,6 +327,15 @@ class Citations:
                 else []
             ),
             provenance(att),
+        ]
+
+    @property
+    def _about_against(self) -> list[str]:
+        """When a source speaks against a sentence, if one does."""
+        if not any(sentence.against for sentence in self.sentences):
+            return []
+        return [
+            f"Speaks against it: without this source the sentence gains {self.against:g} nats or more."
         ]
 
     def __repr__(self) -> str:
@@ -299,7 +346,8 @@ class Citations:
         """One row per sentence of the answer and source, in that order; NaN where a source or method has no value.
 
         Columns: sentence_index, sentence, log_probability, loss, from_memory, number (the source's, from 1 on), title,
-        start, end, score, stderr, share (of the sentence's positive scores), cited.
+        start, end, score, stderr, share (of the sentence's positive scores), cited, against (whether it speaks against
+        the sentence).
         """
         import pandas as pd
 
@@ -318,9 +366,10 @@ class Citations:
                         c.stderr,
                         c.share,
                         c in s.citations,
+                        c.number in [other.number for other in s.against],
                     )
                 )
-        return pd.DataFrame(rows, columns=[*names.split(), "cited"])
+        return pd.DataFrame(rows, columns=[*names.split(), "cited", "against"])
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without scripts, also written to `path` if given.
@@ -340,6 +389,7 @@ class Citations:
             "answer_without",
             "memory",
             "least_share",
+            "against",
             "losses",
             "sentences",
             "sources",

@@ -56,19 +56,29 @@ def _card(citations: Citations, identifier: str) -> str:
 def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     text = visible(sentence.text)
     body = text.lstrip()
-    links = re.sub(r"\[(\d+)\]", rf'<a href="#{identifier}-\1">[\1]</a>', sentence.mark)
+
+    def linked(mark: str) -> str:
+        """The mark, each number a link to its source."""
+        return re.sub(r"\[(\d+)\]", rf'<a href="#{identifier}-\1">[\1]</a>', mark)
+
+    links = linked(sentence.mark)
     mark = (
         links
         if sentence.citations
         else f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
     )
+    if sentence.against:
+        others = linked("".join(f"[{other.number}]" for other in sentence.against))
+        mark += f" <span class=memory>against it: {others}</span>"
     space = escape(text[: len(text) - len(body)])
     return f'{space}<span class="s s{row}" title="{escape(sentence.numbers)}">{escape(body)} {mark}</span>'
 
 
 def _sources(citations: Citations, identifier: str) -> str:
-    """All sources; of a long list, those that are not cited are folded."""
+    """All sources; of a long list, those that no sentence names are folded."""
     cited = {citation.number for sentence in citations.sentences for citation in sentence.citations}
+    against = {other.number for sentence in citations.sentences for other in sentence.against}
+    named = cited | against
     cards: dict[bool, str] = {True: "", False: ""}
     for number, source in enumerate(citations.sources, 1):
         lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
@@ -77,14 +87,12 @@ def _sources(citations: Citations, identifier: str) -> str:
         title = (
             f"<b>[{number}] {escape(label(source.title)) if source.title else ''}<i>{used}</i></b>"
         )
-        text, shown = (
-            _text(citations, source),
-            number in cited or len(citations.sources) <= _AT_ONCE,
-        )
+        text = _text(citations, source)
+        shown = number in named or len(citations.sources) <= _AT_ONCE
         cards[shown] += (
             f'<div class="source{used}" id="{identifier}-{number}" dir=auto{long}>{title}{text}</div>'
         )
-    rest = len(citations.sources) - len(cited)
+    rest = len(citations.sources) - len(named)
     folded = f"<details><summary>{rest} source{'s'[: rest > 1]} not cited</summary>{cards[False]}</details>"
     return cards[True] + folded * bool(cards[False])
 

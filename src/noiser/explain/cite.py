@@ -23,7 +23,7 @@ from noiser.explain.attribute import (
     shown,
 )
 from noiser.explain.check import check_masks, check_scores, removal_for
-from noiser.explain.citations import Citations
+from noiser.explain.citations import Citations, in_nats
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel, check_model
@@ -49,6 +49,10 @@ FAST, MASKS, FAST_FROM = AttentionGradient(), 8, 20
 MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
 this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
+
+AGAINST = 0.5
+"""A source speaks against a sentence whose log-probability rises by this many nats without it: it would be 1.6 times as
+probable. A first choice, which names distractors too where the model is not certain: design/sets.md."""
 
 
 def cite(
@@ -76,7 +80,8 @@ def cite(
     The model answers a prompt with the sources, and each source is hidden from question and answer: what a sentence's
     log-probability loses is the source's score. Sources that carry the score are then taken apart into sentences. A
     sentence that loses less than `memory` with all sources hidden is from the model's memory, and cites nothing. A
-    citation is influence: whether the source says what the sentence says is not checked.
+    source without which a sentence gains log-probability speaks against it, and is named too. A citation is influence:
+    whether the source says what the sentence says is not checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -187,6 +192,7 @@ def cite(
             losses=losses,
             memory=least,
             least_share=least_share,
+            against=AGAINST if in_nats(attribution) else math.inf,
         )
 
     asked: Any = plain(question)

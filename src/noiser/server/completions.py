@@ -174,6 +174,10 @@ class Completion(BaseModel, extra="forbid"):
             }
             for pair in sentence.pairs
         ]
+        against = [
+            {"id": ids[other.number - 1], "score": other.score, "stderr": other.stderr}
+            for other in sentence.against
+        ]
         place = {"start": span[0], "end": span[1], "text": sentence.text}
         if check:
             row_of_check = {name: check[name][row] for name in ("lds", "low", "high")}
@@ -183,7 +187,9 @@ class Completion(BaseModel, extra="forbid"):
             "method": found.attribution.method,
             "check": check,
         }
-        return to_jsonable({**place, "sources": sources, "pairs": pairs, **about})
+        return to_jsonable(
+            {**place, "sources": sources, "pairs": pairs, "against": against, **about}
+        )
 
 
 @contextmanager
