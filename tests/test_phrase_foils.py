@@ -225,7 +225,7 @@ def test_every_method_answers_or_refuses_in_a_sentence(name):
 
 
 LINEAR = ("occlusion", "added", "lime", "kernel_shap", "input_x_gradient:reduce=sum", "deeplift")
-LINEAR += ("integrated_gradients", "gradient_shap", "attn_lrp", "attention_gradient:gates=[0.1]")
+LINEAR += ("integrated_gradients", "gradient_shap", "attn_lrp")
 
 
 @pytest.mark.parametrize("name", LINEAR)

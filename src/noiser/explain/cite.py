@@ -50,9 +50,9 @@ MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
 this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 
-AGAINST = 0.5
-"""A source speaks against a sentence whose log-probability rises by this many nats without it: it would be 1.6 times as
-probable. A first choice, which names distractors too where the model is not certain: design/sets.md."""
+AGAINST = math.inf
+"""A source speaks against a sentence whose log-probability rises by this many nats without it. None does until a limit
+has been measured: half a nat names distractors, too, where the model is not certain (design/sets.md)."""
 
 
 def cite(

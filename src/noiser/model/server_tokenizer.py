@@ -120,7 +120,7 @@ class ServerTokenizer:
 
         options.pop("return_dict", None)
         options |= {"bos_token": self.bos_token, "eos_token": self.eos_token}
-        template = self.chat_template
+        template = options.pop("chat_template", None) or self.chat_template
         chats: Any = [messages]
         (text,), _ = render_jinja_template(chats, chat_template=template, **options)
         return self.encode(text, add_special_tokens=False) if tokenize else text
