@@ -21,8 +21,8 @@ DASH = "–"
 """Stands where there is no number; never 0."""
 
 HEADLINES = (
-    "faithfulness", "area", "rank_area", "lds", "insertion_area", "answerability_rate", "answerability_top5_rate",
-    "minimum_share", "drop", "hold", "naopc", "auprc", "mrr", "critical",
+    "faithfulness", "area", "rank_area", "lds", "lds_bernoulli", "insertion_area", "answerability_rate",
+    "answerability_top5_rate", "minimum_share", "drop", "hold", "naopc", "auprc", "mrr", "critical",
 )  # fmt: skip
 """The numbers of the first table, for metrics that have one of them; other metrics are there by their first number."""
 
