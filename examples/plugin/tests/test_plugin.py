@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import noiser
 
-WORDS = ["[unk]", "The", "capital", "of", "France", "is", "Paris", "Japan", "Tokyo"]
+WORDS = ["[unk]", "<s>", "The", "capital", "of", "France", "is", "Paris", "Japan", "Tokyo"]
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,14 @@ def lm() -> noiser.LanguageModel:
     """Two random layers that read a few words."""
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[unk]"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[unk]")
+    core.add_special_tokens(["<s>"])
+    # A start token: without one the first word would always be kept, and have no score.
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="[unk]", bos_token="<s>"
+    )
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=len(WORDS),
