@@ -54,18 +54,10 @@ def test_pairs_where_documents_do_not_matter(smol):
 
 
 def test_what_metrics_give_to_vectors_without_information(gemma):
-    methods = (
-        "constant",
-        "random",
-        "position",
-        "length",
-        "overlap",
-        "occlusion:score=logprob",
-        "joint",
-    )
-    found = numbers_of_metrics(gemma, methods, ["lds", "lds_bernoulli"], PROMPTS[:10])
+    methods = ("constant", "random", "position", "joint")
+    found = numbers_of_metrics(gemma, methods, ["lds", "lds_bernoulli"], PROMPTS[:6])
     assert math.isnan(found["lds"]["constant"])
-    assert abs(found["lds"]["random"]) < 0.35  # ten prompts of eight words: a standard error of .1
+    assert abs(found["lds"]["random"]) < 0.4  # six prompts of eight words: a standard error of .13
     assert found["lds"]["joint"] > 0.6
     # The yardstick that was: the number of kept units alone has most of what the best scores have.
     assert found["lds_bernoulli"]["constant"] > 0.5
