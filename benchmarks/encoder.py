@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from noiser.engine import Query, Steps
+from noiser.engine import Query
 from noiser.methods import Scores
 from noiser.methods.references import question_of
 
@@ -29,8 +29,7 @@ class Encoder:
 
     folder: str
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002, D102
-        yield from ()
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002, D102
         question = question_of(query)
         units = [unit.text for unit in query.units]
         said = [f"{question} {target}" for target in query.target_texts]

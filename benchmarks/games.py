@@ -131,7 +131,7 @@ class Played:
         game = StoredGame(torch.ones(1, self.units, dtype=torch.bool), values[-1:], name, table)
         steps = method.play(game, torch.Generator().manual_seed(seed))
         try:
-            raise AssertionError(f"{next(steps)} is not stored")
+            raise AssertionError(f"{steps.send(None)} is not stored")
         except StopIteration as stop:
             return stop.value
 

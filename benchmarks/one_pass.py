@@ -125,10 +125,10 @@ def slopes(
     """The slopes of the answer's log odds, [gates, sentences]."""
     positions = tuple(sorted(itertools.chain.from_iterable(query.positions)))
 
-    def steps() -> Any:
-        return (yield Gates(query, positions, first, gates, query.score("logit")))
+    async def steps() -> torch.Tensor:
+        return await Gates(query, positions, first, gates, query.score("logit"))
 
-    found: torch.Tensor = run_one(lm, steps())
+    found = run_one(lm, steps())
     return [
         rounded([float(row[list(inside)].sum()) for inside in query.positions])
         for row in found[:, 0]

@@ -187,7 +187,7 @@ def play(game: FullGame, method: Any, seed: int) -> Scores:
     stored = StoredGame(torch.ones(1, game.units, dtype=torch.bool), game.odds[-1:], "logit", table)
     steps = method.play(stored, torch.Generator().manual_seed(seed))
     try:
-        next(steps)
+        steps.send(None)
     except StopIteration as stop:
         return stop.value
     raise RuntimeError("a stored game asks nothing")

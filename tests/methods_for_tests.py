@@ -50,5 +50,5 @@ def random_game(units, score="prob", seed=0):
 def play(method, game, seed=0):
     steps = method.play(game, torch.Generator().manual_seed(seed))
     with pytest.raises(StopIteration) as stop:
-        next(steps)
+        steps.send(None)
     return stop.value.value

@@ -187,8 +187,8 @@ def test_fast_citations_are_one_pass_with_a_check_or_else_accurate(monkeypatch):
     checks = citing.check_scores
 
     def judged(predicts):
-        def steps(*arguments):
-            att = yield from checks(*arguments)
+        async def steps(*arguments):
+            att = await checks(*arguments)
             return replace(
                 att, info=att.info | {"check": att.info["check"] | {"predicts": predicts}}
             )

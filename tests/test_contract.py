@@ -16,8 +16,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import noiser
 from engine_for_tests import query_of, run_method
 from golden.cases import SMALL
+from noiser.engine import Game, remover
 from noiser.errors import DependencyError, ModelError, ParameterError, UnsupportedModelError
-from noiser.methods import METHODS, describe, make_method
+from noiser.methods import METHODS, Scores, describe, make_method
 from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
 METHOD_NAMES = METHODS.names()
@@ -191,9 +192,33 @@ def test_hyper_parameters_may_stand_in_the_name_and_functions_are_told_what_a_me
         samples=3, steps=4, search="bisection"
     )
     with pytest.raises(
-        ParameterError, match=r"returned a Tensor; a method is a generator: `yield` a request"
+        ParameterError, match=r"returned a Tensor; a method is a coroutine: `await` a request"
     ):
         noiser.attribute(tiny("llama"), PROMPT, method=lambda query, rng: query.causal_mask.float())
+
+
+class GeneratorOcclusion:
+    """A method as plugins wrote it before methods were coroutines."""
+
+    def __call__(self, query, rng):
+        game = Game(query, "prob", remover(query, "zero"))
+        values = yield from game(~torch.eye(len(query.units), dtype=torch.bool))
+        return Scores(
+            scores=(game.whole[:, None] - values).masked_fill(~query.causal_mask, math.nan)
+        )
+
+
+def generator_occlusion(query, rng):
+    return (yield from GeneratorOcclusion()(query, rng))
+
+
+@pytest.mark.parametrize("method", [GeneratorOcclusion(), generator_occlusion])
+def test_a_method_that_is_a_generator_works_and_warns(method):
+    lm = tiny("llama")
+    with pytest.warns(DeprecationWarning, match="is a generator. Write it as a coroutine"):
+        old = noiser.attribute(lm, PROMPT, method=method)
+    expected = noiser.attribute(lm, PROMPT, method=noiser.Occlusion())
+    torch.testing.assert_close(old.scores, expected.scores, atol=1e-6, rtol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize(

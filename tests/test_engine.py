@@ -373,24 +373,21 @@ def test_passes_are_halved_when_memory_runs_out(family, monkeypatch):
         distributions(lm, query, changes)
 
 
-def test_an_error_ends_one_generator_and_the_others_go_on():
-    """In a pass, in reading what it gave, in the generator itself; nothing that was theirs is run any more."""
+def test_an_error_ends_one_coroutine_and_the_others_go_on():
+    """In a pass, in reading what it gave, in the coroutine itself; nothing that was theirs is run any more."""
     lm, closed = another(tiny("llama")), list[int]()
     queries = [query_of(lm, PROMPT) for _ in range(5)]
 
     def failing(*_):
         raise KeyError("mine")
 
-    def steps(number):
+    async def steps(number):
         changes = [INFINITE] * (number == 2) + some_changes(queries[number], targets=1)
         try:
             if number == 3:
                 raise ZeroDivisionError
-            return (
-                yield asks(
-                    queries[number], *changes, read=failing if number == 1 else SCORES["prob"]
-                )
-            )
+            read = failing if number == 1 else SCORES["prob"]
+            return await asks(queries[number], *changes, read=read)
         finally:
             closed.append(number)
 
@@ -409,11 +406,11 @@ def test_an_error_ends_one_generator_and_the_others_go_on():
     assert caught.value.__notes__ == ["Prompt 1, counted from 0, was being attributed."]
 
 
-def steps_of(query, change):
-    return (yield asks(query, change))
+async def steps_of(query, change):
+    return await asks(query, change)
 
 
-def test_a_pass_that_fails_ends_the_generators_whose_sequences_it_held(monkeypatch):
+def test_a_pass_that_fails_ends_the_coroutines_whose_sequences_it_held(monkeypatch):
     lm, calls = another(tiny("llama"), batch_tokens=10**6), []
     monkeypatch.setattr(engine_module, "AT_ONCE", 2)
     queries = [query_of(lm, PROMPT) for _ in range(3)]
@@ -434,14 +431,14 @@ def test_a_pass_that_fails_ends_the_generators_whose_sequences_it_held(monkeypat
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
-def test_generators_that_are_given_up_are_closed(error, monkeypatch):
+def test_coroutines_that_are_given_up_are_closed(error, monkeypatch):
     lm, closed = tiny("llama"), []
     query = query_of(lm, PROMPT)
 
-    def steps(number):
+    async def steps(number):
         try:
             for _ in range(number + 1):
-                yield asks(query, zero(1))
+                await asks(query, zero(1))
         finally:
             closed.append(number)
 
@@ -456,25 +453,25 @@ def test_generators_that_are_given_up_are_closed(error, monkeypatch):
     assert sorted(closed) == [0, 1, 2]
 
 
-def test_steps_may_yield_other_steps():
-    """Their result is the answer, their error is raised where they were yielded, and an error of the model ends all."""
+def test_steps_may_await_other_steps():
+    """Their result is the answer, their error is raised where they were awaited, and an error of the model ends all."""
     lm, ended = tiny("llama"), []
     query = query_of(lm, PROMPT)
 
-    def inner(positions, error=None):
+    async def inner(positions, error=None):
         try:
-            (found,) = yield asks(query, delete(positions))
+            (found,) = await asks(query, delete(positions))
             if error:
                 raise error
             return float(found)
         finally:
             ended.append("inner")
 
-    def outer(one, other):
+    async def outer(one, other):
         try:
             with pytest.raises(ValueError, match="Caught"):
-                yield inner((1,), ValueError("Caught"))
-            return (yield inner(one)), (yield inner(other))
+                await inner((1,), ValueError("Caught"))
+            return await inner(one), await inner(other)
         finally:
             ended.append("outer")
 

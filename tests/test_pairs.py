@@ -206,8 +206,7 @@ def test_lds_with_pairs_is_that_of_the_scores_and_grows_by_the_right_pair(monkey
     assert plain < pair == pytest.approx(1)
 
 
-def _answered(values):
-    yield from ()
+async def _answered(values):
     return values
 
 

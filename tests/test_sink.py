@@ -134,8 +134,8 @@ def test_hidden_sources_keep_the_first_token_in_sight():
     assert float(att.scores[0, 0]) == pytest.approx(expected, abs=1e-5)
 
 
-def answered(request):
-    return (yield request)
+async def answered(request):
+    return await request
 
 
 def test_metrics_neither_remove_nor_mask_the_first_token():

@@ -1,4 +1,4 @@
-"""Requests in, answers out: methods and metrics yield requests, and an engine runs the model."""
+"""Requests in, answers out: methods and metrics await requests, and an engine runs the model."""
 
 from noiser.engine.changes import REMOVALS as REMOVALS
 from noiser.engine.changes import Absence as Absence
@@ -34,6 +34,7 @@ from noiser.engine.query import Query as Query
 from noiser.engine.query import Spent as Spent
 from noiser.engine.query import Steps as Steps
 from noiser.engine.query import first_position as first_position
+from noiser.engine.query import result_of as result_of
 from noiser.engine.scores import SCORES as SCORES
 from noiser.engine.scores import Effect as Effect
 from noiser.engine.scores import Read as Read

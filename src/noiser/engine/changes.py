@@ -234,7 +234,7 @@ def expected_norm_limit(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Ask(Request):
+class Ask(Request[list[Tensor]]):
     """The request to read numbers of a prediction under changes of the query's input.
 
     The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
@@ -280,16 +280,16 @@ class StoredGame:
             **{(g, every): v for g, v in enumerate(whole.tolist())},
         }
 
-    def __call__(
+    async def __call__(
         self, kept: Bool[Tensor, "inputs units"], *, partial: bool = False
-    ) -> Steps[Float64[Tensor, "targets inputs"]]:
+    ) -> Float64[Tensor, "targets inputs"]:
         """The value of every target under inputs that keep some units; see `values`."""
-        found = yield from self.values([kept] * len(self.units), partial=partial)
+        found = await self.values([kept] * len(self.units), partial=partial)
         return torch.stack(found)
 
-    def values(
+    async def values(
         self, kept: Sequence[Bool[Tensor, "_inputs units"]], *, partial: bool = False
-    ) -> Steps[list[Float64[Tensor, " _inputs"]]]:
+    ) -> list[Float64[Tensor, " _inputs"]]:
         """The values of each target under inputs of its own.
 
         `partial` says that the caller can do without some: where the call's time goes by, they are NaN.
@@ -313,7 +313,7 @@ class StoredGame:
                     f"{len(wanted)} inputs are not stored in this game. Play them with the model first."
                 )
             try:
-                self.table.update((yield from self._play(wanted)))
+                self.table.update(await self._play(wanted))
             except OutOfTimeError as stopped:
                 self.table.update(stopped.found or {})
                 if not partial or not stopped.found:
@@ -355,7 +355,7 @@ class Game(StoredGame):
         mask = players if mask is None else mask & players
         super().__init__(mask, query.read_clean(self._read), name, play=self._run)
 
-    def without_first(self) -> Steps[Float64[Tensor, "targets units"]]:
+    async def without_first(self) -> Float64[Tensor, "targets units"]:
         """The value without the text of a unit that is only the sink, NaN for all other units.
 
         Such a unit does not play. What it does can still be said by taking its text out: the next
@@ -370,11 +370,11 @@ class Game(StoredGame):
             if not targets:
                 continue
             change = delete(self.query.units[unit].token_indices, targets)
-            (found,) = yield Ask(self.query, [change], self._read)
+            (found,) = await Ask(self.query, [change], self._read)
             values[targets, unit] = found.mean(1)
         return values
 
-    def _run(self, wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
+    async def _run(self, wanted: Sequence[Key]) -> Mapping[Key, float]:
         ends = [rows[-1] for rows in self.query.target_rows]
         # the positions that each run removes, and the targets that are read under it with their inputs
         runs: dict[tuple[int, ...], dict[int, bytes]] = {}
@@ -393,7 +393,7 @@ class Game(StoredGame):
             changes.append(self.removal.change(positions, sorted(keys)))
         stopped: OutOfTimeError | None = None
         try:
-            found: list[Tensor | None] = yield Ask(self.query, changes, self._read)
+            found: Sequence[Tensor | None] = await Ask(self.query, changes, self._read)
         except OutOfTimeError as error:
             found, stopped = error.found, error
         values: dict[Key, float] = {}

@@ -1,4 +1,4 @@
-"""The queue: sequences of all generators wait in it, and a pass takes as many as fit."""
+"""The queue: sequences of all coroutines wait in it, and a pass takes as many as fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noiser.engine.changes import Ask, Change
 from noiser.engine.inside import Inside
-from noiser.engine.query import Prefill, Query, Request, Spent, Steps
+from noiser.engine.query import Answer, Prefill, Query, Request, Spent, Steps
 from noiser.errors import ModelError, OutOfTimeError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.packing import Branch, Context
@@ -27,15 +27,15 @@ from noiser.types import Progress
 T = TypeVar("T")
 
 AT_ONCE = 64
-"""Generators that are open at the same time: each holds the keys and values of its prompt."""
+"""Coroutines that are open at the same time: each holds the keys and values of its prompt."""
 
 
 @dataclass(eq=False)
 class _Work(Generic[T]):
-    """A generator with those it waits for, the innermost last; what it is sent next, or the error raised in it."""
+    """A coroutine; what it is sent next, or the error raised in it."""
 
     number: int
-    steps: list[Steps[Any]]
+    steps: Steps[Any]
     request: Any = None
     answer: Any = None
     error: Exception | None = None
@@ -83,9 +83,9 @@ class _Reading:
 
 @dataclass(eq=False)
 class Engine:
-    """A model at work on many generators; `progress` hears of done and expected token-forwards before each pass.
+    """A model at work on many coroutines; `progress` hears of done and expected token-forwards before each pass.
 
-    When `max_seconds` have gone by, an OutOfTimeError is raised wherever a generator awaits an answer. It can return
+    When `max_seconds` have gone by, an OutOfTimeError is raised wherever a coroutine awaits an answer. It can return
     what it has by then: sequences are then run in the order in which they were asked for.
     """
 
@@ -99,10 +99,10 @@ class Engine:
     _done: int = field(default=0, init=False)
     _deadline: float = field(default=math.inf, init=False)
 
-    def run(self, works: Iterable[Steps[T]]) -> Iterator[tuple[int, T | Exception]]:
-        """The number and the result, or the error, of every generator, in the order in which they end.
+    def run(self, works: Iterable[Steps[T]]) -> Generator[tuple[int, T | Exception]]:
+        """The number and the result, or the error, of every coroutine, in the order in which they end.
 
-        Generators are taken from `works` as others end, `AT_ONCE` are open at a time.
+        Coroutines are taken from `works` as others end, `AT_ONCE` are open at a time.
         """
         if self.max_seconds is not None:
             self._deadline = monotonic() + self.max_seconds
@@ -110,7 +110,7 @@ class Engine:
         try:
             while True:
                 new = [
-                    _Work[T](number, [steps])
+                    _Work[T](number, steps)
                     for number, steps in islice(coming, AT_ONCE - len(working))
                 ]
                 working |= {work.number: work for work in new}
@@ -133,32 +133,38 @@ class Engine:
                     del working[number]
                     yield number, result
         finally:
-            for steps in (steps for work in working.values() for steps in reversed(work.steps)):
-                steps.close()
+            for work in working.values():
+                work.steps.close()
+            if not isinstance(works, Iterator):  # of a list also those that did not begin
+                for _, steps in coming:
+                    steps.close()
 
     def _advance(self, work: _Work[T]) -> tuple[T | Exception] | None:
-        """Sends a generator its answer; its result or error if it ends, else its next sequences are in the queue."""
+        """Sends a coroutine its answer; its result or error if it ends, else its next sequences are in the queue."""
         try:
-            work.request = request = _next_request(work)
+            request: Any = _next_request(work)
         except StopIteration as stop:
             return (stop.value,)
-        except Exception as error:  # of one generator: the others go on
+        except Exception as error:  # of one coroutine: the others go on
             return (error,)
+        work.request = request
         items: list[_Item] = []
         try:
+            if not isinstance(request, Request):
+                raise ParameterError(
+                    f"A method or metric awaited {request!r}; expected a request, such as noiser.engine.Ask."
+                )
             if isinstance(request, Inside):  # the model answers at once
                 before = request.query.spent.token_forwards
                 with self._stopped_in_time():
-                    work.answer = work.request.answer(self.lm)
+                    work.answer = request.answer(self.lm)
                 self._done += request.query.spent.token_forwards - before
             else:
                 items = _items(self.lm, work)
         except Exception as error:
-            work.error = (
-                _too_large(self.lm, len(request.query.token_ids))
-                if is_out_of_memory(error)
-                else error
-            )
+            work.error = error
+            if is_out_of_memory(error):
+                work.error = _too_large(self.lm, len(work.request.query.token_ids))
         work.left = len(items)
         if self.max_seconds is None:  # short sequences first, which fill passes better
             items.sort(key=lambda item: -item.start)
@@ -190,7 +196,7 @@ class Engine:
             handle.remove()
 
     def _give_up(self) -> list[_Work[Any]]:
-        """All generators that wait, each with the part of its answer that is there; nothing of the queue is run."""
+        """All coroutines that wait, each with the part of its answer that is there; nothing of the queue is run."""
         works = list(dict.fromkeys(item.work for item in self._queue))
         self._queue.clear()
         for work in works:
@@ -204,7 +210,7 @@ class Engine:
         return works
 
     def _pass(self) -> list[_Work[Any]]:
-        """Runs as many of the waiting sequences as fit; the generators whose answers are complete now."""
+        """Runs as many of the waiting sequences as fit; the coroutines whose answers are complete now."""
         if monotonic() >= self._deadline:
             return self._give_up()
         items, branches = self._fill(), list[Branch]()
@@ -230,7 +236,7 @@ class Engine:
                     Branch(context, start, inputs, item.wanted, hidden, record, item.tokens)
                 )
             logits = self.lm.run(branches)
-        except Exception as error:  # of any kind: it ends the generators whose sequences these were
+        except Exception as error:  # of any kind: it ends the coroutines whose sequences these were
             if is_out_of_memory(error):
                 free_memory()
                 if sum(item.last - item.first for item in items) > 1:
@@ -272,7 +278,7 @@ class Engine:
         return items
 
     def _take(self, items: Sequence[_Item], logits: Sequence[Tensor]) -> list[_Work[Any]]:
-        """Stores what was run; the generators that have all of their answers now."""
+        """Stores what was run; the coroutines that have all of their answers now."""
         whole: dict[tuple[Any, ...], list[_Reading]] = {}
         for item, part in zip(items, logits, strict=True):
             if reading := item.reading:
@@ -308,34 +314,20 @@ class Engine:
                 work.answer[reading.index] = value
                 for parts in reading.runs:
                     parts.clear()
-        except Exception as error:  # of the reading: it ends this generator
+        except Exception as error:  # of the reading: it ends this coroutine
             length = len(request.query.token_ids)
             work.error = _too_large(self.lm, length) if is_out_of_memory(error) else error
 
 
-def _next_request(work: _Work[Any]) -> Any:
-    """The next request, once the innermost generator got its answer or error. StopIteration has the last result."""
+def _next_request(work: _Work[Any]) -> Request[Any]:
+    """The next request, once the coroutine got its answer or error. StopIteration has the result."""
     answer, error = work.answer, work.error
     work.answer = work.error = None
-    while True:
-        try:
-            request = work.steps[-1].throw(error) if error else work.steps[-1].send(answer)
-        except Exception as raised:
-            work.steps.pop()
-            if not work.steps:
-                raise
-            answer, error = (
-                (raised.value, None) if isinstance(raised, StopIteration) else (None, raised)
-            )
-        else:
-            if not isinstance(request, Generator):
-                return request
-            work.steps.append(request)
-            answer = error = None
+    return work.steps.throw(error) if error else work.steps.send(answer)
 
 
 def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
-    """The sequences that answer a generator's request; without any the answer is there."""
+    """The sequences that answer a coroutine's request; without any the answer is there."""
     if isinstance(work.request, Prefill):
         context, wanted, tokens = work.request.context, work.request.positions, work.request.tokens
         start = context.done if context.packs else 0
@@ -391,7 +383,6 @@ def _runs(
     if query.foil_ids:  # one token each, read at the same place
         tokens = [(tokens[0][0], query.foil_ids[0])] * 2
     return [(query.context, rows, tokens)]
-    return items
 
 
 def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
@@ -407,19 +398,20 @@ def run_one(
     progress: Progress | None = None,
     max_seconds: float | None = None,
 ) -> T:
-    """The result of one generator. Raises the error that it ends with."""
-    check_model(lm)
-    with closing(Engine(lm, progress, max_seconds).run([steps])) as outcomes:  # pyright: ignore[reportArgumentType]
-        ((_, outcome),) = outcomes
+    """The result of one coroutine. Raises the error that it ends with."""
+    with closing(steps):
+        check_model(lm)
+        with closing(Engine(lm, progress, max_seconds).run([steps])) as outcomes:
+            ((_, outcome),) = outcomes
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def ask(lm: LanguageModel, request: Request) -> Any:
+def ask(lm: LanguageModel, request: Request[Answer]) -> Answer:
     """The answer to one request."""
 
-    def steps() -> Steps[Any]:
-        return (yield request)
+    async def steps() -> Answer:
+        return await request
 
     return run_one(lm, steps())

@@ -22,7 +22,7 @@ from noiser.engine.gradients import (
     ruled,
     targets_of,
 )
-from noiser.engine.query import Query, Request
+from noiser.engine.query import Answer, Query, Request
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.abilities import attention_maps
@@ -32,14 +32,18 @@ from noiser.types import Baseline
 
 
 @dataclass(frozen=True, eq=False)
-class Inside(Request):
+class Inside(Request[Answer]):
     """A request that the model answers at once, and not by passes that requests share."""
 
     query: Query
 
+    def answer(self, lm: LanguageModel) -> Answer:
+        """The answer, from the model itself."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, eq=False)
-class Call(Inside):
+class Call(Inside[Any]):
     """The request to call another library that runs the model by itself; the function's result is the answer.
 
     The function may `ask` further requests, and counts its work in `query.spent`.
@@ -53,7 +57,7 @@ class Call(Inside):
 
 
 @dataclass(frozen=True, eq=False)
-class Attentions(Inside):
+class Attentions(Inside[list[Tensor]]):
     """The request for attention weights of the clean input: [length, length] for each layer that has attention."""
 
     def answer(self, lm: LanguageModel) -> list[Float[Tensor, "length length"]]:
@@ -85,7 +89,7 @@ class Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Integrals(Inside):
+class Integrals(Inside[tuple[Tensor, Tensor]]):
     """The request for integrals of a score's gradient along paths; input times gradient is one with one place, its end.
 
     The answer is a pair: contributions [targets, length, dim], Σ over paths and places of weight × gradient × direction
@@ -123,7 +127,7 @@ def _point(start: Tensor, end: Tensor, alpha: float, _: Tensor) -> Float[Tensor,
 
 
 @dataclass(frozen=True, eq=False)
-class Relevance(Inside):
+class Relevance(Inside[tuple[Tensor, Tensor]]):
     """The request for one pass under rules that replace derivatives, from the score `read`.
 
     Under the change `reference`, of rows, a reference run is made, and its targets are read; None for none, and all
@@ -172,7 +176,7 @@ class Relevance(Inside):
 
 
 @dataclass(frozen=True, eq=False)
-class Gates(Inside):
+class Gates(Inside[Tensor]):
     """The request for slopes of a score as gates open: of what rows from `first` on see of an earlier token.
 
     A gate multiplies a token's weight in attention, in all layers and heads, before weights are scaled to add up to 1:

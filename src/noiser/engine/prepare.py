@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.engine.query import FoilRun, Prefill, Query, Steps
+from noiser.engine.query import FoilRun, Prefill, Query
 from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
@@ -32,9 +32,7 @@ from noiser.text import (
 from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target
 
 
-def prepare(
-    lm: LanguageModel, question: Question, encoding: Encoding | None = None
-) -> Steps[Query]:
+async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = None) -> Query:
     """Tokenises the prompt (unless its tokens are given), settles the targets and cuts the input into units.
 
     Where a target or foil may begin with a space or not, the reading whose first token the model finds more probable is
@@ -86,7 +84,7 @@ def prepare(
     ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
     context = lm.context((*encoding.token_ids, *ahead[:-1]), longest)
     exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
-    logits = yield Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
+    logits = await Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
 
     def likeliest(readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return max(readings, key=lambda reading: float(first_row[reading[0]]))
@@ -104,7 +102,7 @@ def prepare(
     if question.target is None:
         own = lm.generated(encoding.token_ids, most)
         if own is None:
-            ids, logits = yield from _greedy(lm, context, first_row, question)
+            ids, logits = await _greedy(lm, context, first_row, question)
             ties = near_ties(lm, logits)
         else:
             ids = tuple(
@@ -134,12 +132,10 @@ def prepare(
     if len(ids) > len(logits):  # all of a target but its first token has yet to run
         context.extend(lm.context(ids[:-1]).inputs)
         after = range(prompt_tokens, prompt_tokens + len(ids) - 1)
-        logits = torch.cat(
-            [logits, (yield Prefill(context, after, [(token,) for token in ids[1:]]))]
-        )
+        logits = torch.cat([logits, await Prefill(context, after, [(token,) for token in ids[1:]])])
     foil = None
     if foil_ids:
-        foil = yield from _foil_run(lm, encoding, context, logits, ids, first, foil_ids)
+        foil = await _foil_run(lm, encoding, context, logits, ids, first, foil_ids)
     special = question.special_tokens or "frozen"
     whole = extend(lm.tokenizer, encoding, ids[:-1])
     units = make_units(
@@ -162,7 +158,7 @@ def prepare(
     return replace(query, near_ties=ties) if ties else query
 
 
-def _foil_run(
+async def _foil_run(
     lm: LanguageModel,
     encoding: Encoding,
     context: Context,
@@ -170,7 +166,7 @@ def _foil_run(
     ids: tuple[int, ...],
     shared: int,
     foil_ids: tuple[int, ...],
-) -> Steps[FoilRun]:
+) -> FoilRun:
     """The foil after the tokens that it shares with the target, with the logits that predict it.
 
     Where target and foil are one token each, the target's logits predict both. Else the foil is run by itself:
@@ -192,7 +188,7 @@ def _foil_run(
     own = lm.context((*encoding.token_ids, *ids[:shared], *foil_ids[:-1]))
     first = len(encoding.token_ids) + shared - 1
     positions = range(first, first + len(foil_ids))
-    found: Tensor = yield Prefill(own, positions, [(token,) for token in foil_ids])
+    found = await Prefill(own, positions, [(token,) for token in foil_ids])
     return FoilRun(foil_ids, own, found)
 
 
@@ -291,9 +287,9 @@ def _text_of_foil(
     return whole.text[offsets[0][0] : max(end for _, end in offsets)]
 
 
-def _greedy(
+async def _greedy(
     lm: LanguageModel, context: Context, row: Float[Tensor, " vocab"], question: Question
-) -> Steps[tuple[tuple[int, ...], Tensor]]:
+) -> tuple[tuple[int, ...], Tensor]:
     """The most probable next tokens, up to one that ends the text, and the logits [tokens, vocab] of each."""
     ids, rows = list[int](), list[Tensor]()
     while True:
@@ -305,7 +301,7 @@ def _greedy(
         if token in lm.end_tokens or len(ids) == question.max_new_tokens:
             break
         context.extend(lm.context([token]).inputs)
-        (row,) = yield Prefill(context, [len(context.inputs) - 1])
+        (row,) = await Prefill(context, [len(context.inputs) - 1])
     return tuple(ids), torch.stack(rows)
 
 
@@ -392,7 +388,7 @@ def _first_difference(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int,
 # ---- from a result back to its question -----------------------------------------------------------------------------
 
 
-def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
+async def restore(lm: LanguageModel, att: Attribution) -> Query:
     """The query that an attribution answers, also one that was loaded or aggregated, to be asked again.
 
     The model need not be the one that made the attribution, but its tokenizer must cut the text into the same tokens.
@@ -428,7 +424,7 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
     else:
         context = lm.context((*encoding.token_ids, *ids[:-1]))
         exact = [(token, *foil_ids[:1]) for token in ids]
-        logits = yield Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
+        logits = await Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
         if too_large := [token for token in (*ids, *foil_ids) if token >= logits.shape[-1]]:
             raise ParameterError(
                 f"{lm.identity.name} cannot predict the target id {too_large[0]} of this attribution, "
@@ -443,7 +439,7 @@ def restore(lm: LanguageModel, att: Attribution) -> Steps[Query]:
         )
         foil = None
         if foil_ids:
-            foil = yield from _foil_run(lm, encoding, context, logits, tuple(ids), shared, foil_ids)
+            foil = await _foil_run(lm, encoding, context, logits, tuple(ids), shared, foil_ids)
         query = query_of(
             lm, question, encoding, tuple(ids), spans, att.units, context, logits, foil
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import inspect
+import types
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,21 +20,44 @@ from noiser.text import Encoding
 from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, SpecialTokens, Target
 
 T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
-class Request:
-    """Something that an engine answers."""
+class Request(Generic[Answer]):
+    """Something that an engine answers: `await` it to get the answer, or the error that it failed with."""
+
+    def __await__(self) -> Generator[Request[Any], Answer, Answer]:
+        return (yield self)
 
 
-Steps = Generator["Request | Generator[Any, Any, Any]", Any, T]
-"""A question, method or metric at work: yields requests, is sent their answers, returns its result.
+Steps = Coroutine[Request[Any], Any, T]
+"""A question, method or metric at work: it awaits requests, and returns its result."""
 
-It may also yield other steps, whose result is the answer. Errors of either are raised where they were yielded.
-"""
+
+async def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a method or a metric returns, be it a plain function or a coroutine.
+
+    Methods and metrics used to be generators, `answer = yield request`. They still work, with a
+    DeprecationWarning, for one release.
+    """
+    call: Any = function if inspect.isroutine(function) else function.__call__
+    if inspect.isgeneratorfunction(call):
+        name = getattr(function, "__name__", type(function).__name__)
+        warnings.warn(
+            f"{name} is a generator. Write it as a coroutine: `async def` in place of `def`, and "
+            "`await` in place of `yield` and `yield from`.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        generator_function = getattr(call, "__func__", call)
+        bound_to = [call.__self__] if inspect.ismethod(call) else []
+        return await types.coroutine(generator_function)(*bound_to, *arguments)
+    result = function(*arguments)
+    return await result if isinstance(result, Awaitable) else result
 
 
 @dataclass(frozen=True, eq=False)
-class Prefill(Request):
+class Prefill(Request[Tensor]):
     """The request to run a clean sequence to its end; answered by logits [positions, vocab], float32.
 
     For each position `tokens` has the ids whose probabilities must be exact, where a server does not send all.

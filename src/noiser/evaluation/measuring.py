@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
-from noiser.engine import Engine, Query, Steps, prepare, restore, run_one
+from noiser.engine import Engine, Steps, prepare, restore, run_one
 from noiser.errors import ParameterError
 from noiser.explain.attribute import attribution_of
 from noiser.methods import Method, check_answers
@@ -145,16 +145,16 @@ def asked_of(
     return method, Question(prompt="", special_tokens=special, **asked)
 
 
-def case_of(
+async def case_of(
     lm: LanguageModel, method: Method, question: Question, item: Item, seed: int
-) -> Steps[Case]:
+) -> Case:
     """The case of an item, with its attribution, which is made unless it is there already."""
 
-    def again(seed: int) -> Steps[Attribution]:
-        return (yield case_of(lm, method, question, replace(item, attribution=None), seed)).att
+    async def again(seed: int) -> Attribution:
+        return (await case_of(lm, method, question, replace(item, attribution=None), seed)).att
 
     if att := item.attribution:
-        query: Query = yield restore(lm, att)
+        query = await restore(lm, att)
     else:
         check_answers(method, lm.identity.name, lm.looks_inside)
         if question.unit == "spans":
@@ -166,8 +166,8 @@ def case_of(
                 question, unit=sorted(span for spans in item.spans.values() for span in spans)
             )
         asked = {name: getattr(item, name) for name in ("prompt", "target", "foil", "sources")}
-        query = yield prepare(lm, replace(question, **asked))
-        att = yield attribution_of(lm, query, method, seed)
+        query = await prepare(lm, replace(question, **asked))
+        att = await attribution_of(lm, query, method, seed)
         query = query.with_units(att.units)
     reattribute = again if item.of_method or not item.attribution else None
     more: dict[str, Any] = {"spans": item.spans, "gold": item.gold, "cache": item.cache}
@@ -234,7 +234,7 @@ def measure_block(
 def _timed(
     lm: LanguageModel, works: Sequence[Steps[T]], tick: Callable[[], object]
 ) -> tuple[list[T | Exception], float]:
-    """The result or the error of every generator, by shared passes, and the seconds of each, in equal shares."""
+    """The result or the error of every coroutine, by shared passes, and the seconds of each, in equal shares."""
     started, outcomes = time.perf_counter(), dict[int, T | Exception]()
     for number, outcome in Engine(lm).run(works):
         outcomes[number] = outcome

@@ -140,32 +140,43 @@ def attribute(
     )
     shared["special_tokens"] = special_tokens or getattr(made, "special_tokens", None)
     many = is_many(given)
-    works: list[Steps[Attribution]] = []
-    for index, fields in enumerate(for_each(len(given), **own) if many else [own]):
-        number = check_seed(fields.pop("seed"))
-        question = Question(prompt=given[index] if many else given, **fields, **shared)
+    title = f"Attributing by {describe(made)[0]}"
+    if not many:
+        number = check_seed(own.pop("seed"))
+        question = Question(prompt=given, **own, **shared)
+        with shown(progress, title) as told:
+            work = attribution(lm, question, made, number, masks)
+            return run_one(lm, work, told, max_seconds)
+    questions: list[Question] = []
+    encodings: list[Encoding] = []
+    seeds: list[int] = []
+    for index, fields in enumerate(for_each(len(given), **own)):
+        seeds.append(check_seed(fields.pop("seed")))
+        question = Question(prompt=given[index], **fields, **shared)
         try:  # all are tokenised before anything runs
             documents = question.sources is not None
-            encoding = lm.encode(question.prompt, documents=documents) if many else None
+            encodings.append(lm.encode(question.prompt, documents=documents))
         except Exception as error:
             raise _of_prompt(index, error) from None
-        works.append(attribution(lm, question, made, number, masks, encoding))
-    with shown(progress, f"Attributing by {describe(made)[0]}") as told:
-        if many:
-            return Attributions(run_many(lm, works, told, max_seconds))
-        return run_one(lm, works[0], told, max_seconds)
+        questions.append(question)
+    with shown(progress, title) as told:
+        works = [
+            attribution(lm, question, made, number, masks, encoding)
+            for question, number, encoding in zip(questions, seeds, encodings, strict=True)
+        ]
+        return Attributions(run_many(lm, works, told, max_seconds))
 
 
-def attribution(
+async def attribution(
     lm: LanguageModel,
     question: Question,
     method: Method,
     seed: int = 0,
     masks: int | bool = False,
     encoding: Encoding | None = None,
-) -> Steps[Attribution]:
-    """The attribution of one question, checked with some masks, as a generator for `noiser.engine.Engine`."""
-    query: Query = yield prepare(lm, question, encoding)
+) -> Attribution:
+    """The attribution of one question, checked with some masks, as a coroutine for `noiser.engine.Engine`."""
+    query = await prepare(lm, question, encoding)
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and lm.chats:
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
@@ -173,29 +184,29 @@ def attribution(
             f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}",
             stacklevel=2,
         )
-    att: Attribution = yield attribution_of(lm, query, method, seed)
-    return (yield checked_in_time(lm, query, att, masks)) if masks else att
+    att = await attribution_of(lm, query, method, seed)
+    return await checked_in_time(lm, query, att, masks) if masks else att
 
 
-def checked_in_time(
+async def checked_in_time(
     lm: LanguageModel, query: Query, att: Attribution, masks: int | bool
-) -> Steps[Attribution]:
+) -> Attribution:
     """The attribution with its check; without it where the call's time went by."""
     try:
-        return (yield check_scores(lm, query, att, masks))
+        return await check_scores(lm, query, att, masks)
     except OutOfTimeError:
         stop = {"unfinished": query.spent.unfinished, "max_seconds": query.spent.max_seconds}
         return replace(att, info={**att.info, **stop})
 
 
-def attribution_of(
+async def attribution_of(
     lm: LanguageModel, query: Query, method: Method, seed: int, rule: SplitRule | None = None
-) -> Steps[Attribution]:
+) -> Attribution:
     """A method's scores of a query, as an `Attribution`; with unit "auto", coarse units first, split by `rule`."""
     if query.unit == "auto":
-        units, scores = yield from refine(method, query, seed, rule)
+        units, scores = await refine(method, query, seed, rule)
     else:
-        units, scores = query.units, (yield scored(method, query, seed))
+        units, scores = query.units, await scored(method, query, seed)
     name, parameters = describe(method)
     frozen, prompt = query.encoding.frozen, query.prompt
     facts = {
@@ -257,14 +268,14 @@ def run_many(
     progress: Progress | None = None,
     max_seconds: float | None = None,
 ) -> list[T]:
-    """The results of generators about one prompt each, in order; an error says which prompt it is about.
+    """The results of coroutines about one prompt each, in order; an error says which prompt it is about.
 
     Where `max_seconds` go by, prompts that have no result are left out, with a warning; without any it is an error.
     """
     results: dict[int, T] = {}
     late: dict[int, OutOfTimeError] = {}
     engine = Engine(lm, max_seconds=max_seconds)
-    with closing(engine.run(works)) as outcomes:  # pyright: ignore[reportArgumentType]
+    with closing(engine.run(works)) as outcomes:
         for index, outcome in outcomes:
             if isinstance(outcome, OutOfTimeError):
                 late[index] = outcome

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import Absence, Game, Query, Steps, remover
+from noiser.engine import Absence, Game, Query, remover
 from noiser.errors import ParameterError
 from noiser.metrics.correlation import (
     FEWEST_UNITS,
@@ -73,13 +73,13 @@ def check_masks(masks: object) -> int | bool:
     return int(masks)  # pyright: ignore[reportArgumentType]
 
 
-def check_scores(
+async def check_scores(
     lm: LanguageModel,
     query: Query,
     att: Attribution,
     masks: int | bool,
     targets: Sequence[int] | None = None,
-) -> Steps[Attribution]:
+) -> Attribution:
     """The attribution with `info["check"]`: how well its scores foretell inputs with half of the units.
 
     Args:
@@ -101,7 +101,7 @@ def check_scores(
     asked = query.with_units(att.units)
     game = Game(asked, "logit", remover(asked, removal), ~att.scores.isnan())
     halves = [_halves(units, len(att.units), masks, seed) for units in game.units]
-    values = yield from game.values([torch.cat([rows, ~rows]) for rows in halves])
+    values = await game.values([torch.cat([rows, ~rows]) for rows in halves])
     rows = _Rows(game.units, halves, values, att.scores.double().nan_to_num())
     wanted = [*range(len(halves))] if targets is None else [*targets]
     correlations = [rows.correlation(target) for target in range(len(halves))]

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
 from noiser.checks import check_choice, check_positive, check_probability, check_seed, plain
-from noiser.engine import Absence, Ask, Query, Steps, prepare, remover, run_one
+from noiser.engine import Absence, Ask, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain.attribute import (
     attribution_of,
@@ -136,7 +136,7 @@ def cite(
     chat = lm.chats
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if chat else "\n"}
 
-    def cited(question: Prompt, sources: Sources, answer: Any) -> Steps[Citations]:
+    async def cited(question: Prompt, sources: Sources, answer: Any) -> Citations:
         asked = (
             [{"role": "user", "content": question}]
             if chat and template and isinstance(question, str)
@@ -153,7 +153,7 @@ def cite(
             "unit": unit,
             "continuation_units": False,
         }
-        query: Query = yield prepare(
+        query = await prepare(
             lm, Question(prompt=prompt, target=answer, **placed, **parts, **writing), read
         )
         written = "".join(query.target_texts)
@@ -164,25 +164,25 @@ def cite(
             )
         removal = removal_for(lm, query, hide=True)
         least = MEMORY[removal] if memory is None else memory
-        losses: tuple[float, ...] = yield _losses(query, removal)
+        losses = await _losses(query, removal)
         relied = tuple(row for row, loss in enumerate(losses) if loss >= least)
         rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
         attribution, fell_back = None, None
         if accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
-            attribution, fell_back = yield _fast(lm, query, masks or MASKS, seed, rule)
+            attribution, fell_back = await _fast(lm, query, masks or MASKS, seed, rule)
         if attribution is None:
             accurate = replace(METHOD, baseline=removal) if made is None else made
-            attribution = yield attribution_of(lm, query, accurate, seed, rule)
+            attribution = await attribution_of(lm, query, accurate, seed, rule)
             if fell_back:
                 attribution = replace(
                     attribution, info={**attribution.info, "fell_back": fell_back}
                 )
             elif masks:
-                attribution = yield checked_in_time(lm, query, attribution, masks)
+                attribution = await checked_in_time(lm, query, attribution, masks)
         other: Query | None = None
         if contrast and (alone := without_sources(asked, template, read, query.sources)):
             with suppress(OutOfTimeError):
-                other = yield prepare(lm, Question(prompt=alone, target_unit="all", **writing))
+                other = await prepare(lm, Question(prompt=alone, target_unit="all", **writing))
         return Citations(
             question=question,
             sources=query.sources,
@@ -206,28 +206,28 @@ def cite(
         return run_one(lm, works[0], told, max_seconds)
 
 
-def _fast(
+async def _fast(
     lm: LanguageModel, query: Query, masks: int | bool, seed: int, rule: SplitRule
-) -> Steps[tuple[Attribution | None, str | None]]:
+) -> tuple[Attribution | None, str | None]:
     """Scores of one pass that pass their check; or None, and the reason."""
     try:
-        found = yield from attribution_of(lm, query, FAST, seed, rule)
+        found = await attribution_of(lm, query, FAST, seed, rule)
     except UnsupportedModelError as error:
         return None, str(error)
     relied = rule.targets or ()
-    checked: Attribution = yield check_scores(lm, query, found, masks, relied or None)
+    checked = await check_scores(lm, query, found, masks, relied or None)
     check = checked.info["check"]
     if relied and not check["predicts"]:
         return None, check_text(check)
     return checked, None
 
 
-def _losses(query: Query, removal: Absence) -> Steps[tuple[float, ...]]:
+async def _losses(query: Query, removal: Absence) -> tuple[float, ...]:
     """The log-probability that each sentence loses without any source, in nats."""
     inside = [
         u for u in query.units if any(s.start < u.end and u.start < s.end for s in query.sources)
     ]
     read, remove = query.score("logprob"), remover(query, removal)
     positions = chain.from_iterable(remove.positions(query.with_units(inside)))
-    (values,) = yield Ask(query, [remove.change(positions, None)], read)
+    (values,) = await Ask(query, [remove.change(positions, None)], read)
     return tuple((query.read_clean(read) - values[:, 0]).tolist())

@@ -13,7 +13,7 @@ import torch
 from noiser.attribution import Attribution, markup
 from noiser.attribution.display import headings, visible
 from noiser.checks import plain, random_state_kept
-from noiser.engine import Game, Key, Query, Steps, StoredGame, prepare, remover, run_one
+from noiser.engine import Game, Key, Query, StoredGame, prepare, remover, run_one
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain.attribute import attribute, attribution_of, is_many, shown
 from noiser.files import written
@@ -164,8 +164,7 @@ def diff_models(
         )
     games = [Game(query, "logprob", remover(query, "zero")) for query in pair]
 
-    def play(wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
-        yield from ()
+    async def play(wanted: Sequence[Key]) -> Mapping[Key, float]:
         kept = torch.tensor([list(units) for _, units in wanted]).bool()
         first, second = (
             run_one(each, game(kept))[0] for each, game in zip((lm, other), games, strict=True)
@@ -174,8 +173,8 @@ def diff_models(
 
     game = StoredGame(games[0].mask, games[1].whole - games[0].whole, "logprob", play=play)
 
-    def on_both(query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG001 - the game has both
-        return made.play(game, rng)
+    async def on_both(query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG001 - the game has both
+        return await made.play(game, rng)
 
     found = run_one(lm, attribution_of(lm, pair[0], on_both, seed))
     names = [f"{each.identity.name} ({each.identity.dtype})" for each in (other, lm)]

@@ -17,7 +17,7 @@ from noiser.attribution.markup import css, escaped_line, markdown_table
 from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
 from noiser.checks import check_seed
-from noiser.engine import Key, Query, Steps, StoredGame, prepare, run_one
+from noiser.engine import Key, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.attribute import run_many
 from noiser.files import html_page, html_table, json_text, write_text, written
@@ -239,14 +239,13 @@ def diff(
             messages.append(next(same, {**new, "content": text}))
         return messages[0]["content"] if isinstance(after, str) else messages
 
-    def log_p(kept: bytes) -> Steps[float]:
-        mixed: Query = yield prepare(
+    async def log_p(kept: bytes) -> float:
+        mixed = await prepare(
             lm, Question(prompt=mixture(kept), target=query.target_ids, target_unit="all")
         )
         return float(mixed.read_clean(read))
 
-    def play(wanted: Sequence[Key]) -> Steps[Mapping[Key, float]]:
-        yield from ()
+    async def play(wanted: Sequence[Key]) -> Mapping[Key, float]:
         return dict(
             zip(wanted, run_many(lm, [log_p(kept) for _, kept in wanted], progress), strict=True)
         )

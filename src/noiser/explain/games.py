@@ -88,7 +88,7 @@ class Game:
         if self._lm is not None:
             return run_one(self._lm, steps)
         try:
-            return next(steps)
+            return steps.send(None)
         except StopIteration as stop:  # a stored game asks nothing
             return stop.value
 

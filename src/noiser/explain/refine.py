@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Query, Steps
+from noiser.engine import Query
 from noiser.errors import OutOfTimeError
 from noiser.methods import Method, Scores, scored
 from noiser.text import split_unit
@@ -45,9 +45,9 @@ _KINDS = ("score", "stderr", "raw", "raw_stderr", "threshold", "k")
 _Table = dict[Span, Float[Tensor, "kinds targets"]]
 
 
-def refine(
+async def refine(
     method: Method, query: Query, seed: int, rule: SplitRule | None = None
-) -> Steps[tuple[tuple[Span, ...], Scores]]:
+) -> tuple[tuple[Span, ...], Scores]:
     """Units of several sizes in the order of the prompt, and their scores.
 
     The parts of all units that carry much are scored by one run with the same seed. The difference between a unit's
@@ -66,8 +66,8 @@ def refine(
     """
     rule, runs = rule or SplitRule(), list[tuple[Sequence[Span], Scores]]()
 
-    def run(units: Sequence[Span]) -> Steps[_Table]:
-        found: Scores = yield scored(method, query.with_units(units), seed)
+    async def run(units: Sequence[Span]) -> _Table:
+        found = await scored(method, query.with_units(units), seed)
         runs.append((units, found))
         missing = torch.full_like(found.scores, torch.nan)
         stderr, threshold = (
@@ -77,7 +77,7 @@ def refine(
         rows = torch.stack([found.scores, stderr, found.scores, stderr, threshold, k.double()])
         return dict(zip(units, rows.unbind(-1), strict=True))
 
-    table: _Table = yield run(query.units)
+    table = await run(query.units)
     whole = torch.stack([numbers[0] for numbers in table.values()]).nan_to_num().abs().sum(0)
     while True:
         large = [
@@ -92,7 +92,7 @@ def refine(
             break
         unfinished = query.spent.unfinished
         try:
-            found: _Table = yield run([part for each in parts.values() for part in each])
+            found = await run([part for each in parts.values() for part in each])
         except OutOfTimeError:
             break
         if query.spent.unfinished > unfinished:  # some parts have no score: their units stay whole

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label
-from noiser.engine import Ask, Effect, Query, Steps, effect_of, restore, run_one
+from noiser.engine import Ask, Effect, Query, effect_of, restore, run_one
 from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
 from noiser.methods import Noiser
@@ -143,16 +143,14 @@ def tolerance(
     return run_one(lm, _tolerance(lm, att, int(unit_index), sizes), progress)
 
 
-def _tolerance(
+async def _tolerance(
     lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float]
-) -> Steps[Tolerance]:
-    query = yield from restore(lm, att)
+) -> Tolerance:
+    query = await restore(lm, att)
     positions, targets = query.positions[unit_index], query.targets_per_unit[unit_index]
     vectors = _noise(query, att).to(query.device)  # once, not for every k
     changes = [add_noise(positions, vectors, k, targets) for k in ks]
-    found: list[Tensor] = yield Ask(
-        query, changes, effect_of(query.score("prob"), len(query.foil_ids))
-    )
+    found = await Ask(query, changes, effect_of(query.score("prob"), len(query.foil_ids)))
     table = torch.full(
         (len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64
     )

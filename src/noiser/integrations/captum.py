@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Ask, Baseline, Call, Query, Steps, ask, differentiate, replace
+from noiser.engine import Ask, Baseline, Call, Query, ask, differentiate, replace
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.gradients import GradientScore, Reduce, movable_positions, reduce_dimensions
 from noiser.methods.protocol import Scores, sum_over_units
@@ -85,10 +85,10 @@ class CaptumMethod(LibraryMethod):
             self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.attribute, *_OURS)
         )
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for g in query.causal_mask.any(-1).nonzero().flatten().tolist():
-            scores[g] = yield Call(query, partial(self._run, g=g, rng=rng))
+            scores[g] = await Call(query, partial(self._run, g=g, rng=rng))
         return Scores(scores=scores, info={"captum": version_of("captum"), "frozen_tokens": "kept"})
 
     def _run(

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import Call, Prefill, Query, Steps, query_of, run_one
+from noiser.engine import Call, Prefill, Query, query_of, run_one
 from noiser.engine.query import FoilRun
 from noiser.errors import ParameterError
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
@@ -97,13 +97,13 @@ class InseqMethod(LibraryMethod):
         self.class_of(self.name)
         check_choice("attributed_fn", self.attributed_fn, _INSEQ.list_step_functions())
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         spans = query.target_unit == "all" or len(query.targets) < len(query.target_ids)
         if spans or query.of is not None or any(target.before for target in query.targets[1:]):
             raise ParameterError(
                 f"Inseq explains token by token; expected target_unit='token' and no of=, got {query.target_unit!r}."
             )
-        tokens = yield Call(query, partial(self._run, rng=rng))
+        tokens = await Call(query, partial(self._run, rng=rng))
         info = {"inseq": version_of("inseq"), "frozen_tokens": "perturbed"}
         return Scores(scores=sum_over_units(query, tokens[:, : len(query.token_ids)]), info=info)
 
@@ -289,9 +289,9 @@ def _token_scores(
     if not units:
         return tokens
 
-    def steps() -> Steps[Scores]:
+    async def steps() -> Scores:
         context = lm.context(ids.tolist())
-        logits = yield Prefill(
+        logits = await Prefill(
             context, [len(ids) - 1], [(target,) if foil is None else (target, foil)]
         )
         question = Question(prompt=encoding.text, target_unit="token")
@@ -299,7 +299,7 @@ def _token_scores(
         query = query_of(
             lm, question, encoding, (target,), [[len(ids)]], units, context, logits, contrasted
         )
-        return (yield from scored(method, query, seed))
+        return await scored(method, query, seed)
 
     for unit, score in zip(units, run_one(lm, steps()).scores[0], strict=True):
         tokens[list(unit.token_indices)] = score / len(unit.token_indices)

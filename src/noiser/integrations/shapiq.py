@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from noiser.engine import Absence, Call, Game, Query, ScoreName, Steps, remover, run_one
+from noiser.engine import Absence, Call, Game, Query, ScoreName, remover, run_one
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.occlusion import table, widened
 from noiser.methods.protocol import Scores, TwoOrMore
@@ -59,9 +59,9 @@ class ShapiqMethod(LibraryMethod):
             self.name, self.settings, names_of(cls, *_OURS) + names_of(cls.approximate, *_OURS)
         )
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         game = Game(query, self.score, remover(query, self.baseline))
-        rows = yield Call(query, partial(self._play, game=game, rng=rng))
+        rows = await Call(query, partial(self._play, game=game, rng=rng))
         return Scores(scores=table(game, rows), info={"shapiq": version_of("shapiq")})
 
     def _play(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Attentions, Query, Steps
+from noiser.engine import Attentions, Query
 from noiser.errors import ParameterError
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 from noiser.types import Profile
@@ -29,8 +29,8 @@ class LastAttention(InnerMethod):
 
     profile: Profile = "paper"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        maps = yield _attentions(query)
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        maps = await _attentions(query)
         return _scores(query, maps[-1][list(query.logit_positions)], self.profile)
 
 
@@ -48,8 +48,8 @@ class AttentionRollout(InnerMethod):
 
     profile: Profile = "paper"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        maps = yield _attentions(query)
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        maps = await _attentions(query)
         return _scores(query, rollout(maps, query.logit_positions), self.profile)
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Gates, Query, ScoreName, Steps
+from noiser.engine import Gates, Query, ScoreName
 from noiser.errors import ParameterError
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 
@@ -50,7 +50,7 @@ class AttentionGradient(InnerMethod):
     gates: Annotated[tuple[float, ...], _check_gates] = (0.1, 1.0)
     score: ScoreName = "logit"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         if query.unit in SMALL_UNITS and not query.sources:
             raise ParameterError(
                 f"unit is {query.unit!r} without sources, and 'attention_gradient' scores sources, "
@@ -59,7 +59,7 @@ class AttentionGradient(InnerMethod):
             )
         positions = tuple(sorted(chain.from_iterable(query.positions)))
         first = query.sources_stop or query.prompt_tokens - 1
-        slopes: Tensor = yield Gates(query, positions, first, self.gates, query.score(self.score))
+        slopes = await Gates(query, positions, first, self.gates, query.score(self.score))
         return Scores(scores=_shares(sum_over_units(query, slopes)).amax(0))
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.checks import check_not_negative
-from noiser.engine import Ask, Baseline, Integrals, Path, Query, Steps, remover
+from noiser.engine import Ask, Baseline, Integrals, Path, Query, remover
 from noiser.methods.noiser import draw_noise
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
 
@@ -38,10 +38,10 @@ class InputXGradient(InnerMethod):
     reduce: Reduce = "l2"
     score: GradientScore = "prob"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         # The end of the path from the zero row: its direction there is the embedding itself.
         positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
-        contributions, _ = yield Integrals(query, [Path(positions)], query.score(self.score))
+        contributions, _ = await Integrals(query, [Path(positions)], query.score(self.score))
         return Scores(scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)))
 
 
@@ -65,8 +65,8 @@ class IntegratedGradients(InnerMethod):
     baseline: Baseline = "zero"
     score: GradientScore = "prob"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        contributions, losses = yield from self._integrated(query, movable_groups(query))
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        contributions, losses = await self._integrated(query, movable_groups(query))
         difference = losses.nansum(1)
         delta = difference - contributions.sum((-1, -2)).cpu()
         return Scores(
@@ -74,9 +74,9 @@ class IntegratedGradients(InnerMethod):
             info={"difference": difference.tolist(), "delta": delta.tolist()},
         )
 
-    def _integrated(
+    async def _integrated(
         self, query: Query, groups: Groups
-    ) -> Steps[tuple[Float[Tensor, "targets length dim"], Float64[Tensor, "targets groups"]]]:
+    ) -> tuple[Float[Tensor, "targets length dim"], Float64[Tensor, "targets groups"]]:
         """Contributions, and what targets lose where the path of their group begins, NaN for other groups."""
         alphas, weights = gauss_legendre(self.n_steps)
         paths = [
@@ -84,8 +84,8 @@ class IntegratedGradients(InnerMethod):
         ]
         read = query.score(self.score)
         remove = remover(query, self.baseline).change
-        contributions, _ = yield Integrals(query, paths, read)
-        ends: list[Tensor] = yield Ask(query, [remove(*group) for group in groups], read)
+        contributions, _ = await Integrals(query, paths, read)
+        ends = await Ask(query, [remove(*group) for group in groups], read)
         whole = query.read_clean(read)
         losses = torch.full((len(whole), len(groups)), torch.nan, dtype=torch.float64)
         for column, (_, targets), end in zip(losses.T, groups, ends, strict=True):
@@ -112,7 +112,7 @@ class GradientShap(InnerMethod):
     baseline: Baseline = "zero"
     score: GradientScore = "prob"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         positions, count = movable_positions(query), self.samples
         alphas = torch.rand(count, generator=rng, dtype=torch.float32).tolist()
         noise = (
@@ -130,7 +130,7 @@ class GradientShap(InnerMethod):
                 )
                 place = {"alphas": (alpha,), "weights": (1 / count,)}
                 paths.append(Path(*group, baseline=self.baseline, shift=shift, **place))
-        contributions, sums = yield Integrals(query, paths, query.score(self.score))
+        contributions, sums = await Integrals(query, paths, query.score(self.score))
         stderr = None
         if count > 1 and self.reduce == "sum":
             of_samples = sums.unflatten(0, (count, -1)).sum(1) * count
@@ -152,10 +152,10 @@ class SequentialIntegratedGradients(IntegratedGradients):
         reduce, baseline, score: as for `IntegratedGradients`.
     """
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         every = zip(query.positions, query.targets_per_unit, strict=True)
         groups = [(positions, targets) for positions, targets in every if positions]
-        contributions, losses = yield from self._integrated(query, groups)
+        contributions, losses = await self._integrated(query, groups)
         left = torch.full((len(losses), len(query.units)), torch.nan, dtype=torch.float64)
         left[:, [unit for unit, positions in enumerate(query.positions) if positions]] = losses
         delta = left - sum_over_units(query, contributions.sum(-1))

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from noiser.engine import Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.engine import Game, Query, ScoreName, StoredGame, remover
 from noiser.errors import OutOfTimeError
 from noiser.methods.occlusion import check_enough, score_first_token, table
 from noiser.methods.pairs import Matters, PlayedInputs, find_pairs, name_of_pair, wider
@@ -77,7 +77,7 @@ class Joint(Parameters):
     score: JointScore = "root"
     pairs: TwoOrMore | Literal["free"] | None = "free"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         noise = rng
         if self.removal == "noise":
             # As many numbers as there are tokens: the inputs must not depend on how many.
@@ -86,16 +86,16 @@ class Joint(Parameters):
         # Of a caller's function there is only the number that it gives, and of a contrast the log odds.
         read = name if query.of is None and query.foil is None else query.score(name)
         game = Game(query, read, remover(query, self.removal, noise))
-        scores = yield from self.play(game, rng)
-        return (yield from score_first_token(game, scores, self._value(game)))
+        scores = await self.play(game, rng)
+        return await score_first_token(game, scores, self._value(game))
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
         """Runs every input once for all targets, then solves for each target.
 
         With score "root" the ends are p^¼ only if the values of the game are log odds.
         """
         drawn = self._draw(game.units, game.mask.shape[1], rng)
-        values = yield from _run_pairs(game, [_inputs(draws.kept) for draws in drawn])
+        values = await _run_pairs(game, [_inputs(draws.kept) for draws in drawn])
         in_time = [_in_time(*each) for each in zip(drawn, game.units, values, strict=True)]
         drawn, values = [draws for draws, _ in in_time], [found for _, found in in_time]
         value = self._value(game)
@@ -114,7 +114,7 @@ class Joint(Parameters):
         pairs: tuple[Pair, ...] = ()
         if self.pairs is not None:
             with suppress(OutOfTimeError):
-                pairs = yield from find_pairs(
+                pairs = await find_pairs(
                     game,
                     played,
                     value,
@@ -223,9 +223,9 @@ def _inputs(drawn: Bool[Tensor, "pairs units"]) -> Bool[Tensor, "inputs units"]:
     return torch.cat([torch.zeros_like(single[:1]), ~single, single, drawn, ~drawn])
 
 
-def _run_pairs(
+async def _run_pairs(
     game: StoredGame, inputs: Sequence[Bool[Tensor, "_inputs units"]]
-) -> Steps[list[Float64[Tensor, " _inputs"]]]:
+) -> list[Float64[Tensor, " _inputs"]]:
     """The values of each target's inputs; each drawn input is run beside its complement.
 
     NaN for those that were not run when the call's time went by.
@@ -236,7 +236,7 @@ def _run_pairs(
         pairs = torch.arange(single, len(rows)).view(2, -1).T.flatten()
         orders.append(torch.cat([torch.arange(single), pairs]))
     asked = [rows[order] for rows, order in zip(inputs, orders, strict=True)]
-    found = yield from game.values(asked, partial=True)
+    found = await game.values(asked, partial=True)
     return [values[order.argsort()] for values, order in zip(found, orders, strict=True)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from noiser.engine import (
     Effect,
     Query,
     ScoreName,
-    Steps,
     effect_of,
     expected_norm,
     expected_norm_limit,
@@ -176,9 +175,9 @@ class Noiser(Parameters):
             )
         return noise.float()
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         call = _Call(self, query, rng)
-        return (yield from call.score((yield from call.search())))
+        return await call.score(await call.search())
 
 
 def draw_noise(
@@ -209,7 +208,7 @@ class _Call:
         self.read = effect_of(query.score(method.score), len(query.foil_ids))
         self.effects: dict[tuple[int, Probe], Effect] = {}
 
-    def evaluate(self, asked: Iterable[tuple[int, Probe]], *, partial: bool = False) -> Steps[None]:
+    async def evaluate(self, asked: Iterable[tuple[int, Probe]], *, partial: bool = False) -> None:
         """Asks for the effects on targets that are not known yet; all targets of a probe come from the same passes.
 
         With `partial` some are missing where the call's time goes by; else that is an error.
@@ -223,7 +222,7 @@ class _Call:
             for (u, k, samples), targets in groups.items()
         ]
         try:
-            found: list[Tensor | None] = yield Ask(self.query, changes, self.read)
+            found: Sequence[Tensor | None] = await Ask(self.query, changes, self.read)
         except OutOfTimeError as stopped:
             found = stopped.found
             if not partial or all(rows is None for rows in found):
@@ -233,7 +232,7 @@ class _Call:
                 for g, numbers in zip(targets, rows.tolist(), strict=True):
                     self.effects[g, probe] = Effect(*numbers)
 
-    def search(self) -> Steps[Float64[Tensor, "targets units"]]:
+    async def search(self) -> Float64[Tensor, "targets units"]:
         """The thresholds that were searched to the end; NaN for others."""
         mask, method = self.query.causal_mask, self.method
         thresholds, tied = torch.full(mask.shape, torch.nan, dtype=torch.float64), False
@@ -260,7 +259,7 @@ class _Call:
                         [*stop.value.k.values()], dtype=torch.float64
                     )
                     tied |= stop.value.tied
-            yield from self.evaluate((g, probe) for g, probes in rounds.items() for probe in probes)
+            await self.evaluate((g, probe) for g, probes in rounds.items() for probe in probes)
             answers = {
                 g: {probe: self.effects[g, probe] for probe in probes}
                 for g, probes in rounds.items()
@@ -291,7 +290,7 @@ class _Call:
                 stacklevel=3,
             )
 
-    def score(self, thresholds: Float64[Tensor, "targets units"]) -> Steps[Scores]:
+    async def score(self, thresholds: Float64[Tensor, "targets units"]) -> Scores:
         """The effects at every unit's k, with the thresholds."""
         bounding, mask = self.method.bounding, self.query.causal_mask
         least, most = (
@@ -303,7 +302,7 @@ class _Call:
             mask
         )
         probes = {(g, u): Probe(u, float(k[g, u])) for g, u in mask.nonzero().tolist()}
-        yield from self.evaluate(((g, probe) for (g, _), probe in probes.items()), partial=True)
+        await self.evaluate(((g, probe) for (g, _), probe in probes.items()), partial=True)
         scores, stderr = (torch.full_like(thresholds, torch.nan) for _ in range(2))
         for (g, u), probe in probes.items():
             if effect := self.effects.get((g, probe)):

@@ -21,10 +21,10 @@ class GameMethod(Parameters):
     baseline: Absence = "zero"
     score: ScoreName = "prob"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         game = Game(query, query.score(self.score), remover(query, self.baseline))
-        scores = yield from self.play(game, rng)
-        return (yield from score_first_token(game, scores))
+        scores = await self.play(game, rng)
+        return await score_first_token(game, scores)
 
     def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Scores of the units of a game, also of one that is stored."""
@@ -44,8 +44,8 @@ class Occlusion(GameMethod):
             distributions, which is never negative.
     """
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        values = yield from game(~torch.eye(game.mask.shape[1], dtype=torch.bool), partial=True)
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        values = await game(~torch.eye(game.mask.shape[1], dtype=torch.bool), partial=True)
         return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))
 
 
@@ -56,16 +56,16 @@ class Added(GameMethod):
     s_u = f(units up to u) - f(units before u); a target's scores add up to f(X) - f(nothing).
     """
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         count = game.mask.shape[1]
         kept = torch.ones(count + 1, count, dtype=torch.bool).tril(-1)
-        values = yield from game(kept, partial=True)
+        values = await game(kept, partial=True)
         return Scores(scores=values.diff(dim=-1).masked_fill(~game.mask, torch.nan))
 
 
-def score_first_token(
+async def score_first_token(
     game: Game, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
-) -> Steps[Scores]:
+) -> Scores:
     """The scores with one for a unit that is only the sink: what the deletion of its text takes away.
 
     Such a unit is always kept, since a model without the first token that it read breaks whatever the
@@ -78,7 +78,7 @@ def score_first_token(
         value: from the values of the game to those that the scores are differences of.
     """
     try:
-        without = yield from game.without_first()
+        without = await game.without_first()
     except OutOfTimeError:
         return scores
     effects = (value(game.whole)[:, None] - value(without)).float()

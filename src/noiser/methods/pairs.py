@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from noiser.engine import Steps, StoredGame
+from noiser.engine import StoredGame
 from noiser.types import Pair
 
 Value = Callable[[Tensor], Tensor]
@@ -132,7 +132,7 @@ def _candidates(inputs: PlayedInputs) -> _Candidates:
     return _Candidates(i, j, needed[i, j], enough[i, j])
 
 
-def find_pairs(
+async def find_pairs(
     game: StoredGame,
     played: Sequence[PlayedInputs],
     value: Value,
@@ -140,7 +140,7 @@ def find_pairs(
     complete: Sequence[bool],
     checks: int,
     matters: Matters,
-) -> Steps[tuple[Pair, ...]]:
+) -> tuple[Pair, ...]:
     """The pairs of all targets, sorted by size within a target.
 
     Args:
@@ -166,7 +166,7 @@ def find_pairs(
             rows = torch.zeros(len(columns), game.mask.shape[1], dtype=torch.bool)
             rows = rows.scatter(1, columns, value=True)
         both_alone.append(rows)
-    values = yield from game.values([torch.cat([rows, ~rows]) for rows in both_alone])
+    values = await game.values([torch.cat([rows, ~rows]) for rows in both_alone])
     pairs: list[Pair] = []
     for target in targets:
         inputs = played[target]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from inspect import signature
@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability, plain
-from noiser.engine import Query, Steps
+from noiser.engine import Query, result_of
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.files import json_or_text
 from noiser.registry import Registry
@@ -62,13 +62,13 @@ class Scores:
 
 @runtime_checkable
 class Method(Protocol):
-    """An attribution method: a frozen dataclass of hyper-parameters, whose call yields requests and returns scores.
+    """An attribution method: a frozen dataclass of hyper-parameters, whose call awaits requests and returns scores.
 
     A class that asks for gradients, attention, relevance or the model itself has `looks_inside = True`: what is not a
     model in this process is then refused before anything runs.
     """
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         """Scores every unit of the query for every target, with random numbers from `rng` alone."""
         ...
 
@@ -188,14 +188,13 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
     return method
 
 
-def scored(method: Method, query: Query, seed: int = 0) -> Steps[Scores]:
+async def scored(method: Method, query: Query, seed: int = 0) -> Scores:
     """The scores of a method, with random numbers of a seed. Raises ParameterError for a function of another form."""
-    steps: Any = method(query, torch.Generator().manual_seed(seed))
-    scores = (yield steps) if isinstance(steps, Generator) else steps
+    scores = await result_of(method, query, torch.Generator().manual_seed(seed))
     if not isinstance(scores, Scores):
         raise ParameterError(
             f"The method {getattr(method, '__name__', type(method).__name__)} returned a {type(scores).__name__}; a "
-            "method is a generator: `yield` a request, `return Scores(...)`."
+            "method is a coroutine: `await` a request, `return Scores(...)`."
         )
     return scores
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Query, Steps
+from noiser.engine import Query
 from noiser.methods.protocol import Scores
 from noiser.text import sentence_spans
 
@@ -18,8 +18,7 @@ from noiser.text import sentence_spans
 class Random:
     """Softmax of independent U(0, 1) numbers over the units before each target."""
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:
-        yield from ()
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for row, seen in zip(scores, query.causal_mask, strict=True):
             row[seen] = torch.rand(int(seen.sum()), generator=rng, dtype=torch.float32).softmax(0)
@@ -30,8 +29,7 @@ class Random:
 class Constant:
     """Score 1 for every unit: what a metric gives to the number of units alone."""
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        yield from ()
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         ones = torch.ones_like(query.causal_mask, dtype=torch.float32)
         return Scores(scores=_seen(query, ones))
 
@@ -40,8 +38,7 @@ class Constant:
 class Position:
     """Scores 1, 2, ..., n by position in the text, which on short prompts come close to those of other methods."""
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        yield from ()
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         return Scores(scores=_seen(query, query.causal_mask.float().cumsum(-1)))
 
 
@@ -49,8 +46,7 @@ class Position:
 class Length:
     """The number of characters of each unit."""
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        yield from ()
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         lengths = [float(len(unit.text)) for unit in query.units]
         row = torch.tensor(lengths, dtype=torch.float32, device="cpu")
         return Scores(scores=_seen(query, row.expand(query.causal_mask.shape)))
@@ -65,8 +61,7 @@ class Overlap:
     unit without such a word has the score 0. `question_of` says what the question is.
     """
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        yield from ()
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         question = question_of(query)
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for row, seen, target in zip(scores, query.causal_mask, query.target_texts, strict=True):

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Baseline, Query, Relevance, Steps, remover
+from noiser.engine import Baseline, Query, Relevance, remover
 from noiser.engine.gradients import Activation, derivative, widened
 from noiser.engine.scores import Read, at, contrast, score_of
 from noiser.methods.gradients import GradientScore, movable_groups
@@ -41,7 +41,7 @@ class DeepLift(InnerMethod):
     baseline: Baseline = "zero"
     score: GradientScore = "prob"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         read = query.score(self.score)
         difference = torch.zeros(len(query.targets))
         contributions = torch.zeros(
@@ -49,7 +49,7 @@ class DeepLift(InnerMethod):
         )
         remove = remover(query, self.baseline).change
         for positions, targets in movable_groups(query):
-            values, found = yield Relevance(query, read, rescale, remove(positions, targets))
+            values, found = await Relevance(query, read, rescale, remove(positions, targets))
             difference[list(targets)], contributions[list(targets)] = (
                 values[:, 0] - values[:, 1],
                 found,
@@ -82,8 +82,8 @@ class AttnLrp(InnerMethod):
 
     softmax: Softmax = "taylor"
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
-        values, relevance = yield Relevance(
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+        values, relevance = await Relevance(
             query, _logit(query), identity, attention=ATTENTION[self.softmax]
         )
         explained, total = values[:, 0].tolist(), relevance.sum(-1).tolist()

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.engine import Steps, StoredGame
+from noiser.engine import StoredGame
 from noiser.methods.occlusion import GameMethod, check_enough, draw_per_unit, table, widened
 from noiser.methods.protocol import Scores, TwoOrMore
 
@@ -35,13 +35,13 @@ class KernelShap(GameMethod):
 
     samples: TwoOrMore | None = None
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
         samples = {n: self.samples or 16 * n + 128 for n in map(len, game.units)}
         drawn = {n: draw_coalitions(n, count, rng) for n, count in samples.items()}
         inputs: list[Tensor] = []
         for mask, units in zip(game.mask, game.units, strict=True):
             inputs.append(torch.cat([~mask[None], widened(drawn[len(units)][0], units, len(mask))]))
-        values = yield from game.values(inputs, partial=True)
+        values = await game.values(inputs, partial=True)
         rows: list[Tensor] = []
         exact: list[bool] = []
         for units, whole, found in zip(game.units, game.whole, values, strict=True):
@@ -72,13 +72,13 @@ class ShapleySampling(GameMethod):
 
     permutations: int = 25
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
         units = game.mask.shape[1]
         ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
         ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
         # of each order: no unit, the first, the first two, ..., all
         joining = ranks.flatten(0, 1)[:, None, :] < torch.arange(units + 1)[None, :, None]
-        values = yield from game(joining.flatten(0, 1), partial=True)
+        values = await game(joining.flatten(0, 1), partial=True)
         steps = values.unflatten(1, (-1, 2, units + 1)).diff(dim=-1)
         pairs: list[Tensor] = []
         spread: list[Tensor] = []

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import random_state_kept
-from noiser.engine import ScoreName, Steps, StoredGame
+from noiser.engine import ScoreName, StoredGame
 from noiser.methods.occlusion import GameMethod, check_enough, draw_per_unit, table
 from noiser.methods.protocol import Probability, Scores
 
@@ -43,11 +43,11 @@ class Lime(GameMethod):
     alpha: float = 1.0
     kernel_width: float = 0.25
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
         units = game.mask.shape[1]
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
-        values = yield from game(kept, partial=True)
+        values = await game(kept, partial=True)
         fits: list[Surrogate] = []
         for seen, found in zip(game.units, values, strict=True):
             there = ~found.isnan()
@@ -82,9 +82,9 @@ class ContextCite(GameMethod):
     alpha: float = 0.01
     score: ScoreName = "logit"
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
         kept = draw_per_unit(self.samples, game.mask.shape[1], rng) < self.keep_probability
-        values = yield from game(kept, partial=True)
+        values = await game(kept, partial=True)
         fits: list[Surrogate] = []
         for seen, found in zip(game.units, values, strict=True):
             there = ~found.isnan()

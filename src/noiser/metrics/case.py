@@ -105,7 +105,7 @@ class Case(Settings):
         query: the question that the attribution answers.
         att: the attribution.
         spans: named character spans, for localisation and gold spans.
-        reattribute: attributes the same prompt with another seed, for stability: a generator, or a function.
+        reattribute: attributes the same prompt with another seed, for stability: a coroutine, or a function.
         gold: the answer that a data set gives, for answerability; None for the model's own.
         cache: numbers of scores without information, which all cases of one prompt and model may share.
         special: whether special tokens that the attribution scores are removed and masked like any unit.
@@ -162,7 +162,7 @@ class Case(Settings):
         removal = remover(self.query, self.removal, self.generator("removal"), NOISE_SAMPLES)
         return Game(self.query, score, removal, ~self.scores.isnan())
 
-    def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> Steps[T]:
+    async def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> T:
         """The result of `steps`, named `what`, once for all cases of a cache with the same units and settings."""
         settings = tuple(map(vars(self).get, ("seed", "profile", *SETTINGS)))
         units = tuple(unit.token_indices for unit in self.att.units)
@@ -179,15 +179,15 @@ class Case(Settings):
             self.scores.isnan().numpy().tobytes(),
         )
         if key not in self.cache:
-            self.cache[key] = yield steps()
+            self.cache[key] = await steps()
         return self.cache[key]
 
-    def compared(
+    async def compared(
         self, what: str, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[Numbers]]
-    ) -> Steps[Numbers]:
+    ) -> Numbers:
         """The numbers of the attribution's scores, and as "random_..." those of random scores, but for "...@..."."""
-        own: Numbers = yield measure(self.scores[None])
-        random: Numbers = yield self.cached(what, lambda: measure(reference_scores(self, "random")))
+        own = await measure(self.scores[None])
+        random = await self.cached(what, lambda: measure(reference_scores(self, "random")))
         return (
             own
             | {f"random_{name}": x for name, x in random.items() if "@" not in name}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.engine import Steps
+from noiser.engine import result_of
 from noiser.errors import ParameterError
 from noiser.metrics.case import Case, reference_scores
 from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
@@ -168,10 +167,10 @@ def _sums(
     return scores.double().nan_to_num() @ mask.double().T
 
 
-def _lds(case: Case) -> Steps[Measured]:
+async def _lds(case: Case) -> Measured:
     """The correlation of the scores, and of shuffled ones; NaN for fewer than four units."""
     kept = masks_of(case, case.masks or LDS_MASKS)
-    odds: list[Tensor] = yield case.cached("lds", lambda: case.game("logit").values(kept))
+    odds = await case.cached("lds", lambda: case.game("logit").values(kept))
     scores = torch.cat([case.scores[None], reference_scores(case, "permuted")])
     found: list[Tensor] = []
     for target, (mask, values) in enumerate(zip(kept, odds, strict=True)):
@@ -186,13 +185,13 @@ def _lds(case: Case) -> Steps[Measured]:
     }
 
 
-def _lds_with_pairs(case: Case) -> Steps[Measured]:
+async def _lds_with_pairs(case: Case) -> Measured:
     """The correlation of Σ scores of kept units + Σ of pairs' I_ij s_i s_j / 4.
 
     With s = 2 kept - 1, the second sum is what interaction indices say of an input beyond single units.
     """
     kept = masks_of(case, case.masks or LDS_MASKS)
-    odds: list[Tensor] = yield case.cached("lds", lambda: case.game("logit").values(kept))
+    odds = await case.cached("lds", lambda: case.game("logit").values(kept))
     found: list[Tensor] = []
     for target, (mask, values) in enumerate(zip(kept, odds, strict=True)):
         sums = _sums(mask, case.scores[None, target])
@@ -205,10 +204,10 @@ def _lds_with_pairs(case: Case) -> Steps[Measured]:
     return {"lds_with_pairs": float(torch.stack(found).nanmean())}
 
 
-def _lds_bernoulli(case: Case) -> Steps[Measured]:
+async def _lds_bernoulli(case: Case) -> Measured:
     """The correlation as published, of the scores, of shuffled ones, and of a constant."""
     kept = bernoulli_masks_of(case, case.masks or LDS_MASKS)
-    odds: list[Tensor] = yield case.cached("lds_bernoulli", lambda: case.game("logit").values(kept))
+    odds = await case.cached("lds_bernoulli", lambda: case.game("logit").values(kept))
     constant = torch.ones_like(case.scores)[None].masked_fill(case.scores.isnan(), torch.nan)
     scores = torch.cat([case.scores[None], constant, reference_scores(case, "permuted")])
     found: list[Tensor] = []
@@ -266,7 +265,7 @@ LDS_BERNOULLI = Metric(
 )
 
 
-def _stability(case: Case) -> Steps[Measured]:
+async def _stability(case: Case) -> Measured:
     """Spearman's ρ and Kendall's τ-b over the units that both have, means over the targets."""
     from scipy import stats
 
@@ -274,8 +273,8 @@ def _stability(case: Case) -> Steps[Measured]:
         raise ParameterError(
             "This attribution cannot be made again; expected a prompt, to be attributed twice."
         )
-    one, again = case.att, case.reattribute(case.att.seed + 1)
-    other: Attribution = (yield again) if isinstance(again, Generator) else again
+    one = case.att
+    other: Attribution = await result_of(case.reattribute, one.seed + 1)
     if (one.text, one.units, len(one.targets)) != (other.text, other.units, len(other.targets)):
         raise ParameterError(
             "Both runs must be about the same prompt, units and targets. Change only the seed."

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from noiser.engine import Game, Steps
+from noiser.engine import Game
 from noiser.errors import ParameterError
 from noiser.metrics.case import Case
 from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
@@ -45,18 +45,18 @@ def highest(
     return (rank < counts[:, None]) & ~scores.isnan()
 
 
-def without_and_with(
+async def without_and_with(
     game: Game, scores: Float[Tensor, "draws targets units"], counts: Sequence[Int[Tensor, " _"]]
-) -> Steps[list[Float64[Tensor, "2 draws _"]]]:
+) -> list[Float64[Tensor, "2 draws _"]]:
     """For each target its values without the highest units, and with only these, by draws and numbers of units."""
     top = [torch.cat([highest(draw[g], some) for draw in scores]) for g, some in enumerate(counts)]
-    values = yield from game.values([torch.cat([~units, units]) for units in top])
+    values = await game.values([torch.cat([~units, units]) for units in top])
     return [
         value.view(2, len(scores), len(some)) for value, some in zip(values, counts, strict=True)
     ]
 
 
-def _erasure(case: Case) -> Steps[Measured]:
+async def _erasure(case: Case) -> Measured:
     game = case.game("prob")
     counts = [
         torch.tensor(
@@ -64,19 +64,19 @@ def _erasure(case: Case) -> Steps[Measured]:
         )  # 0.1 * 30 is a little more than 3
         for units in case.units
     ]
-    values = torch.stack((yield from without_and_with(game, case.scores[None], counts)))
+    values = torch.stack(await without_and_with(game, case.scores[None], counts))
     without, only = (game.whole[:, None, None, None] - values).mean((0, 2, 3)).tolist()
     return {"sufficiency": only, "comprehensiveness": without}
 
 
-def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
+async def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> dict[str, float]:
     """The areas under both curves, by the trapezoid rule, and the mean drop; means over draws and targets."""
     sizes = [(len(units), min(POINTS, len(units))) for units in case.units]
     counts = [
         torch.tensor([round(p * size / points) for p in range(points + 1)])
         for size, points in sizes
     ]
-    values = yield from without_and_with(case.game("prob"), scores, counts)
+    values = await without_and_with(case.game("prob"), scores, counts)
     areas: list[Tensor] = []
     for some, (deletion, insertion) in zip(counts, values, strict=True):
         x = some / some[-1]
@@ -117,11 +117,11 @@ ERASURE_CURVES = Metric(
 )
 
 
-def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
+async def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> dict[str, float]:
     """Drops and holds in nats, means over draws and targets; NaN where no target has more than k units."""
     game, k = case.game("logprob"), torch.tensor(case.k)
     asked = [k < len(units) for units in case.units]
-    values = yield from without_and_with(game, scores, [k[fewer] for fewer in asked])
+    values = await without_and_with(game, scores, [k[fewer] for fewer in asked])
     falls = torch.full((2, *scores.shape[:2], len(k)), torch.nan, dtype=torch.float64)
     for g, (fewer, value) in enumerate(zip(asked, values, strict=True)):
         falls[:, :, g, fewer] = game.whole[g] - value
@@ -157,9 +157,9 @@ Sums = dict[frozenset[int], float]
 """Sets of removed units, all of one size, with the best sum of drops on the way to them."""
 
 
-def search(
+async def search(
     game: Game, units: Sequence[Sequence[int]], beam: int = BEAM
-) -> Steps[Float64[Tensor, "2 targets"]]:
+) -> Float64[Tensor, "2 targets"]:
     """The highest and the lowest AOPC of each target that a beam search finds; NaN for a single unit.
 
     Of every size it keeps the `beam` sets of removed units with the highest (or lowest) sum of drops on the way to
@@ -175,7 +175,7 @@ def search(
             if size < len(units[g])
         }
         sets = [[*{**larger.get((1, g), {}), **larger.get((-1, g), {})}] for g in range(len(units))]
-        values = yield from game.values([_kept(some, game.mask.shape[1]) for some in sets])
+        values = await game.values([_kept(some, game.mask.shape[1]) for some in sets])
         drops = [
             dict(zip(some, (game.whole[g] - values[g]).tolist(), strict=True))
             for g, some in enumerate(sets)
@@ -205,16 +205,16 @@ def _kept(sets: Sequence[frozenset[int]], units: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.bool).view(-1, units)
 
 
-def _naopc(case: Case) -> Steps[Measured]:
+async def _naopc(case: Case) -> Measured:
     game = case.game("prob")
     if (most := max(map(len, case.units))) > MOST_UNITS:
         expected = f"expected at most {MOST_UNITS}, or the search for the best order takes too long"
         raise ParameterError(
             f"The attribution has {most} units; {expected}. Attribute words or sentences."
         )
-    best, worst = yield from case.cached("orders", lambda: search(game, case.units))
+    best, worst = await case.cached("orders", lambda: search(game, case.units))
     rows = zip(case.scores, case.units, strict=True)
-    curves = yield from game.values(
+    curves = await game.values(
         [~highest(scores, torch.arange(1, len(units))) for scores, units in rows]
     )
     aopc = game.whole - torch.stack([curve.mean() for curve in curves])  # NaN for a single unit

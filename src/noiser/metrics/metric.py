@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
-from noiser.engine import Steps, restore, run_one
+from noiser.engine import Steps, restore, result_of, run_one
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import FEWEST, Estimate, Statistic, mean, mean_gap
 from noiser.metrics.case import REFERENCES, SETTINGS, Case
@@ -89,7 +89,7 @@ class Metric:
     """A metric.
 
     Attributes:
-        measure: from a case to named numbers and texts, the columns: a generator of requests, or a function where no
+        measure: from a case to named numbers and texts, the columns: a coroutine, or a function where no
             model is asked.
         measure_all: likewise for all cases at once, as judges take them: columns or errors in their order. One of the
             two is there.
@@ -163,11 +163,10 @@ def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) ->
     return metrics
 
 
-def measured(case: Case, metric: Metric) -> Steps[Measured]:
+async def measured(case: Case, metric: Metric) -> Measured:
     """The columns that a metric measures of a case."""
     if metric.measure is not None:
-        found = metric.measure(case)
-        return (yield found) if isinstance(found, Generator) else found
+        return await result_of(metric.measure, case)
     assert metric.measure_all is not None
     (columns,) = metric.measure_all([case])
     if isinstance(columns, Exception):
@@ -207,9 +206,9 @@ def measure(
         raise ParameterError(f"att is a {type(att).__name__}; {expected}.")
     (metric,) = metrics_of(name, settings, "spans", "gold", "reattribute").values()
 
-    def steps() -> Steps[Measured]:
-        query = yield from restore(lm, att)
-        return (yield from measured(Case(query=query, att=att, seed=seed, **settings), metric))
+    async def steps() -> Measured:
+        query = await restore(lm, att)
+        return await measured(Case(query=query, att=att, seed=seed, **settings), metric)
 
     return dict(run_one(lm, steps(), progress))
 

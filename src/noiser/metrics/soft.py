@@ -25,7 +25,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.attribution.scores import normalize
-from noiser.engine import Ask, Change, Steps, keep, score_of
+from noiser.engine import Ask, Change, keep, score_of
 from noiser.engine.scores import logprob
 from noiser.errors import NumericalError, ParameterError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios
@@ -82,9 +82,9 @@ def _tokens(case: Case, target: int) -> tuple[list[int], list[int]]:
     return [place for place, _ in pairs], [unit for _, unit in pairs]
 
 
-def soft_ns_nc(
+async def soft_ns_nc(
     case: Case, changes: Sequence[Change], squared: bool = False
-) -> Steps[list[Float64[Tensor, "2 samples"]]]:
+) -> list[Float64[Tensor, "2 samples"]]:
     """Soft-NS and Soft-NC of each change that `soft_masks` makes, by the Hellinger distance or the squared one.
 
     Raises NumericalError if the zero input changes nothing, so that nothing can be divided by its distance.
@@ -108,9 +108,7 @@ def soft_ns_nc(
             sides.append(torch.stack([target, foil], -1)[..., None, :])
         return distance(sides[0], sides[1].log_softmax(-1), ids[:1])
 
-    scores: list[Tensor] = yield Ask(
-        case.query, [*zeros, *changes], of_the_two if foil_tokens else distance
-    )
+    scores = await Ask(case.query, [*zeros, *changes], of_the_two if foil_tokens else distance)
     zero = [-float(values[0, 0]) for values in scores[: len(zeros)]]
     for target in (g for g, distance in enumerate(zero) if distance < NO_DISTANCE):
         named = f"target {target}, {case.att.targets[target].text!r}"
@@ -126,9 +124,9 @@ def soft_ns_nc(
     return found
 
 
-def soft_scores(
+async def soft_scores(
     case: Case, scores: Float[Tensor, "draws targets units"]
-) -> Steps[Float64[Tensor, "2 targets samples"]]:
+) -> Float64[Tensor, "2 targets samples"]:
     """Soft-NS and Soft-NC of several scores, one per mask sample."""
     authors = case.profile == "authors"
     masks, shares = (
@@ -138,21 +136,19 @@ def soft_scores(
     changes = [
         soft_masks(case, g, shares[:, g], masks, "retain", "remove") for g in range(len(case.units))
     ]
-    return torch.stack((yield from soft_ns_nc(case, changes, authors)), 1)
+    return torch.stack(await soft_ns_nc(case, changes, authors), 1)
 
 
-def _soft(case: Case) -> Steps[Measured]:
+async def _soft(case: Case) -> Measured:
     """Soft-NS and Soft-NC of the attribution and of random scores; what makes them hard to compare."""
     case = replace(case, special=True) if case.profile == "authors" else case
 
-    def means(scores: Float[Tensor, "draws targets units"]) -> Steps[dict[str, float]]:
+    async def means(scores: Float[Tensor, "draws targets units"]) -> dict[str, float]:
         return dict(
-            zip(
-                _NUMBERS, (yield from soft_scores(case, scores)).mean((1, 2)).tolist(), strict=False
-            )
+            zip(_NUMBERS, (await soft_scores(case, scores)).mean((1, 2)).tolist(), strict=False)
         )
 
-    numbers = yield from case.compared("soft scores", means)
+    numbers = await case.compared("soft scores", means)
     shares = normalize(case.scores, case.normalization or "sum")
     return {
         **numbers,
@@ -207,9 +203,9 @@ By = Literal["score", "rank"]
 Name = Literal["method"] | Reference
 
 
-def curves(
+async def curves(
     case: Case, names: Sequence[Name], by: By
-) -> Steps[list[Float64[Tensor, "2 targets rates samples"]]]:
+) -> list[Float64[Tensor, "2 targets rates samples"]]:
     """Soft-NS and Soft-NC at every rate, of the attribution ("method") and of scores without information."""
     targets, masks = range(len(case.units)), case.masks or 10
     compared = [
@@ -227,7 +223,7 @@ def curves(
         for g in targets
         for rate in case.rates
     ]
-    found, count = (yield from soft_ns_nc(case, changes)), len(targets) * len(case.rates)
+    found, count = await soft_ns_nc(case, changes), len(targets) * len(case.rates)
     groups = [torch.stack(found[start : start + count], 1) for start in range(0, len(found), count)]
     return [group.unflatten(1, (len(targets), -1)) for group in groups]
 
@@ -273,9 +269,9 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
     """Against random scores and positions, and references that are made of the method's own scores."""
     shared: tuple[Reference, ...] = ("random", "position")
 
-    def measure(case: Case) -> Steps[Measured]:
-        method, *others = yield from curves(case, ("method", *own), by)
-        others += yield from case.cached(("mass-matched", by), lambda: curves(case, shared, by))
+    async def measure(case: Case) -> Measured:
+        method, *others = await curves(case, ("method", *own), by)
+        others += await case.cached(("mass-matched", by), lambda: curves(case, shared, by))
         columns = _columns(case, method, prefix)
         for name, curve in zip((*own, *shared), others, strict=True):
             columns |= _columns(case, curve, f"{prefix}{name}_")
@@ -307,10 +303,10 @@ MASS_MATCHED = _metric("score", "", "permuted")
 MASS_MATCHED_RANK = _metric("rank", "rank_")  # shuffled ranks are random ranks
 
 
-def _all(case: Case) -> Steps[Measured]:
+async def _all(case: Case) -> Measured:
     columns: dict[str, Any] = {}
     for metric in (SOFT, MASS_MATCHED, MASS_MATCHED_RANK):
-        columns |= yield from measured(case, metric)
+        columns |= await measured(case, metric)
     return columns
 
 

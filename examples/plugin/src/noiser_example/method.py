@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from noiser.engine import Game, Query, Steps, remover
+from noiser.engine import Game, Query, remover
 from noiser.errors import ParameterError
 from noiser.methods import Scores
 
@@ -29,10 +29,10 @@ class LeaveOneIn:
         if self.score not in ("prob", "logprob"):
             raise ParameterError(f"score is {self.score!r}; expected 'prob' or 'logprob'.")
 
-    def __call__(self, query: Query, rng: torch.Generator) -> Steps[Scores]:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         """Plays each unit alone, and none; special tokens are in no unit, and stay."""
         game = Game(query, query.score(self.score), remover(query, "zero"))
         alone = torch.eye(len(query.units), dtype=torch.bool)
-        values = yield from game(torch.cat([torch.zeros_like(alone[:1]), alone]))
+        values = await game(torch.cat([torch.zeros_like(alone[:1]), alone]))
         scores = values[:, 1:] - values[:, :1]
         return Scores(scores=scores.masked_fill(~query.causal_mask, torch.nan))
