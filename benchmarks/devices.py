@@ -31,7 +31,7 @@ from measuring import DTYPES, TEXT, ForwardClock, matrix_peak, operations, say, 
 from noiser.errors import ModelError
 from noiser.methods import Method
 from noiser.model import LanguageModel
-from noiser.model.runtime import free_memory, is_out_of_memory
+from noiser.model.memory import free_memory, is_out_of_memory
 
 SHAPES: dict[str, transformers.PretrainedConfig] = {
     "llama-3-8b": transformers.LlamaConfig(

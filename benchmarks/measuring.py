@@ -21,7 +21,7 @@ from noiser.bench.run import machine, versions_of
 from noiser.engine import Query, Spent, run_one
 from noiser.methods import Method, Scores
 from noiser.model import LanguageModel
-from noiser.model.runtime import forward_of
+from noiser.model.products import forward_of
 
 TEXT = (
     "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the great lamp, and watched "

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -26,8 +27,11 @@ from torch import Tensor
 import noiser
 from measuring import table as markdown
 from noiser.engine import StoredGame
+from noiser.evaluation import estimated
+from noiser.evaluation.measuring import asked_of, measure_block, read_examples
 from noiser.explain.check import LEVEL, correlation_of_halves
-from noiser.methods import Scores
+from noiser.methods import Scores, make_method
+from noiser.metrics import Settings, metrics_of
 from noiser.metrics.correlation import half_masks_in_pairs
 
 GAMES = Path(__file__).parent / "results" / "games.jsonl"
@@ -231,21 +235,22 @@ def numbers_of_metrics(
     prompts: Sequence[str] = PROMPTS,
 ) -> dict[str, dict[str, float]]:
     """For each metric, by method, the mean over the prompts, whose units are words."""
-    found: dict[str, dict[str, float]] = {name: {} for name in metrics}
     # Mass-matched curves take many masks; a few are enough for means over prompts.
-    curves = [name for name in metrics if name.startswith("mass_matched")]
-    others = [name for name in metrics if name not in curves]
-    groups: list[tuple[list[str], dict[str, Any]]] = [
-        (curves, {"masks": 4, "draws": 2}),
-        (others, {}),
-    ]
+    few, all_masks = Settings(masks=4, draws=2), Settings()
+    chosen = {
+        name: (metric, few if name.startswith("mass_matched") else all_masks)
+        for name, metric in zip(metrics, metrics_of(metrics, {}).values(), strict=True)
+    }
+    # What does not depend on the method, such as predictions of masked inputs, runs once.
+    items = read_examples(list(prompts))
+    found: dict[str, dict[str, float]] = {name: {} for name in metrics}
     for method in methods:
-        for names, settings in groups:
-            if not names:
-                continue
-            result = noiser.evaluate(lm, list(prompts), method, names, unit="word", **settings)
-            for name in names:
-                found[name][method] = float(result[METRICS[name]].value)
+        made, question = asked_of(make_method(method), "paper", unit="word")
+        measurements = measure_block(lm, made, question, items, chosen, seed=0)
+        for name, (metric, _) in chosen.items():
+            table = pd.DataFrame([measurement.numbers[name] for measurement in measurements])
+            number = estimated(table, metric.summaries[METRICS[name]])
+            found[name][method] = float(number.value)
     return found
 
 

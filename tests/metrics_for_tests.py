@@ -73,7 +73,7 @@ def with_scores(att, scores):
 
 
 def case_of(lm, att, **settings):
-    return Case(query=run_one(lm, noiser.engine.restore(lm, att)), att=att, **settings)
+    return Case(query=run_one(lm, noiser.explain.restore(lm, att)), att=att, **settings)
 
 
 def columns(lm, case, name):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import noiser
 from attribution_for_tests import NAN, make, rich_example, spans_of
 from noiser.attribution import Attribution
-from noiser.attribution.relations import flow, path_arcs
-from noiser.attribution.scores import NORMALIZATIONS, normalize
-from noiser.attribution.store import dumps
-from noiser.engine import restore, run_one
+from noiser.attribution.normalize import NORMALIZATIONS, normalize
+from noiser.attribution.paths import flow
+from noiser.attribution.relations import path_arcs
+from noiser.attribution.schema import dumps
+from noiser.engine import run_one
 from noiser.errors import (
     NumericalError,
     ParameterError,
@@ -23,6 +24,7 @@ from noiser.errors import (
     UnitError,
     UnknownNameError,
 )
+from noiser.explain import restore
 from noiser.types import Span, Target
 from tiny import chat_tokenizer, tiny, tiny_tokenizer
 

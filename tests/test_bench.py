@@ -27,8 +27,9 @@ from bench_for_tests import PROMPTS, Fragile, by_key, check_same_numbers, plan_t
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan
 from noiser.bench.executors import Processes
+from noiser.bench.rows import Key
 from noiser.bench.run import keys_sent, run_bench, status
-from noiser.bench.store import FILE, Key, locked, write_files
+from noiser.bench.store import FILE, locked, write_files
 from noiser.cli import app
 from noiser.errors import NoiserError, PlanError, RunError, StoredFileError
 from soak import times

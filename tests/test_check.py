@@ -17,7 +17,7 @@ from noiser.methods import Random
 from noiser.metrics.correlation import half_masks_in_pairs
 from tiny import tiny
 
-citing = sys.modules["noiser.explain.cite"]  # the function has the same name
+citing = sys.modules["noiser.explain._cite"]  # the function has the same name
 PROMPT = "The quick fox sings by the river"
 SOURCES = [
     "The quick fox sings.",

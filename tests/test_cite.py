@@ -18,7 +18,7 @@ from noiser.errors import (
     TargetError,
     UnitError,
 )
-from noiser.explain.citations import in_nats
+from noiser.explain.citations_record import in_nats
 from noiser.types import Pair, Source, Target
 from test_engine import masked
 from test_pages import chat_model
@@ -178,7 +178,7 @@ def test_a_source_that_speaks_against_a_sentence_is_not_folded():
     ],
 )
 def test_cite_names_opponents_where_scores_are_differences_in_nats(monkeypatch, method, named):
-    monkeypatch.setattr(importlib.import_module("noiser.explain.cite"), "AGAINST", 1e-6)
+    monkeypatch.setattr(importlib.import_module("noiser.explain._cite"), "AGAINST", 1e-6)
     options = {"answer": ANSWER, "unit": "source", "contrast": False, "method": method}
     found = noiser.cite(tiny("llama"), QUESTION, SOURCES, **options)
     expected = [
@@ -350,7 +350,7 @@ def test_scores_are_falls_of_each_sentences_log_probability():
 
 
 def test_sources_that_carry_a_score_are_taken_apart_and_no_others(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("noiser.explain.cite"), "MIN_SHARE", 0.45)
+    monkeypatch.setattr(importlib.import_module("noiser.explain._cite"), "MIN_SHARE", 0.45)
     lm = tiny("llama")
     coarse = noiser.cite(
         lm, QUESTION, SOURCES, answer=ANSWER, unit="source", memory=-math.inf, contrast=False

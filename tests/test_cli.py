@@ -1,6 +1,5 @@
 """The commands: what they print, where, and with what exit status."""
 
-import importlib
 import io
 import json
 import re
@@ -18,6 +17,7 @@ from typer.testing import CliRunner
 
 import noiser
 import noiser.model
+from noiser import progress
 from noiser.cli import app, terminal
 from noiser.cli.options import parse_parameters, parse_prompt
 from noiser.errors import NoiserError
@@ -25,7 +25,6 @@ from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from tiny import tiny
 
-attributing = importlib.import_module("noiser.explain.attribute")  # the function has the same name
 PROMPT = "The quick brown fox jumps"
 LOADING = "Loading gemma-3-270m ...\n"
 SOURCE = str(Path(__file__))
@@ -409,7 +408,7 @@ def test_chat_prompts(typed):
 
 def test_long_work_is_announced_once_also_in_a_pipe(monkeypatch, capsys):
     times = iter([0.0, 4.0, 10.0, 20.0])
-    monkeypatch.setattr(attributing, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
     with terminal.progress_bar("Attributing") as update:
         for done in (1, 2, 3):
             update(done, 100)

@@ -22,7 +22,7 @@ from web_for_tests import chatty, failing, served, wait_for_jobs
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")
 
-citing = sys.modules["noiser.explain.cite"]  # the function has the same name
+citing = sys.modules["noiser.explain._cite"]  # the function has the same name
 QUESTION = [{"role": "user", "content": "Where does the quick fox sing?"}]
 DOCUMENTS = [
     {"id": "d-7", "title": "Foxes", "text": "The quick fox sings near the river."},

@@ -10,14 +10,11 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from data_for_tests import KNOWN_RECORDS, LONGRA_RECORDS, NO_REAL, REAL, as_json, register, upstream
 from noiser import data
 from noiser.data import Example, planted
+from noiser.data.known import read_known
 from noiser.data.loading import choose
-from noiser.data.paper import (
-    first_sentences,
-    read_biographies,
-    read_known,
-    read_longra,
-    read_wikitext,
-)
+from noiser.data.longra import read_longra
+from noiser.data.wikibio import first_sentences, read_biographies
+from noiser.data.wikitext import read_wikitext
 from noiser.data.wordings import CHAINS, STEMS, WORDINGS
 from noiser.errors import DataError, ParameterError, UnknownNameError
 from noiser.evaluation.measuring import read_examples

@@ -11,8 +11,8 @@ import noiser.data
 from data_for_tests import KNOWN_RECORDS, as_json, register, upstream
 from noiser.cli import app
 from noiser.data import DATA_SETS, loading
+from noiser.data.known import read_known
 from noiser.data.loading import fetch_file, find_file
-from noiser.data.paper import read_known
 from noiser.errors import DataError
 from server_processes import Handler, served_by
 

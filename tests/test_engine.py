@@ -10,7 +10,7 @@ from noiser.engine import engine as engine_module
 from noiser.engine.changes import delete, hide, keep, noise, replace
 from noiser.engine.scores import SCORES, Effect, effect_of, score_of
 from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
-from noiser.explain.attribute import run_many
+from noiser.explain.many import run_many
 from noiser.model import packing, wrap
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 

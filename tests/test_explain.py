@@ -226,7 +226,7 @@ def test_scores_are_shapley_values_over_all_mixtures():
 
 @pytest.mark.parametrize(("count", "exact"), [(3, True), (4, False)])
 def test_few_edits_are_exact_many_are_sampled_and_both_add_up(count, exact, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("noiser.explain.diff"), "EXACT", 3)
+    monkeypatch.setattr(importlib.import_module("noiser.explain._diff"), "EXACT", 3)
     words = ["the", "fox", "sings", "near", "a", "river", "bank", "in"][: 2 * count]
     after = " ".join(f"x{word}" if i % 2 else word for i, word in enumerate(words))
     found = noiser.diff(tiny("llama"), " ".join(words), after, max_new_tokens=2)

@@ -26,7 +26,7 @@ from noiser.methods.gradients import (
     SequentialIntegratedGradients,
 )
 from noiser.methods.gradients import movable_positions as movable
-from noiser.model.abilities import attention_maps
+from noiser.model.attention import attention_maps
 from test_engine import failing_above
 from tiny import FAMILIES, SIZES, random_model, tiny, tiny_model, tiny_tokenizer
 

@@ -8,8 +8,9 @@ import transformers
 from torch import nn
 
 import noiser
-from noiser.engine import restore, run_one
+from noiser.engine import run_one
 from noiser.errors import ParameterError, TargetError
+from noiser.explain import restore
 from noiser.model.writing import write
 from noiser.text import token_texts
 from tiny import SIZES, tiny, tiny_model, tiny_tokenizer

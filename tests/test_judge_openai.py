@@ -20,7 +20,7 @@ from noiser import endpoint
 from noiser.errors import CacheError, DependencyError, JudgeError, ParameterError
 from noiser.judges import JudgeRequest, make_judge
 from noiser.judges.openai import OpenAIJudge
-from noiser.judges.protocol import PAPER_V1, PROMPTS
+from noiser.judges.prompts import PAPER_V1, PROMPTS
 
 KEY = "sk-proj-0123456789abcdef"
 

@@ -16,7 +16,7 @@ from noiser.judges import (
     parse_reply,
     register_prompt,
 )
-from noiser.judges.protocol import PAPER_V1, WORDS_V1, prompt_of
+from noiser.judges.prompts import PAPER_V1, WORDS_V1, prompt_of
 
 ONE = [
     ("basketball", "basketball"),
@@ -191,7 +191,7 @@ def test_a_prompt_is_named_given_as_text_or_by_its_fields():
 
 
 def test_a_registered_prompt_keeps_its_text(monkeypatch):
-    monkeypatch.setattr("noiser.judges.protocol.PROMPTS", dict(PROMPTS))
+    monkeypatch.setattr("noiser.judges.prompts.PROMPTS", dict(PROMPTS))
     template = PromptTemplate(text="Words: {plain}")
     register_prompt("mine-v1", template)
     register_prompt("mine-v1", PromptTemplate(text="Words: {plain}"))

@@ -14,11 +14,13 @@ import noiser
 from engine_for_tests import query_of
 from methods_for_tests import predict
 from noiser import wrap
-from noiser.engine import restore, run_one
+from noiser.engine import run_one
 from noiser.errors import ParameterError
-from noiser.model import runtime
+from noiser.explain import restore
+from noiser.model import products
 from noiser.model.abilities import logits_agree
-from noiser.model.runtime import forward_of, is_out_of_memory
+from noiser.model.memory import is_out_of_memory
+from noiser.model.products import forward_of
 from tiny import CHAT_TEMPLATE, FAMILIES, chat_tokenizer, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
@@ -322,7 +324,7 @@ def test_what_generate_says_is_explained(settings):
     assert len(found) == 12 or said[len(found)] in (1, 7, 33)
 
 
-onednn = pytest.mark.skipif(not runtime.ONEDNN, reason="this PyTorch has no MKL, or no oneDNN")
+onednn = pytest.mark.skipif(not products.ONEDNN, reason="this PyTorch has no MKL, or no oneDNN")
 
 
 class Doubling(nn.Linear):
@@ -402,7 +404,7 @@ def test_a_models_distributions_stay_and_layers_that_others_changed_are_left_alo
         return noiser.attribute(lm, "The quick fox sings", method="occlusion").scores
 
     expected = scores()
-    monkeypatch.setattr(runtime, "SMALLEST", 0)
+    monkeypatch.setattr(products, "SMALLEST", 0)
     with lm.running():
         assert [
             name for name, module in lm.model.named_modules() if "forward" in vars(module)
@@ -429,7 +431,7 @@ def test_tokens_that_compete_have_logits_of_float32(dtype, bias, kind):
         rounded, found = linear(x), forward_of(linear, is_head=True)(x)
     assert found.dtype == torch.float32
     assert found.shape == rounded.shape
-    best = rounded.topk(runtime.COMPETING).indices
+    best = rounded.topk(products.COMPETING).indices
     torch.testing.assert_close(
         found.gather(-1, best).double(), exact.gather(-1, best), atol=1e-5, rtol=1e-5
     )

@@ -1,4 +1,3 @@
-import importlib
 import io
 import itertools
 from types import SimpleNamespace
@@ -7,6 +6,7 @@ import pytest
 import torch
 
 import noiser
+from noiser import progress
 from noiser.errors import ParameterError
 from test_attribution_display import Terminal
 from test_contract import CHAT, with_chat_template
@@ -168,7 +168,6 @@ def test_what_cannot_be_read_or_asked_is_named(prompts, options, message, passes
     assert not passes or "99999" in message  # all prompts are read before anything runs
 
 
-attributing = importlib.import_module("noiser.explain.attribute")  # the function has the same name
 FOX = "The quick fox sings"
 
 
@@ -212,9 +211,9 @@ def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
 
 def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     clock, screen = [0.0], Terminal()
-    monkeypatch.setattr(attributing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr("sys.stderr", screen)
-    with attributing.shown(None, "Attributing") as told:
+    with progress.shown(None, "Attributing") as told:
         clock[0] = 30.0  # a model that is measured and compiled first
         told(1, 1000)
         assert "left" not in screen.getvalue()
@@ -225,7 +224,7 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     assert "Attributing" in screen.getvalue()
     monkeypatch.setattr("sys.stderr", io.StringIO())  # a pipe
     for given, expected in ((None, None), (False, None), (print, print)):
-        with attributing.shown(given, "") as told:
+        with progress.shown(given, "") as told:
             assert told is expected
 
 

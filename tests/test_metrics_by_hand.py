@@ -15,7 +15,7 @@ import noiser
 from attribution_for_tests import make
 from engine_for_tests import query_of
 from metrics_for_tests import PROMPT, attributed, case_of, columns, with_scores
-from noiser.attribution.scores import normalize
+from noiser.attribution.normalize import normalize
 from noiser.engine import SCORES
 from noiser.errors import JudgeError, UnitError
 from noiser.judges import JudgeRequest, Verdict

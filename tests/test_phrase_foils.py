@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import noiser
-from noiser.engine import restore, run_one
+from noiser.engine import run_one
 from noiser.errors import NoiserError, ParameterError
+from noiser.explain import restore
 from noiser.methods import METHODS
 from noiser.methods.gradients import gauss_legendre
 from test_contract import NO_FOIL, run

@@ -9,7 +9,7 @@ import transformers
 
 import noiser
 from engine_for_tests import query_of, run_method
-from noiser.engine import restore, run_one
+from noiser.engine import run_one
 from noiser.errors import (
     NumericalError,
     ParameterError,
@@ -19,6 +19,7 @@ from noiser.errors import (
     UnknownNameError,
 )
 from noiser.errors import UnsupportedModelError as Unsupported
+from noiser.explain import restore
 from test_contract import with_chat_template
 from tiny import tiny, tiny_model, tiny_tokenizer
 

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 import noiser
 from engine_for_tests import clean, distributions, query_of, run_method
 from noiser.engine import replace
-from noiser.engine.gradients import derivative, ruled
+from noiser.engine.rules import derivative, ruled
 from noiser.errors import UnsupportedModelError
 from noiser.methods.gradients import InputXGradient
 from noiser.methods.relevance import AttnLrp, DeepLift, identity, rescale
@@ -27,7 +27,7 @@ WITHOUT_BIAS = ["llama", "qwen2", "qwen3", "gemma3", "mistral", "phi3", "olmo2",
 def no_attention(monkeypatch):
     """Networks without attention are refused; here they are let pass, without its rules."""
     monkeypatch.setattr(
-        "noiser.engine.gradients.share_attention", lambda model, _, __, ran: ran.append(model)
+        "noiser.engine.rules.share_attention", lambda model, _, __, ran: ran.append(model)
     )
 
 

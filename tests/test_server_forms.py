@@ -312,7 +312,7 @@ def test_the_connections_of_a_forgotten_model_are_closed(local, folder):
 def test_the_connections_are_closed_when_a_server_cannot_be_used(local, folder, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "noiser.model.server.client",
+        "noiser.model.http.client",
         lambda *args, **more: made.append(endpoint.client(*args, **more)) or made[-1],
     )
     with serving(LmStudio(local)) as address, pytest.raises(ModelError):

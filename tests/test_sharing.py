@@ -9,7 +9,7 @@ import transformers
 
 import noiser
 from noiser.model import runtime, sharing
-from noiser.model.packing import set_attention
+from noiser.model.attention import set_attention
 from tiny import tiny_model, tiny_tokenizer
 
 PROMPTS = ["The quick brown fox", "A teacher in the village sings"]

@@ -158,7 +158,7 @@ def test_a_saved_attribution_is_measured_in_the_way_that_it_was_made(tmp_path):
         att = attribute("llama", special_tokens=special)
         path = tmp_path / f"{special}.json"
         att.save(path)
-        query = run_one(lm, noiser.engine.restore(lm, noiser.Attribution.load(path)))
+        query = run_one(lm, noiser.explain.restore(lm, noiser.Attribution.load(path)))
         assert query.sink == (0 if special == "frozen" else None)
 
 

@@ -92,7 +92,7 @@ def test_measures_the_factor_of_the_embeddings_and_notices_another_models_table(
     )
     torch.testing.assert_close(served.embed(torch.arange(9)), local.embed(torch.arange(9)))
     with pytest.raises(UnsupportedModelError, match="does not predict from embeddings"):
-        noiser.model.served.measure_embedding_scale(
+        noiser.model.vllm.measure_embedding_scale(
             engine_of(served), served.model.embedding.weight.flip(0), None
         )
 
@@ -233,7 +233,7 @@ def test_vllm_gives_the_local_models_numbers(both, name):
 
 @pytest.fixture(scope="module")
 def server(vllm):
-    from noiser.model.loading import find
+    from noiser.model.checkpoints import find
 
     folder = find("smollm2-135m-instruct").source
     port = free_port()

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 import noiser
 from noiser.cli import app
 from noiser.errors import NoiserError, ParameterError, PromptError
+from noiser.explain.tolerance_html import tolerance_html
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from noiser.server import check_address, listening, serving
 from noiser.server.jobs import Job, Models
-from noiser.server.page import FACT, Ask, parse_chat, tolerance_html
+from noiser.server.page import FACT, Ask, parse_chat
 from soak import times
 from web_for_tests import PROMPT, SOURCES, chatty, failing, nonsense, served, wait_for_jobs
 

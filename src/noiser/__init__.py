@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from noiser.attribution import Attributions as Attributions
     from noiser.evaluation import Evaluation as Evaluation
     from noiser.evaluation import evaluate as evaluate
+    from noiser.evaluation import measure as measure
     from noiser.explain import Citations as Citations
     from noiser.explain import Diff as Diff
     from noiser.explain import Game as Game
@@ -53,21 +54,20 @@ if TYPE_CHECKING:
     from noiser.methods import Random as Random
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
     from noiser.methods import ShapleySampling as ShapleySampling
-    from noiser.metrics import measure as measure
     from noiser.model import LanguageModel as LanguageModel
     from noiser.model import load_model as load_model
-    from noiser.model import place_sources as place_sources
     from noiser.model import wrap as wrap
+    from noiser.text import place_sources as place_sources
 
 _NAMES = {
     "attribution": "Attribution Attributions",
-    "evaluation": "Evaluation evaluate",
+    "evaluation": "Evaluation evaluate measure",
     "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
     "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
     "Random SequentialIntegratedGradients ShapleySampling",
-    "metrics": "measure",
-    "model": "LanguageModel load_model place_sources wrap",
+    "model": "LanguageModel load_model wrap",
+    "text": "place_sources",
 }
 _HOMES = {name: f"noiser.{room}" for room, names in _NAMES.items() for name in names.split()}
 _ROOMS = (

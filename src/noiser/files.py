@@ -1,4 +1,4 @@
-"""What is written to files: JSON, CSV and HTML pages, whole or not at all; and the cache folder with its locks."""
+"""What is written to files: JSON and CSV, written completely or not at all; and the cache folder with its locks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -62,29 +61,6 @@ def csv_text(*frames: Any) -> str:
     import pandas as pd
 
     return pd.concat(frames).to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-
-
-def html_page(title: str, style: str, body: str) -> str:
-    """A complete HTML page, which loads and runs nothing: a title in plain text, a style sheet, and HTML."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
-
-
-def html_table(head: Iterable[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """A table that scrolls where it is too wide: column headings, then rows that begin with theirs; all HTML."""
-    columns = "".join(f"<th scope=col>{cell}</th>" if cell else "<td></td>" for cell in head)
-    body = "".join(
-        f"<tr><th scope=row dir=auto>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-        for name, *cells in rows
-    )
-    caption = f"<caption>{caption}</caption>" if caption else ""
-    table = f"<table>{caption}<thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div class=wide tabindex=0>{table}</div>"
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:

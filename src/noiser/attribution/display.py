@@ -14,7 +14,7 @@ from noiser.errors import ParameterError
 from noiser.registry import unversioned
 
 if TYPE_CHECKING:
-    from noiser.attribution.result import Attribution
+    from noiser.attribution.record import AttributionRecord
 
 Colour = tuple[int, int, int]  # red, green and blue of sRGB, 0 to 255
 
@@ -46,7 +46,7 @@ def label(text: str) -> str:
     return visible(stripped).replace("\n", "") or "∅"
 
 
-def labels(att: Attribution) -> list[str]:
+def labels(att: AttributionRecord) -> list[str]:
     """The units' labels, cut to 30 characters; those that would be equal have the place of their first character."""
     short = [shorten(label(unit.text), 30) for unit in att.units]
     counts = Counter(short)
@@ -56,7 +56,7 @@ def labels(att: Attribution) -> list[str]:
     ]
 
 
-def provenance(*attributions: Attribution) -> str:
+def provenance(*attributions: AttributionRecord) -> str:
     """Methods, model, unit and seed in one line, or a line for each that differs, safe to show."""
     methods: dict[str, list[str]] = {}
     for att in attributions:
@@ -73,7 +73,7 @@ def provenance(*attributions: Attribution) -> str:
     return "\n".join(f"{', '.join(names)} · {rest}" for rest, names in methods.items())
 
 
-def notes(*attributions: Attribution) -> list[str]:
+def notes(*attributions: AttributionRecord) -> list[str]:
     """Sentences below the scores, safe to show.
 
     They say that time ran out, what became of the first token, and what `check=` found.
@@ -88,7 +88,7 @@ def notes(*attributions: Attribution) -> list[str]:
     return found
 
 
-def first_token_text(att: Attribution) -> str:
+def first_token_text(att: AttributionRecord) -> str:
     """Why a unit that is only the first token has a score of another kind, or none; "" if there is no such unit."""
     unit = next((unit for unit in att.units if unit.token_indices == (0,)), None)
     outcomes = {
@@ -103,7 +103,7 @@ def first_token_text(att: Attribution) -> str:
     )
 
 
-def stop_text(att: Attribution) -> str:
+def stop_text(att: AttributionRecord) -> str:
     """What it means that the call's time went by, in words; "" where it did not."""
     unfinished = int(att.info.get("unfinished") or 0)
     if not unfinished:
@@ -144,14 +144,14 @@ def check_text(check: Mapping[str, Any]) -> str:
     )
 
 
-def method_text(att: Attribution, *, version: bool = True) -> str:
+def method_text(att: AttributionRecord, *, version: bool = True) -> str:
     """The method, and what it explains where that is not the prediction itself."""
     of = f" of {short(att.info['of'])}" if "of" in att.info else ""
     name = att.method if version else unversioned(att.method)
     return f"{name}{of}{' through the continuation' if 'through' in att.info else ''}"
 
 
-def headings(attributions: Sequence[Attribution]) -> list[str]:
+def headings(attributions: Sequence[AttributionRecord]) -> list[str]:
     """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
     texts: list[str] = []
     several = len({att.method for att in attributions}) > len(
@@ -181,7 +181,7 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def check_comparable(attributions: Sequence[Attribution]) -> None:
+def check_comparable(attributions: Sequence[AttributionRecord]) -> None:
     """Raises ParameterError unless there is an attribution, and all are of one prompt and the same targets."""
     asked = [
         (att.text[: att.prompt_length], [target.text for target in att.targets])
@@ -194,7 +194,7 @@ def check_comparable(attributions: Sequence[Attribution]) -> None:
         raise ParameterError(f"The attributions are of different prompts or targets, {both}.")
 
 
-def check_targets(att: Attribution, targets: Sequence[int]) -> list[int]:
+def check_targets(att: AttributionRecord, targets: Sequence[int]) -> list[int]:
     """Indices of targets from 0 on; those below 0 count from the end. Raises ParameterError unless all are there."""
     count = len(att.targets)
     if not targets or not all(-count <= row < count for row in targets):

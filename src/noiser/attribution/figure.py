@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from noiser.attribution.result import Attribution
+    from noiser.attribution.record import AttributionRecord
 
 Point = tuple[float, float]
 
@@ -39,7 +39,7 @@ _WITH_ARCS, _FULL = 1.6, 0.98
 
 
 def figure(
-    attributions: Sequence[Attribution], target: int, width: float, *, pairs: bool = False
+    attributions: Sequence[AttributionRecord], target: int, width: float, *, pairs: bool = False
 ) -> Figure:
     """A heat map with a colour scale for each attribution of one prompt; see `Attribution.plot`."""
     try:

@@ -15,7 +15,7 @@ from noiser.text.segments import join_overlapping
 from noiser.types import Target
 
 if TYPE_CHECKING:
-    from noiser.attribution.result import Attribution
+    from noiser.attribution.record import AttributionRecord
 
 UNASKED = "message {}, a tool's result, speaks for it; the user's words do not"
 
@@ -75,7 +75,7 @@ class Numbers(NamedTuple):
     note: str  # how many units were left out, or ""
 
 
-def heat_map(att: Attribution, row: int) -> HeatMap:
+def heat_map(att: AttributionRecord, row: int) -> HeatMap:
     """The cells and captions of target `row`."""
     question, foil = f"probability {_prediction(att.targets[row], ' · ')}", ""
     if att.foil is not None:
@@ -116,7 +116,7 @@ def _prediction(target: Target, separator: str) -> str:
     return f"{each}{target.probability:.3g}{separator}rank {up_to}{target.rank}"
 
 
-def errors_of(att: Attribution, row: int) -> list[float]:
+def errors_of(att: AttributionRecord, row: int) -> list[float]:
     """The standard errors of a target's scores; NaN where there is none."""
     return [math.nan] * len(att.units) if att.stderr is None else att.stderr[row].tolist()
 
@@ -126,7 +126,7 @@ def has_signal(score: float, stderr: float) -> bool:
     return not stderr > 0 or abs(score) > 2 * stderr
 
 
-def _meaning(att: Attribution, row: int, shown: Sequence[Cell]) -> dict[str, str]:
+def _meaning(att: AttributionRecord, row: int, shown: Sequence[Cell]) -> dict[str, str]:
     target = label(att.targets[row].text)
     if "through" in att.info:
         words = "the target was written from it, or from what was", ""
@@ -169,7 +169,7 @@ def legends(maps: Sequence[HeatMap]) -> list[dict[str, str]]:
     )
 
 
-def cells(att: Attribution, row: int) -> list[Cell]:
+def cells(att: AttributionRecord, row: int) -> list[Cell]:
     """The text before target `row`, cut into pieces that follow each other without a gap."""
     scores: list[float] = att.scores[row].tolist()
     errors, pieces, roles = (
@@ -191,7 +191,7 @@ def cells(att: Attribution, row: int) -> list[Cell]:
     ]
 
 
-def _roles(att: Attribution) -> dict[int, str]:
+def _roles(att: AttributionRecord) -> dict[int, str]:
     """For each place of a chat where the template's text begins, the role that it announces, in place of its marks."""
     if isinstance(att.prompt, str):
         return {}
@@ -214,7 +214,7 @@ def _roles(att: Attribution) -> dict[int, str]:
     return roles
 
 
-def _end_of_text(att: Attribution, row: int, scores: Sequence[float]) -> int:
+def _end_of_text(att: AttributionRecord, row: int, scores: Sequence[float]) -> int:
     """How many characters of the text stand before a target."""
     ends = [
         span.end for span, score in zip(att.units, scores, strict=True) if not math.isnan(score)
@@ -224,7 +224,7 @@ def _end_of_text(att: Attribution, row: int, scores: Sequence[float]) -> int:
     return max([att.prompt_length + said, *ends])
 
 
-def _pieces(att: Attribution, end: int) -> list[tuple[int, str, tuple[int, ...]]]:
+def _pieces(att: AttributionRecord, end: int) -> list[tuple[int, str, tuple[int, ...]]]:
     """(start, text, columns) of the units up to `end`, those that share characters together, in order of the text."""
     columns = [column for column, span in enumerate(att.units) if span.end <= end]
     columns.sort(key=lambda column: att.units[column].start)
@@ -254,7 +254,9 @@ def _weights(scores: Sequence[float], stderr: Sequence[float]) -> list[float | N
     return [share if signal else None for share, signal in zip(shares, signals, strict=True)]
 
 
-def numbers(attributions: Sequence[Attribution], row: int, most: int | None = None) -> Numbers:
+def numbers(
+    attributions: Sequence[AttributionRecord], row: int, most: int | None = None
+) -> Numbers:
     """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution."""
     first, single = attributions[0], len(attributions) == 1
     scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
@@ -278,7 +280,7 @@ def numbers(attributions: Sequence[Attribution], row: int, most: int | None = No
     )
 
 
-def kind_of_units(att: Attribution) -> str:
+def kind_of_units(att: AttributionRecord) -> str:
     """The heading of a column of units."""
     return "unit" if att.unit in ("auto", "spans") else label(att.unit)
 

@@ -13,14 +13,15 @@ from jaxtyping import Float
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import Tensor
 
-from noiser.attribution import markup
+from noiser.attribution import markdown, markup
 from noiser.attribution.display import label, provenance
+from noiser.attribution.normalize import normalize
 from noiser.attribution.result import Attribution
-from noiser.attribution.scores import normalize
 from noiser.attribution.store import read_saved, restored
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, UnitError
-from noiser.files import html_table, json_text, write_text, written
+from noiser.files import json_text, write_text, written
+from noiser.html import html_table
 from noiser.numbers import number_format
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Attributions(list[Attribution]):
     def to_markdown(self, by: Group | None = None, normalization: str = "none") -> str:
         """The table of `mean_by` as Markdown."""
         head, rows, _, note = self._table(by, normalization)
-        lines = [markup.markdown_table([head, *rows], range(1, len(head))), note]
+        lines = [markdown.markdown_table([head, *rows], range(1, len(head))), note]
         return "\n\n".join(filter(None, lines)) + "\n"
 
     def to_dict(self) -> dict[str, Any]:

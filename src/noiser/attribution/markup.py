@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from noiser.attribution import display
-from noiser.attribution.display import dark_ink, headings, label, notes, provenance, short, visible
+from noiser.attribution.display import dark_ink, headings, label, notes, provenance, short
 from noiser.attribution.heatmap import (
     Cell,
     HeatMap,
@@ -26,18 +26,18 @@ from noiser.attribution.heatmap import (
     numbers,
 )
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
-from noiser.files import html_page, html_table
+from noiser.html import html_page, html_table
 from noiser.numbers import number_format
 
 if TYPE_CHECKING:
-    from noiser.attribution.result import Attribution
+    from noiser.attribution.record import AttributionRecord
 
 _AT_ONCE, _IN_TABLES, _LONG, _MOST_CELLS = 8, 40, 1500, 20_000
 """Targets that are shown below each other (of more, the first alone, and so many units alone in tables); characters of
 a text that comes after its numbers; and units on a page, which browsers show without delay."""
 
 
-def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = None) -> str:
+def page(attributions: Sequence[AttributionRecord], targets: Sequence[int] | None = None) -> str:
     """A complete page with one attribution, or with several of one prompt: a row per method, target by target."""
     card, first, count = _card(attributions, "noiser", targets), attributions[0], len(attributions)
     prompt = label(first.text[: first.prompt_length])[:80]
@@ -46,7 +46,7 @@ def page(attributions: Sequence[Attribution], targets: Sequence[int] | None = No
     )
 
 
-def fragment(attributions: Sequence[Attribution]) -> str:
+def fragment(attributions: Sequence[AttributionRecord]) -> str:
     """The same as a piece of a page, such as a notebook's output; several can stand on one page."""
     return f"<style>{css()}</style>{_card(attributions, f'noiser-{secrets.token_hex(6)}')}"
 
@@ -66,7 +66,7 @@ def page_of_card(card: str, title: str, style: str = "") -> str:
 
 
 def _card(
-    attributions: Sequence[Attribution], identifier: str, targets: Sequence[int] | None = None
+    attributions: Sequence[AttributionRecord], identifier: str, targets: Sequence[int] | None = None
 ) -> str:
     """A section per target; without `targets`, of the first ones, and a note says how to see the rest."""
     display.check_comparable(attributions)
@@ -108,7 +108,7 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
     return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
 
 
-def lines(attributions: Sequence[Attribution]) -> str:
+def lines(attributions: Sequence[AttributionRecord]) -> str:
     """A line in its colours for each prompt and target, as many as browsers show without delay."""
     shown: list[str] = []
     rows = [
@@ -142,7 +142,7 @@ def lines(attributions: Sequence[Attribution]) -> str:
     return f"<p class=facts>{meaning}</p>{''.join(shown)}{note}"
 
 
-def _section(attributions: Sequence[Attribution], row: int, most: int | None) -> str:
+def _section(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:
     att, maps = attributions[0], [heat_map(att, row) for att in attributions]
     heat, target = maps[0], f"<b class=target dir=auto>{escape(maps[0].target)}</b>"
     texts = [
@@ -180,7 +180,7 @@ def _section(attributions: Sequence[Attribution], row: int, most: int | None) ->
     return f"<p class=facts>{target} {escape(heat.question)}</p>{rows}{scores}"
 
 
-def _cell(att: Attribution, row: int, cell: Cell) -> str:
+def _cell(att: AttributionRecord, row: int, cell: Cell) -> str:
     space, body = map(escape, cell.parts())
     if cell.score is None:
         return f"<span class=x>{space}{body}</span>"
@@ -196,7 +196,7 @@ def _tint(weight: float | None) -> str:
     return f'{"n" if weight < 0 else "p"}{" k" * dark_ink(weight)}" style="--a:{abs(weight):.3f}"'
 
 
-def _title(att: Attribution, row: int, column: int) -> str:
+def _title(att: AttributionRecord, row: int, column: int) -> str:
     score = float(att.scores[row, column])
     stderr = math.nan if att.stderr is None else float(att.stderr[row, column])
     text = (
@@ -258,43 +258,9 @@ def _table(table: Numbers) -> str:
     return html_table([*map(escape, table.head), *[""] * bars], rows) + note
 
 
-def _footer(att: Attribution) -> str:
+def _footer(att: AttributionRecord) -> str:
     parameters = ", ".join(
         label(f"{name}={short(value)}") for name, value in att.parameters.items()
     )
     versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
     return f"<p>{escape(' · '.join(filter(None, (provenance(att), parameters, versions))))}</p>"
-
-
-def markdown(att: Attribution) -> str:
-    """A table of the scores for each target, and where they come from."""
-    sections = [_markdown_section(att, row) for row in range(len(att.targets))]
-    return "\n\n".join([*sections, *map(_escaped, notes(att)), _escaped(provenance(att))]) + "\n"
-
-
-def _markdown_section(att: Attribution, row: int) -> str:
-    heat, scores = heat_map(att, row), numbers([att], row)
-    prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
-    first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**\n({_escaped(heat.facts)})"
-    table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
-    return "\n\n".join([first, table, *map(_escaped, heat.pairs)])
-
-
-def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """A table of the rows, the heading first, in which nothing is markup; columns in `right` align to the right."""
-    rule = "".join("---:|" if column in right else "---|" for column in range(len(rows[0])))
-    head, *lines = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
-    return "\n".join([head, f"|{rule}", *lines])
-
-
-def escaped_line(text: str) -> str:
-    r"""The text as a line of its own, in which nothing is markup and which begins no list, heading or rule.
-
-    >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
-    1\. \*a\* \- \[b\] \-0.5 \<c\>
-    """
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _escaped(text.lstrip()))
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>|#&~])", r"\\\1", text)

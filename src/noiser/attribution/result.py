@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
-from pydantic import AfterValidator
 from torch import Tensor
 
-from noiser.attribution import figure, markup, store
+from noiser.attribution import figure, markdown, markup, schema, store
+from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import check_targets, label, method_text, shorten
-from noiser.attribution.relations import through
-from noiser.attribution.scores import aggregate, normalize
+from noiser.attribution.normalize import normalize
+from noiser.attribution.paths import through
+from noiser.attribution.record import AttributionRecord
 from noiser.checks import check_count, random_state_kept
-from noiser.errors import ParameterError
 from noiser.files import write_text, written
-from noiser.registry import renamed
-from noiser.types import Message, ModelIdentity, Pair, Span, Target, Unit
+from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +37,7 @@ class TopUnit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attribution:
+class Attribution(AttributionRecord):
     """Which parts of the input made the model say that.
 
     Attributes:
@@ -62,46 +61,6 @@ class Attribution:
         info: further results of the method, such as DeepLIFT's `delta`; "unasked" has the messages with tool results
             that speak for the target while the user's words do not.
     """
-
-    method: Annotated[str, AfterValidator(renamed)]
-    parameters: Mapping[str, Any]
-    seed: int
-    model: ModelIdentity
-    versions: Mapping[str, str]
-    prompt: str | tuple[Message, ...]
-    text: str
-    prompt_length: int
-    unit: str
-    units: tuple[Span, ...]
-    target_unit: str = "token"
-    targets: tuple[Target, ...]
-    foil: Target | None = None
-    scores: Annotated[Float[Tensor, "targets units"], store.ROWS]
-    stderr: Annotated[Float[Tensor, "targets units"], store.ROWS] | None = None
-    thresholds: Annotated[Float[Tensor, "targets units"], store.ROWS] | None = None
-    k_min: Annotated[Float[Tensor, " targets"], store.ROW] | None = None
-    pairs: tuple[Pair, ...] = ()
-    info: Annotated[Mapping[str, Any], AfterValidator(store.with_nan)]
-
-    def __post_init__(self) -> None:
-        shape = (len(self.targets), len(self.units))
-        there = f"{shape[0]} targets and {shape[1]} units"
-        for name, expected in (
-            ("scores", shape),
-            ("thresholds", shape),
-            ("stderr", shape),
-            ("k_min", shape[:1]),
-        ):
-            values: Tensor | None = getattr(self, name)
-            if values is not None and values.shape != expected:
-                raise ParameterError(
-                    f"{name} has shape {[*values.shape]}; expected {[*expected]} for {there}."
-                )
-        for pair in self.pairs:
-            if not (
-                0 <= pair.target < shape[0] and all(0 <= unit < shape[1] for unit in pair.units)
-            ):
-                raise ParameterError(f"{pair} is of no target or unit; there are {there}.")
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -189,7 +148,7 @@ class Attribution:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes everything as JSON (docs/schema.md): the whole file or, on OSError, nothing."""
-        write_text(path, store.dumps(self))
+        write_text(path, schema.dumps(self))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Attribution:
@@ -198,7 +157,7 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of a saved file as plain dicts, lists, texts and numbers, with None for NaN."""
-        return store.to_dict(self)
+        return schema.to_dict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
@@ -213,7 +172,7 @@ class Attribution:
 
     def to_markdown(self) -> str:
         """A Markdown table of the scores for each target."""
-        return markup.markdown(self)
+        return markdown.markdown(self)
 
     def plot(
         self, *others: Attribution, target: int = 0, width: float = 6.5, pairs: bool = False

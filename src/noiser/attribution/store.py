@@ -1,18 +1,15 @@
-"""The saved form of results: JSON, described by docs/schema.md. pydantic reads it by the fields of the records."""
+"""Saved results as JSON, which pydantic reads by the fields of the records (docs/schema.md)."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import cache, partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,16 +26,9 @@ from torch import Tensor
 
 from noiser.errors import StoredFileError
 from noiser.files import parse_json
-from noiser.types import Target
-
-if TYPE_CHECKING:
-    from noiser.attribution.result import Attribution
 
 T = TypeVar("T")
 
-_UNSAFE = re.compile(
-    "[\x7f-\x9f\u2028\u2029\ud800-\udfff]"
-)  # what JSON lets through and an editor does not
 SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number of a file: null for NaN, a text for an infinite one."""
 
@@ -108,38 +98,6 @@ def with_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: with_nan(item) for key, item in cast("dict[str, object]", value).items()}
     return value
-
-
-def dumps(att: Attribution) -> str:
-    """The text that `save` writes: one line per key, unit, target and row of numbers."""
-    line, lines = partial(json.dumps, ensure_ascii=False, allow_nan=False), list[str]()
-    for key, value in to_dict(att).items():
-        rows = (
-            value
-            if isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
-            else None
-        )
-        text = (
-            line(value) if rows is None else "[\n    " + ",\n    ".join(map(line, rows)) + "\n  ]"
-        )
-        lines.append(f'"{key}": {text}')
-    text = "{\n  " + ",\n  ".join(lines) + "\n}\n"
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def to_dict(att: Attribution) -> dict[str, Any]:
-    """Everything in `att` as dicts, lists, texts and finite numbers; NaN becomes None."""
-    values: dict[str, Any] = {field.name: getattr(att, field.name) for field in fields(att)}
-    values |= {
-        "targets": [_target(target) for target in att.targets],
-        "foil": att.foil and _target(att.foil),
-    }
-    return {"format": "noiser.attribution", "schema": 1, **to_jsonable(values)}
-
-
-def _target(target: Target) -> dict[str, Any]:
-    """A target's keys, without `rest` and `before` where they are empty."""
-    return {key: value for key, value in target._asdict().items() if value != ()}
 
 
 def to_jsonable(value: Any) -> Any:

@@ -31,7 +31,7 @@ from noiser.attribution.heatmap import HeatMap, Numbers, errors_of, has_signal, 
 from noiser.numbers import NumberFormat, number_format
 
 if TYPE_CHECKING:
-    from noiser.attribution.result import Attribution
+    from noiser.attribution.record import AttributionRecord
 
 _MOST_TARGETS, _MOST_UNITS, _LONG = 8, 60, 1500
 """Of a longer answer or prompt the rest is left out; the numbers of a prompt of so many characters come before it."""
@@ -41,7 +41,7 @@ _ASCII = str.maketrans("→±·█░↵⇥␣…“”⟨⟩", '>~|#-$>_.""<>')
 """Substitutes for terminals that have no Unicode."""
 
 
-def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
+def to_text(attributions: Sequence[AttributionRecord], *, plain: bool = False) -> str:
     """One attribution, or several of one prompt, as text; coloured for a terminal. `plain` text has all targets."""
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)
@@ -64,7 +64,7 @@ def to_text(attributions: Sequence[Attribution], *, plain: bool = False) -> str:
 
 
 def sections(
-    attributions: Sequence[Attribution], console: Console, *, plain: bool = False
+    attributions: Sequence[AttributionRecord], console: Console, *, plain: bool = False
 ) -> Iterator[RenderableType]:
     """The first targets, or all, as a matrix or, to compare, in sections; then where the numbers come from."""
     display.check_comparable(attributions)
@@ -84,7 +84,7 @@ def sections(
     yield _line(display.provenance(*attributions), "dim")
 
 
-def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
+def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[RenderableType]:
     maps = [heat_map(att, row) for att in attributions]
     several = len(maps) > 1
     if several:
@@ -103,7 +103,7 @@ def _coloured(attributions: Sequence[Attribution], row: int) -> Iterator[Rendera
         yield from [*facts, _heat_map(heat)] if long else [_heat_map(heat), *facts]
 
 
-def _plain(attributions: Sequence[Attribution], row: int) -> Iterator[RenderableType]:
+def _plain(attributions: Sequence[AttributionRecord], row: int) -> Iterator[RenderableType]:
     heat, several, units = (
         heat_map(attributions[0], row),
         len(attributions) > 1,
@@ -130,7 +130,7 @@ def _text(heat: HeatMap, target: str = "") -> str:
     return f"{text if len(text) <= _LONG else f'… {text[-_LONG // 4 :]}'} → {target or heat.target}"
 
 
-def _matrix(att: Attribution, rows: Sequence[int], width: int) -> Iterator[RenderableType]:
+def _matrix(att: AttributionRecord, rows: Sequence[int], width: int) -> Iterator[RenderableType]:
     """The text once, then units by targets, as many targets below each other as fit; no signal stands in brackets."""
     said = "".join(att.targets[row].text for row in rows)
     yield _line(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from noiser.bench.store import ATTRIBUTION, Label, Row
+from noiser.bench.rows import ATTRIBUTION, Label, Row
 from noiser.errors import PlanError, UnknownNameError
 from noiser.types import Profile, RemovalName, SpanUnit, TargetUnitName, TextUnitName
 

@@ -16,7 +16,7 @@ from noiser.data.dataset import in_draw_order
 from noiser.errors import NoiserError, ParameterError, PlanError, StoredFileError, UnknownNameError
 from noiser.evaluation.measuring import Item, asked_of, item_of
 from noiser.judges import kind_of
-from noiser.judges.protocol import prompt_of
+from noiser.judges.prompts import prompt_of
 from noiser.methods import METHODS, describe, make_method
 from noiser.metrics import Settings, metrics_of
 from noiser.registry import renamed

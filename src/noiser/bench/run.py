@@ -29,7 +29,8 @@ from noiser.bench.resolve import (
     resolve,
     selections_of,
 )
-from noiser.bench.store import ATTRIBUTION, Key, Store, locked
+from noiser.bench.rows import ATTRIBUTION, Key
+from noiser.bench.store import Store, locked
 from noiser.bench.work import Done, Job, Questions, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
 from noiser.evaluation.measuring import Item

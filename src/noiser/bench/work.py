@@ -12,14 +12,14 @@ import torch
 from noiser.attribution import Attribution
 from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import MetricEntry, Plan
-from noiser.bench.store import ATTRIBUTION, Key, Row, Text
+from noiser.bench.rows import ATTRIBUTION, Key, Row, Text
 from noiser.errors import NoiserError, RunError
 from noiser.evaluation.measuring import Item, Measurement, asked_of, measure_block, says
 from noiser.judges import Judge, kind_of, make_judge
 from noiser.methods import make_method
 from noiser.metrics import METRICS, Metric, Settings
 from noiser.model import LanguageModel, load_model
-from noiser.model.runtime import free_memory
+from noiser.model.memory import free_memory
 
 _WORDS = ("correct", "wrong", "unscored", "Infinity", "-Infinity")
 """Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""

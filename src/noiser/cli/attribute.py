@@ -28,7 +28,7 @@ def attribute(
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Shows which parts of PROMPT made the model say what it says."""
-    from noiser.attribution.store import dumps
+    from noiser.attribution.schema import dumps
     from noiser.attribution.terminal import to_text
     from noiser.engine import score_of
     from noiser.explain import attribute as run

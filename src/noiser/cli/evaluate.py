@@ -13,7 +13,8 @@ from noiser import types
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say, write
 from noiser.errors import ParameterError, RunError
-from noiser.files import html_page, json_or_text
+from noiser.files import json_or_text
+from noiser.html import html_page
 
 if TYPE_CHECKING:
     from noiser.evaluation import Evaluation

@@ -46,7 +46,7 @@ def progress_bar(label: str, patience: float = 1.0, *, advise: bool = True) -> G
 
     With `advise`, work that will take long is announced, also in a pipe.
     """
-    from noiser.explain.attribute import bar
+    from noiser.progress import bar
 
     with bar(printable(label), patience, advise=advise, drawn=sys.stderr.isatty()) as update:
 

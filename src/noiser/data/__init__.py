@@ -1,6 +1,6 @@
 """The data sets of the paper, read from their upstream files, none of which is part of this package."""
 
-from noiser.data import paper, planted
+from noiser.data import known, longra, planted, wikibio, wikitext
 from noiser.data.actions import draw_actions, messages_of
 from noiser.data.dataset import DATA_SETS, DataSet, Example, Reading, Recipe, Source, UpstreamFile
 from noiser.data.loading import cache_folder, fetch, load
@@ -16,8 +16,11 @@ __all__ = [
     "cache_folder",
     "draw_actions",
     "fetch",
+    "known",
     "load",
+    "longra",
     "messages_of",
-    "paper",
     "planted",
+    "wikibio",
+    "wikitext",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from noiser.registry import Registry
 
@@ -112,3 +113,9 @@ def in_draw_order(examples: Sequence[Example], seed: int) -> list[Example]:
     return sorted(
         examples, key=lambda example: hashlib.sha256(f"{seed}/{example.id}".encode()).digest()
     )
+
+
+def records_of(paths: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """The records of a data set that is one JSON file."""
+    (path,) = paths.values()
+    return json.loads(path.read_bytes())

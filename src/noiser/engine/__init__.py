@@ -1,13 +1,12 @@
 """Requests in, answers out: methods and metrics await requests, and an engine runs the model."""
 
+from noiser.engine._prepare import prepare as prepare
+from noiser.engine._prepare import query_of as query_of
 from noiser.engine.changes import REMOVALS as REMOVALS
 from noiser.engine.changes import Absence as Absence
 from noiser.engine.changes import Ask as Ask
 from noiser.engine.changes import Change as Change
-from noiser.engine.changes import Game as Game
-from noiser.engine.changes import Key as Key
 from noiser.engine.changes import Removal as Removal
-from noiser.engine.changes import StoredGame as StoredGame
 from noiser.engine.changes import delete as delete
 from noiser.engine.changes import expected_norm as expected_norm
 from noiser.engine.changes import expected_norm_limit as expected_norm_limit
@@ -19,6 +18,9 @@ from noiser.engine.changes import replace as replace
 from noiser.engine.engine import Engine as Engine
 from noiser.engine.engine import ask as ask
 from noiser.engine.engine import run_one as run_one
+from noiser.engine.games import Game as Game
+from noiser.engine.games import Key as Key
+from noiser.engine.games import StoredGame as StoredGame
 from noiser.engine.gradients import differentiate as differentiate
 from noiser.engine.inside import Attentions as Attentions
 from noiser.engine.inside import Call as Call
@@ -26,9 +28,6 @@ from noiser.engine.inside import Gates as Gates
 from noiser.engine.inside import Integrals as Integrals
 from noiser.engine.inside import Path as Path
 from noiser.engine.inside import Relevance as Relevance
-from noiser.engine.prepare import prepare as prepare
-from noiser.engine.prepare import query_of as query_of
-from noiser.engine.prepare import restore as restore
 from noiser.engine.query import Prefill as Prefill
 from noiser.engine.query import Query as Query
 from noiser.engine.query import Spent as Spent
@@ -42,4 +41,3 @@ from noiser.engine.scores import ScoreName as ScoreName
 from noiser.engine.scores import effect_of as effect_of
 from noiser.engine.scores import leads as leads
 from noiser.engine.scores import score_of as score_of
-from noiser.types import Baseline as Baseline

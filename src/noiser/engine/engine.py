@@ -20,8 +20,9 @@ from noiser.engine.inside import Inside
 from noiser.engine.query import Answer, Prefill, Query, Request, Spent, Steps
 from noiser.errors import ModelError, OutOfTimeError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
+from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branch, Context
-from noiser.model.runtime import free_memory, is_out_of_memory, own_defaults
+from noiser.model.runtime import own_defaults
 from noiser.types import Progress
 
 T = TypeVar("T")

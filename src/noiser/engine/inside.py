@@ -13,21 +13,20 @@ from torch import Tensor
 
 from noiser.engine.changes import Change
 from noiser.engine.gradients import (
-    Multiplier,
     backward,
     differentiable,
     differentiate,
     foil_length,
     readable,
-    ruled,
     targets_of,
 )
 from noiser.engine.query import Answer, Query, Request
+from noiser.engine.rules import Multiplier, ruled
 from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
-from noiser.model.abilities import attention_maps
+from noiser.model.attention import attention_maps, eager, set_attention
 from noiser.model.language_model import LanguageModel
-from noiser.model.packing import Context, eager, set_attention
+from noiser.model.packing import Context
 from noiser.types import Baseline
 
 

@@ -1,5 +1,6 @@
 """Evaluation: prompts, a method and metrics in; numbers with intervals out."""
 
+from noiser.evaluation._measure import measure
 from noiser.evaluation.measuring import Skipped
 from noiser.evaluation.result import Evaluation, differences, estimated, paired, read_evaluations
 from noiser.evaluation.run import evaluate
@@ -10,6 +11,7 @@ __all__ = [
     "differences",
     "estimated",
     "evaluate",
+    "measure",
     "paired",
     "read_evaluations",
 ]

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from noiser.attribution import Attribution
 from noiser.checks import check_choice
-from noiser.engine import Engine, Steps, prepare, restore, run_one
+from noiser.engine import Engine, Steps, prepare, run_one
 from noiser.errors import ParameterError
-from noiser.explain.attribute import attribution_of
+from noiser.explain import restore
+from noiser.explain._attribute import attribution_of
 from noiser.methods import Method, check_answers
 from noiser.metrics import Case, Metric, Settings, measured
 from noiser.metrics.answerability import JudgeStoppedError

@@ -16,12 +16,13 @@ from pydantic import BaseModel, Field
 
 from noiser import numbers
 from noiser.attribution.display import label, short
-from noiser.attribution.markup import escaped_line, markdown_table
+from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.store import read_saved, restored, to_jsonable
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, StoredFileError
 from noiser.evaluation.measuring import Skipped
-from noiser.files import csv_text, html_table, json_text, write_text
+from noiser.files import csv_text, json_text, write_text
+from noiser.html import html_table
 from noiser.metrics import METRICS, Estimate, Metric, Summary, estimate
 from noiser.metrics.bootstrap import corrected, difference
 from noiser.metrics.metric import answers, gaps_of, unfit_judge

@@ -7,15 +7,12 @@ import re
 import secrets
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
 from noiser.attribution.display import label, visible
 from noiser.attribution.markup import css, page_of_card
-from noiser.files import html_table
+from noiser.explain.citations_record import CitationsRecord, Sentence, title_length
+from noiser.html import html_table
 from noiser.types import Source
-
-if TYPE_CHECKING:
-    from noiser.explain.citations import Citations, Sentence
 
 _AT_ONCE = 8  # sources that are all shown
 _LINES, _LINE = (
@@ -24,18 +21,18 @@ _LINES, _LINE = (
 )  # lines of a source that fit the height of the style, and characters of a line on a phone
 
 
-def page(citations: Citations) -> str:
+def page(citations: CitationsRecord) -> str:
     """A complete page."""
     title = f"{label(citations.answer)[:80]} – citations"
     return page_of_card(_card(citations, "noiser"), title, css("explain", "cite.css"))
 
 
-def fragment(citations: Citations) -> str:
+def fragment(citations: CitationsRecord) -> str:
     """A piece of a page, such as a notebook's output; several can stand on one page."""
     return f"<style>{css()}{css('explain', 'cite.css')}</style>{_card(citations, f'noiser-{secrets.token_hex(6)}')}"
 
 
-def _card(citations: Citations, identifier: str) -> str:
+def _card(citations: CitationsRecord, identifier: str) -> str:
     answer = "".join(
         _sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)
     ).strip()
@@ -74,7 +71,7 @@ def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     return f'{space}<span class="s s{row}" title="{escape(sentence.numbers)}">{escape(body)} {mark}</span>'
 
 
-def _sources(citations: Citations, identifier: str) -> str:
+def _sources(citations: CitationsRecord, identifier: str) -> str:
     """All sources; of a long list, those that no sentence names are folded."""
     cited = {citation.number for sentence in citations.sentences for citation in sentence.citations}
     against = {other.number for sentence in citations.sentences for other in sentence.against}
@@ -97,7 +94,7 @@ def _sources(citations: Citations, identifier: str) -> str:
     return cards[True] + folded * bool(cards[False])
 
 
-def _text(citations: Citations, source: Source) -> str:
+def _text(citations: CitationsRecord, source: Source) -> str:
     """A source's text without its title, each unit of the attribution by itself."""
     text, position, shown = citations.attribution.text, source.start + title_length(source), ""
     for column, unit in enumerate(citations.attribution.units):
@@ -109,7 +106,7 @@ def _text(citations: Citations, source: Source) -> str:
     return shown + escape(visible(text[position : source.end]))
 
 
-def _rules(citations: Citations, identifier: str) -> Iterator[str]:
+def _rules(citations: CitationsRecord, identifier: str) -> Iterator[str]:
     """The colour of each unit that a sentence was written from, and the two rules that tie it to the sentence."""
     starts = {
         (unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)
@@ -125,7 +122,7 @@ def _rules(citations: Citations, identifier: str) -> Iterator[str]:
             yield f"#{identifier}:has(.q{column}:hover) .s{row}{colour}"
 
 
-def _numbers(citations: Citations) -> str:
+def _numbers(citations: CitationsRecord) -> str:
     head = [
         "sentence",
         "all sources",
@@ -136,10 +133,3 @@ def _numbers(citations: Citations) -> str:
         values = ("" if math.isnan(value) else f"{value:.2f}" for value in (sentence.loss, *scores))
         rows.append([escape(label(sentence.text)), *values])
     return f"<details><summary>scores in numbers</summary>{html_table(head, rows)}</details>"
-
-
-def title_length(source: Source) -> int:
-    """The characters of a source's title and the end of its line, where its text begins with them."""
-    return (
-        len(source.title) + 1 if source.title and source.text.startswith(f"{source.title}\n") else 0
-    )

@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Ask, Baseline, Call, Query, ask, differentiate, replace
+from noiser.engine import Ask, Call, Query, ask, differentiate, replace
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.gradients import GradientScore, Reduce, movable_positions, reduce_dimensions
 from noiser.methods.protocol import Scores, sum_over_units
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
+from noiser.types import Baseline
 
 _BATCH = 32  # perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its own
 

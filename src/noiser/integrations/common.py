@@ -17,7 +17,7 @@ import torch
 from noiser.checks import check_choice, random_state_kept
 from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError, UnknownNameError
 from noiser.methods.protocol import Parameters
-from noiser.model.runtime import is_out_of_memory
+from noiser.model.memory import is_out_of_memory
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from noiser.engine import Absence, Call, Game, Query, ScoreName, remover, run_one
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
-from noiser.methods.occlusion import table, widened
 from noiser.methods.protocol import Scores, TwoOrMore
+from noiser.methods.removal import table, widened
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
 

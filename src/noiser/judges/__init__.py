@@ -5,18 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from noiser.errors import ParameterError
-from noiser.judges.protocol import (
-    JUDGES,
-    PROMPTS,
-    Judge,
-    JudgeRequest,
-    PromptTemplate,
-    Reading,
-    Verdict,
-    matches,
-    parse_reply,
-    register_prompt,
-)
+from noiser.judges.prompts import PROMPTS, PromptTemplate, register_prompt
+from noiser.judges.protocol import JUDGES, Judge, JudgeRequest, Verdict
+from noiser.judges.reading import Reading, matches, parse_reply
 from noiser.model.language_model import LanguageModel
 
 __all__ = [

@@ -13,16 +13,10 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count
 from noiser.errors import ParameterError, PromptError
-from noiser.judges import protocol
-from noiser.judges.protocol import (
-    JudgeRequest,
-    PromptTemplate,
-    Reading,
-    Verdict,
-    normal_form,
-    parse_reply,
-    prompt_of,
-)
+from noiser.judges import prompts
+from noiser.judges.prompts import PromptTemplate, prompt_of
+from noiser.judges.protocol import JudgeRequest, Verdict
+from noiser.judges.reading import Reading, normal_form, parse_reply
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.text import word_spans
 
@@ -77,7 +71,7 @@ class LocalJudge:
             )
         self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
         self.style: Literal["chat", "plain"] = "chat" if lm.chats and style != "plain" else "plain"
-        own = protocol.PAPER_V1 if self.style == "chat" else protocol.WORDS_V1
+        own = prompts.PAPER_V1 if self.style == "chat" else prompts.WORDS_V1
         self.prompt = prompt_of(own if prompt is None else prompt)
         if self.style == "plain" and (self.prompt.system or self.prompt.answers):
             raise ParameterError(

@@ -18,16 +18,9 @@ from typing import Any, NamedTuple
 from noiser.checks import check_count, check_positive, random_state_kept
 from noiser.errors import CacheError, DependencyError, JudgeError
 from noiser.files import cache_root
-from noiser.judges.protocol import (
-    PAPER_V1,
-    PROMPTS,
-    TOP5_V1,
-    JudgeRequest,
-    PromptTemplate,
-    Verdict,
-    parse_reply,
-    prompt_of,
-)
+from noiser.judges.prompts import PAPER_V1, PROMPTS, TOP5_V1, PromptTemplate, prompt_of
+from noiser.judges.protocol import JudgeRequest, Verdict
+from noiser.judges.reading import parse_reply
 
 try:
     import openai

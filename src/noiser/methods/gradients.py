@@ -12,9 +12,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.checks import check_not_negative
-from noiser.engine import Ask, Baseline, Integrals, Path, Query, remover
+from noiser.engine import Ask, Integrals, Path, Query, remover
 from noiser.methods.noiser import draw_noise
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+from noiser.types import Baseline
 
 Reduce = Literal["l2", "sum"]
 GradientScore = Literal["prob", "logprob"]

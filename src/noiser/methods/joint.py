@@ -14,9 +14,9 @@ from torch import Tensor
 
 from noiser.engine import Game, Query, ScoreName, StoredGame, remover
 from noiser.errors import OutOfTimeError
-from noiser.methods.occlusion import check_enough, score_first_token, table
 from noiser.methods.pairs import Matters, PlayedInputs, find_pairs, name_of_pair, wider
 from noiser.methods.protocol import Parameters, Scores, TwoOrMore
+from noiser.methods.removal import check_enough, score_first_token, table
 from noiser.types import Pair, RemovalName
 
 JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]

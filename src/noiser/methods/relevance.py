@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Baseline, Query, Relevance, remover
-from noiser.engine.gradients import Activation, derivative, widened
+from noiser.engine import Query, Relevance, remover
+from noiser.engine.rules import Activation, derivative, widened
 from noiser.engine.scores import Read, at, contrast, score_of
 from noiser.methods.gradients import GradientScore, movable_groups
 from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+from noiser.types import Baseline
 
 Softmax = Literal["taylor", "constant"]
 

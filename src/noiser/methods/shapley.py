@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.engine import StoredGame
-from noiser.methods.occlusion import GameMethod, check_enough, draw_per_unit, table, widened
 from noiser.methods.protocol import Scores, TwoOrMore
+from noiser.methods.removal import GameMethod, check_enough, draw_per_unit, table, widened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from noiser.checks import random_state_kept
 from noiser.engine import ScoreName, StoredGame
-from noiser.methods.occlusion import GameMethod, check_enough, draw_per_unit, table
 from noiser.methods.protocol import Probability, Scores
+from noiser.methods.removal import GameMethod, check_enough, draw_per_unit, table
 
 LEAST = 2  # inputs that a fit needs where time went by
 

@@ -21,9 +21,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.attribution.scores import normalize
+from noiser.attribution.normalize import normalize
 from noiser.errors import JudgeError, NoiserError, UnitError
-from noiser.judges.protocol import Judge, JudgeRequest, Verdict, normal_form
+from noiser.judges.protocol import Judge, JudgeRequest, Verdict
+from noiser.judges.reading import normal_form
 from noiser.metrics.case import Case
 from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 from noiser.types import Profile

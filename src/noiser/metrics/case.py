@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.attribution.scores import NORMALIZATIONS
+from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.checks import check_choice, check_count, check_seed
 from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, remover
 from noiser.errors import NumericalError, ParameterError

@@ -1,4 +1,4 @@
-"""The form of a metric, `noiser.measure`, and how to read the numbers."""
+"""The form of a metric, and how to read its numbers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from noiser.attribution import Attribution
 from noiser.checks import check_choice
-from noiser.engine import Steps, restore, result_of, run_one
+from noiser.engine import Steps, result_of
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import FEWEST, Estimate, Statistic, mean, mean_gap
 from noiser.metrics.case import REFERENCES, SETTINGS, Case
-from noiser.model import LanguageModel
 from noiser.registry import Registry
-from noiser.types import Progress
 
 Measured = Mapping[str, Any]  # columns of a row: numbers, and texts worth keeping beside them
 
@@ -172,45 +169,6 @@ async def measured(case: Case, metric: Metric) -> Measured:
     if isinstance(columns, Exception):
         raise columns
     return columns
-
-
-def measure(
-    lm: LanguageModel,
-    att: Attribution,
-    name: str,
-    *,
-    seed: int = 0,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> dict[str, Any]:
-    """The numbers that a metric measures of an attribution, by name.
-
-    Args:
-        lm: the model to ask, usually the one that made the attribution.
-        att: the attribution; with a foil the contrast is measured, wherever a metric reads a score of the target.
-        name: of the metric; `noiser.metrics.METRICS.names()` lists them.
-        seed: of masks and references.
-        progress: called with (done, expected) token-forwards.
-        settings: what the metric reads of `masks`, `normalization`, `rates`, `draws`, `removal` and `k`; also
-            `profile`, `spans`, `judge`, `gold`, and for stability `reattribute`, a function from a seed to the same
-            prompt's attribution.
-
-    Raises:
-        ParameterError: the model's tokens are not the attribution's, or a setting is not one of the metric.
-        UnknownNameError: no such metric, removal or normalization.
-
-    `noiser.measure(lm, att, "lds", masks=32)` is `{"lds": 0.83, "permuted_lds": 0.41, "draws": 10}`.
-    """
-    if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
-        expected = "expected an attribution. Pass noiser.attribute(lm, ...), or use noiser.evaluate"
-        raise ParameterError(f"att is a {type(att).__name__}; {expected}.")
-    (metric,) = metrics_of(name, settings, "spans", "gold", "reattribute").values()
-
-    async def steps() -> Measured:
-        query = await restore(lm, att)
-        return await measured(Case(query=query, att=att, seed=seed, **settings), metric)
-
-    return dict(run_one(lm, steps(), progress))
 
 
 def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[str, tuple[str, str]]:

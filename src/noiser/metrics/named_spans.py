@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.attribution import Attribution
-from noiser.attribution.scores import normalize
+from noiser.attribution.normalize import normalize
 from noiser.errors import ParameterError, UnitError
 from noiser.metrics.case import Case
 from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns

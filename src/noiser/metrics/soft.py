@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.attribution.scores import normalize
+from noiser.attribution.normalize import normalize
 from noiser.engine import Ask, Change, keep, score_of
 from noiser.engine.scores import logprob
 from noiser.errors import NumericalError, ParameterError

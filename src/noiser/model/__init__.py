@@ -2,6 +2,5 @@
 
 from noiser.model.language_model import LanguageModel, wrap
 from noiser.model.loading import load_model
-from noiser.text import place_sources
 
-__all__ = ["LanguageModel", "load_model", "place_sources", "wrap"]
+__all__ = ["LanguageModel", "load_model", "wrap"]

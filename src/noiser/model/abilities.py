@@ -1,4 +1,4 @@
-"""What a model can do, found out by running it, not by its name; its attention's weights, and shares of gradients.
+"""What a model can do, found out by running it, not by its name.
 
 A trial on eight tokens finds most of it. Attention that selects what it sees (blocks, chunks, the best keys) may begin
 to do so after thousands of tokens, so a trial of eight says nothing about it. `attention_is_known` says of which models
@@ -16,17 +16,16 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from noiser.errors import ModelError, UnsupportedModelError
-from noiser.model.packing import Branch, Context, continued, set_attention
-from noiser.model.runtime import add_hook, is_out_of_memory, put, running
+from noiser.model.attention import set_attention
+from noiser.model.memory import is_out_of_memory
+from noiser.model.packing import Branch, Context, continued
+from noiser.model.runtime import running
 
-_CAPTURING = (
-    "_output_capturing_hooks_installed"  # transformers' mark on a model whose hooks collect weights
-)
 _LIBRARIES = (
     "builtins",
     "torch",
@@ -311,64 +310,3 @@ def logits_agree(
     if exact and dtype in (torch.float32, torch.float64):
         return float(difference.abs().max()) <= 1e-3 * deviation
     return float(difference.square().mean().sqrt()) <= (0.01 if closely else 0.1) * deviation
-
-
-def attention_maps(
-    lm: Any, token_ids: Int[Tensor, " length"]
-) -> list[Float[Tensor, "length length"]]:
-    """Attention weights of each layer that has attention, first to last, mean over heads, float32.
-
-    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
-    """
-    length = len(token_ids)
-
-    def are_weights(found: Any) -> bool:
-        return (
-            isinstance(found, Tensor) and found.ndim == 4 and found.shape[-2:] == (length, length)
-        )
-
-    def average(_module: Any, _inputs: Any, output: Any) -> Any:
-        """Weights leave their layer averaged over heads: memory holds one map per layer, not per head."""
-        if isinstance(output, tuple) and len(output) > 1 and are_weights(weights := output[1]):
-            output = (output[0], weights.float().mean(1, keepdim=True), *output[2:])
-        return output
-
-    with running(lm.model):
-        set_attention(lm.model, "eager")
-        for module in (
-            lm.model.modules()
-        ):  # with ours, hooks that transformers installs to collect weights go again
-            put(lm.model, vars(module), _CAPTURING, _CAPTURING in vars(module))
-            add_hook(lm.model, module, average, prepend=True)  # before the hooks that collect
-        out = lm.output(lm.embed(token_ids)[None], positions=[length - 1], output_attentions=True)
-    layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
-    if not layers or not all(map(are_weights, layers)):
-        raise UnsupportedModelError(
-            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method "
-            "that does not read them, such as 'occlusion', or load a model of its own code with "
-            "attn_implementation='eager'."
-        )
-    return [weights[0].float().mean(0) for weights in layers]
-
-
-def divide_gradient(x: Tensor, by: float) -> Tensor:
-    """`x`, whose gradient is divided by a number on its way back."""
-    if x.requires_grad:
-        x = x.view_as(x)
-        x.register_hook(partial(torch.mul, other=1 / by))
-    return x
-
-
-def share_attention(model: Any, queries_keys: float, values: float, ran: list[Any]) -> None:
-    """Divides gradients that attention returns for queries, keys and values while a model runs; `ran` gets layers."""
-
-    def share(
-        own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any
-    ) -> Any:
-        ran.append(module)
-        q, k, v = (
-            divide_gradient(x, by) for x, by in ((q, queries_keys), (k, queries_keys), (v, values))
-        )
-        return own(module, q, k, v, *args, **options)
-
-    set_attention(model, share)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from noiser.errors import ModelError
-from noiser.model.runtime import is_out_of_memory, put, running
+from noiser.model.memory import is_out_of_memory
+from noiser.model.runtime import put, running
 
 _SAMPLING = {
     "do_sample",

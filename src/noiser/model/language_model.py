@@ -23,10 +23,12 @@ from noiser.model.abilities import (
     setting,
     try_length,
 )
+from noiser.model.attention import set_attention
 from noiser.model.classes import refuse_other_kinds
 from noiser.model.generation import describe_settings, greedy_text, text_settings
-from noiser.model.packing import Branch, Context, KeysValues, Pass, set_attention, whole_logits
-from noiser.model.runtime import PLAIN, exactly, running
+from noiser.model.packing import Branch, Context, KeysValues, Pass, whole_logits
+from noiser.model.products import PLAIN
+from noiser.model.runtime import exactly, running
 from noiser.text import Encoding, encode
 from noiser.types import Baseline, ModelIdentity, Prompt
 

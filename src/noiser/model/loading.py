@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
 from noiser import errors
-from noiser.errors import DependencyError, ModelError, NoiserError, ParameterError
-from noiser.files import parse_json, sha256_of
+from noiser.errors import DependencyError, ParameterError
+from noiser.files import parse_json
+from noiser.model.checkpoints import Place, explained, find, revision_of
 from noiser.model.classes import auto_class_of
-from noiser.model.gguf import BUILT_IN, complete, converted
+from noiser.model.gguf import BUILT_IN, complete
 from noiser.model.language_model import LanguageModel
-from noiser.model.runtime import is_out_of_memory, own_defaults
+from noiser.model.runtime import own_defaults
 
 _DTYPES: dict[Any, Any] = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
@@ -27,15 +26,6 @@ _DTYPES: dict[Any, Any] = {
 _one_at_a_time = (
     threading.Lock()
 )  # while it builds a model, transformers changes settings of the whole process
-
-
-class Place(NamedTuple):
-    """The folder or hub id of a checkpoint, its name, and the sha256 of a GGUF file."""
-
-    name: str
-    source: str
-    revision: str | None = None
-    is_folder: bool = True
 
 
 def load_model(
@@ -68,7 +58,7 @@ def load_model(
         attn_implementation: of transformers, such as "eager" or "sdpa".
         chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
         engine_args: with "vllm:NAME", arguments of `vllm.LLM`, such as `tensor_parallel_size=8`; with an address, those
-            of `noiser.model.server.load_server`, such as `model`, `tokenizer` and `api_key_env`.
+            of `noiser.model.http.load_server`, such as `model`, `tokenizer` and `api_key_env`.
 
     Raises:
         ModelNotFoundError: the name is not built in, nor a path that exists, nor found on the hub.
@@ -102,11 +92,11 @@ def load_model(
             f"revision is {revision!r}, and {rest or name} is built in. Leave revision out."
         )
     if kind == "vllm":
-        from noiser.model.served import load_vllm
+        from noiser.model.vllm import load_vllm
 
         lm = load_vllm(rest, weights, origin, engine_args)
     elif kind in ("http", "https"):
-        from noiser.model.server import load_server
+        from noiser.model.http import load_server
 
         parameters = [*inspect.signature(load_server).parameters][2:]
         if unknown := sorted({*engine_args} - {*parameters}):
@@ -144,20 +134,6 @@ def _device(device: str) -> torch.device:
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
         text = f"device is {device!r}, which this machine does not have; expected one such as 'cpu' or 'cuda'."
         raise ParameterError(text) from error
-
-
-def find(name: str) -> Place:
-    """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the errors."""
-    path, built_in = os.path.expanduser(name), BUILT_IN.get(name)  # noqa: PTH111 - Path's own raises for unknown users
-    if built_in or os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
-        with explained(name):
-            if built_in:
-                return Place(name, *converted(name, built_in.files(), built_in.sha256))
-            file = Path(path).resolve()
-            return Place(str(file), *converted(file.stem, [file]))
-    if os.path.isdir(path) and name.strip():  # noqa: PTH112
-        return Place(os.path.realpath(path), os.path.realpath(path))
-    return Place(name, name, is_folder=False)
 
 
 def _load(
@@ -228,91 +204,3 @@ def _template_of_processor(source: str, revision: str) -> str | None:
     }
     path = cached_file(source, "chat_template.json", revision=revision, **options)
     return parse_json(Path(path).read_bytes())["chat_template"] if path else None
-
-
-def revision_of(place: Place, model: Any, origin: dict[str, Any]) -> str | None:
-    """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model in the local cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if place.revision or place.is_folder:
-        return place.revision or fingerprint(Path(place.source), model)
-    names = ("config.json", "adapter_config.json")
-    files = (
-        try_to_load_from_cache(place.source, name, revision=origin["revision"]) for name in names
-    )
-    return next((Path(file).parent.name for file in files if isinstance(file, str)), None)
-
-
-def fingerprint(folder: Path, model: Any) -> str:
-    """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of samples of every weight."""
-    files, weights = hashlib.sha256(), hashlib.sha256()
-    names = (
-        "*config.json",
-        "*token*",
-        "vocab*",
-        "merges.txt",
-        "*.model",
-        "*.py",
-        "*.jinja",
-        "*_templates/*.jinja",
-        "chat_template.json",
-    )
-    for path in sorted(
-        {path for pattern in names for path in folder.glob(pattern) if path.is_file()}
-    ):
-        files.update(f"{path.relative_to(folder).as_posix()!r} {sha256_of(path)}".encode())
-    for name, weight in sorted(model.state_dict().items()):
-        weights.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        if not weight.is_meta and weight.numel():
-            quantised = (
-                type(weight).dequantize is not torch.Tensor.dequantize
-            )  # such weights may not flatten
-            flat = (weight.dequantize() if quantised else weight).detach().flatten()
-            positions = torch.linspace(
-                0, flat.numel() - 1, min(64, flat.numel()), dtype=torch.float64
-            ).long()
-            weights.update(flat[positions.to(flat.device)].float().cpu().numpy().tobytes())
-    return hashlib.sha256(f"{files.hexdigest()} {weights.hexdigest()}".encode()).hexdigest()
-
-
-@contextmanager
-def explained(name: str) -> Generator[None]:
-    """Turns what libraries raise into errors that say what to do; the hub shows bars, transformers none for weights."""
-    from transformers.utils import logging
-
-    bars: Any = logging
-    shown, bars._tqdm_active = bars._tqdm_active, False  # the public switch is the hub's as well
-    try:
-        yield
-    except NoiserError:
-        raise
-    except Exception as error:  # they have no root in common
-        raise _explain(name if len(name) <= 200 else f"{name[:200]}...", error) from error
-    finally:
-        bars._tqdm_active = shown
-
-
-def _explain(name: str, error: Exception) -> NoiserError:
-    said, model = " ".join(str(error).split())[:300].rstrip("."), f"The model {name!r}"
-    if isinstance(error, ImportError):
-        return DependencyError(
-            f"{model} needs a package that is not installed: {said}. Install it."
-        )
-    if is_out_of_memory(error):
-        return ModelError(
-            f"{model} does not fit into memory: {said}. Load it in a smaller dtype or device_map='auto'."
-        )
-    if "trust_remote_code" in str(error):
-        trust = "If you trust it, pass trust_remote_code=True (--trust-remote-code)."
-        return ModelError(f"{model} comes with code of its own. {trust}")
-    if "not supported" in said:
-        text = f"{model} is not a causal language model that transformers can load: {said[:150]}."
-        return errors.UnsupportedModelError(f"{text} Take a decoder-only model.")
-    if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
-        return ModelError(
-            f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again."
-        )
-    expected = f"a built-in name ({', '.join(BUILT_IN)}), a local folder, a .gguf file, or the id of a model on the hub"
-    return errors.ModelNotFoundError(
-        f"Cannot find the model {name!r}: {said}. Expected {expected}."
-    )

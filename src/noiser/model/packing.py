@@ -6,18 +6,17 @@ attend, by the model's own attention function and with one mask, to their clean 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from noiser.model.runtime import held, put, running
+from noiser.model.attention import eager
+from noiser.model.runtime import running
 
 BLOCK, BLOCK_ON_CPU = (
     1024,
@@ -181,39 +180,6 @@ class Pass:
                 )[0]
             )
         return torch.cat(out, 1), None
-
-
-def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
-    """Replaces the attention while a model runs, by name or by a function (own, module, q, k, v, mask, **options)."""
-    if not isinstance(attention, str):
-        from transformers import AttentionInterface, AttentionMaskInterface
-
-        functions: Any = AttentionInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
-        masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
-        own = "eager" if model.config._attn_implementation == "eager" else "sdpa"
-        put(
-            model,
-            functions,
-            name := f"noiser-{id(model)}",
-            partial(attention, functions.get(own, eager)),
-        )
-        if masked:  # transformers makes no mask for a name that is not there
-            put(model, masks, name, masks[own])
-        if (
-            torch.backends.cuda.cudnn_sdp_enabled()
-        ):  # it makes a plan for every new shape, 30 ms each
-            held[model].undo.append(partial(torch.backends.cuda.enable_cudnn_sdp, True))
-            torch.backends.cuda.enable_cudnn_sdp(False)
-        attention = name
-    for config in held[
-        model
-    ].configs:  # the public setter checks, and may fetch, the kernels of what is put back
-        put(model, config, "_attn_implementation_internal", attention)
-
-
-def eager(module: nn.Module, *states: Any, **options: Any) -> Any:
-    """The output of the eager attention function of a module's architecture."""
-    return sys.modules[type(module).__module__].eager_attention_forward(module, *states, **options)
 
 
 def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:

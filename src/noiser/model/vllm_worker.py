@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor  # pyright: ignore
 
-from noiser.model.served import ROW
+from noiser.model.remote import ROW
 
 _kept: dict[int, torch.Tensor] = {}
 

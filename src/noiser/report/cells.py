@@ -12,7 +12,7 @@ import pandas as pd
 
 from noiser.bench import Row
 from noiser.bench.plan import MetricEntry, Plan
-from noiser.bench.store import ATTRIBUTION
+from noiser.bench.rows import ATTRIBUTION
 from noiser.evaluation import estimated, paired
 from noiser.metrics import METRICS, Scale, Summary
 from noiser.metrics.bootstrap import holm, mean, mean_gap

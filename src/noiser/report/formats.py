@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from noiser.attribution.display import visible
-from noiser.attribution.markup import escaped_line
-from noiser.files import html_page
+from noiser.attribution.markdown import escaped_line
+from noiser.html import html_page
 from noiser.report.figures import Picture, saved
 from noiser.report.tables import Table
 

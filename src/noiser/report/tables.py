@@ -11,7 +11,7 @@ import pandas as pd
 from noiser import numbers
 from noiser.bench.plan import Plan, lowest
 from noiser.bench.resolve import selections_of
-from noiser.bench.store import ATTRIBUTION
+from noiser.bench.rows import ATTRIBUTION
 from noiser.report.cells import COSTS, LABELS, Frame, controls, entry_of, rows_of, summaries_of
 from noiser.report.joined import Stored
 from noiser.report.paper import data_of, model_of, published

@@ -14,7 +14,7 @@ import pandas as pd
 
 from noiser import numbers
 from noiser.bench.plan import Plan
-from noiser.bench.store import ATTRIBUTION
+from noiser.bench.rows import ATTRIBUTION
 from noiser.errors import ParameterError
 from noiser.report.cells import Frame
 

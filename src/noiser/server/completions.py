@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
-from noiser.engine.prepare import check_length
+from noiser.engine._prepare import check_length
 from noiser.errors import NoiserError
 from noiser.explain import Citations, cite
 from noiser.model import LanguageModel

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from noiser.errors import ParameterError
-from noiser.files import html_table
+from noiser.html import html_table
 from noiser.server.jobs import Job, Models
 from noiser.types import (
     Accuracy,

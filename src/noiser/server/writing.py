@@ -109,7 +109,7 @@ class Upstream(NamedTuple):
     @classmethod
     def at(cls, address: str, api_key_env: str | None = None) -> Upstream:
         """The server at an address up to and including "/v1". Raises ModelError where it does not answer."""
-        from noiser.model.server import choose, client, openai, unanswered
+        from noiser.model.http import choose, client, openai, unanswered
 
         endpoint = choose(address, None, api_key_env, "The server upstream", ModelError)
         there = client(endpoint, timeout=600, max_retries=2)
@@ -131,7 +131,7 @@ class Upstream(NamedTuple):
         self, messages: Any, settings: Any, answer: Answer, tell: Callable[[Any], object], job: Job
     ) -> None:
         """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
-        from noiser.model.server import openai, unanswered
+        from noiser.model.http import openai, unanswered
 
         finish, asked = (
             "stop",

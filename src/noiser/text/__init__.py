@@ -14,12 +14,12 @@ from noiser.text.segments import checked_spans as checked_spans
 from noiser.text.segments import sentence_spans as sentence_spans
 from noiser.text.segments import visible_part as visible_part
 from noiser.text.segments import word_spans as word_spans
+from noiser.text.sources import TEMPLATE as TEMPLATE
+from noiser.text.sources import begin_of_sources as begin_of_sources
+from noiser.text.sources import find_sources as find_sources
+from noiser.text.sources import place_sources as place_sources
+from noiser.text.sources import without_sources as without_sources
 from noiser.text.tokens import token_texts as token_texts
-from noiser.text.units import TEMPLATE as TEMPLATE
-from noiser.text.units import begin_of_sources as begin_of_sources
-from noiser.text.units import find_sources as find_sources
 from noiser.text.units import make_target_spans as make_target_spans
 from noiser.text.units import make_units as make_units
-from noiser.text.units import place_sources as place_sources
 from noiser.text.units import split_unit as split_unit
-from noiser.text.units import without_sources as without_sources

@@ -27,10 +27,10 @@ from noiser.errors import (
     ParameterError,
     TargetError,
 )
+from noiser.model.checkpoints import find
 from noiser.model.completions import Place, Reader, Row, is_distribution, spread
-from noiser.model.loading import find
 from noiser.model.packing import Branch
-from noiser.model.served import ServedModel, read_settings
+from noiser.model.remote import ServedModel, read_settings
 from noiser.model.server_tokenizer import server_tokenizer
 from noiser.text.encoding import encode
 from noiser.text.tokens import continuation

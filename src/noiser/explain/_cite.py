@@ -14,19 +14,15 @@ from noiser.attribution.display import check_text
 from noiser.checks import check_choice, check_positive, check_probability, check_seed, plain
 from noiser.engine import Absence, Ask, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
-from noiser.explain.attribute import (
-    attribution_of,
-    checked_in_time,
-    for_each,
-    is_many,
-    run_many,
-    shown,
-)
+from noiser.explain._attribute import attribution_of, checked_in_time
 from noiser.explain.check import check_masks, check_scores, removal_for
-from noiser.explain.citations import Citations, in_nats
+from noiser.explain.citations import Citations
+from noiser.explain.citations_record import in_nats
+from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel, check_model
+from noiser.progress import shown
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
 from noiser.types import (
     Accuracy,

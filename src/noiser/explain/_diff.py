@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from noiser.attribution.display import label, visible
-from noiser.attribution.markup import css, escaped_line, markdown_table
+from noiser.attribution.markdown import escaped_line, markdown_table
+from noiser.attribution.markup import css
 from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
 from noiser.checks import check_seed
 from noiser.engine import Key, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
-from noiser.explain.attribute import run_many
-from noiser.files import html_page, html_table, json_text, write_text, written
+from noiser.explain.many import run_many
+from noiser.files import json_text, write_text, written
+from noiser.html import html_page, html_table
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format

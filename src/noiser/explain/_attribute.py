@@ -1,28 +1,26 @@
-"""`noiser.attribute`: prompt in, Attribution out; one prompt or many, with a bar for who waits."""
+"""`noiser.attribute`: a prompt in, an `Attribution` out; or many prompts."""
 
 from __future__ import annotations
 
-import sys
-import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard, TypeVar
+from typing import Any
 
 from noiser.attribution import Attribution, Attributions
-from noiser.checks import check_positive, check_seed, plain, random_state_kept
-from noiser.engine import Engine, Query, Steps, first_position, prepare, run_one
-from noiser.errors import NoiserError, OutOfTimeError, ParameterError
+from noiser.checks import check_positive, check_seed, plain
+from noiser.engine import Query, first_position, prepare, run_one
+from noiser.errors import OutOfTimeError, ParameterError
 from noiser.explain.check import check_masks, check_scores
 from noiser.explain.injected import unasked
+from noiser.explain.many import for_each, is_many, naming_prompt, run_many
 from noiser.explain.refine import SplitRule, refine
 from noiser.methods import Method, Scores, check_answers, describe, make_method, scored
 from noiser.model.language_model import LanguageModel, check_model
-from noiser.numbers import duration
 from noiser.objectives import name_of
+from noiser.progress import shown
 from noiser.registry import __version__, version_of
-from noiser.text import Encoding, is_missing
+from noiser.text import Encoding
 from noiser.types import (
     AutoUnit,
     Objective,
@@ -35,13 +33,6 @@ from noiser.types import (
     TargetUnit,
     Unit,
 )
-
-T = TypeVar("T")
-
-_MEASURED, _LONG = (
-    1.0,
-    120.0,
-)  # seconds of work from which the time left can be told, and how many are long
 
 
 def attribute(
@@ -157,7 +148,7 @@ def attribute(
             documents = question.sources is not None
             encodings.append(lm.encode(question.prompt, documents=documents))
         except Exception as error:
-            raise _of_prompt(index, error) from None
+            raise naming_prompt(index, error) from None
         questions.append(question)
     with shown(progress, title) as told:
         works = [
@@ -252,135 +243,3 @@ def _first_token(query: Query, scores: Scores) -> str | None:
     alone = [unit for unit, positions in enumerate(query.positions) if not positions]
     scored_alone = alone and not scores.scores[:, alone].isnan().all()
     return "deleted" if scored_alone else "kept"
-
-
-def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
-    """Whether it is several prompts: a list of texts or chats, also where some are missing. Messages are one chat."""
-    several: Any = prompt if isinstance(prompt, list | tuple) else ()
-    if any(isinstance(one, Mapping) for one in several):
-        return False
-    return any(isinstance(one, str | list | tuple) or is_missing(one) for one in several)
-
-
-def run_many(
-    lm: LanguageModel,
-    works: Sequence[Steps[T]],
-    progress: Progress | None = None,
-    max_seconds: float | None = None,
-) -> list[T]:
-    """The results of coroutines about one prompt each, in order; an error says which prompt it is about.
-
-    Where `max_seconds` go by, prompts that have no result are left out, with a warning; without any it is an error.
-    """
-    results: dict[int, T] = {}
-    late: dict[int, OutOfTimeError] = {}
-    engine = Engine(lm, max_seconds=max_seconds)
-    with closing(engine.run(works)) as outcomes:
-        for index, outcome in outcomes:
-            if isinstance(outcome, OutOfTimeError):
-                late[index] = outcome
-                continue
-            if isinstance(outcome, Exception):
-                raise _of_prompt(index, outcome)
-            results[index] = outcome
-            if progress:
-                progress(len(results), len(works))
-    if late and not results:
-        raise _of_prompt(min(late), late[min(late)])
-    if late:
-        first = ", ".join(map(str, sorted(late)[:10])) + (", ..." if len(late) > 10 else "")
-        warnings.warn(
-            f"max_seconds={max_seconds:g} went by: {len(late)} of {len(works)} prompts have no result and are left "
-            f"out: {first}, counted from 0.",
-            stacklevel=3,
-        )
-    return [results[index] for index in sorted(results)]
-
-
-def _of_prompt(index: int, error: Exception) -> Exception:
-    """The error, with the number of its prompt."""
-    if isinstance(error, NoiserError) and error.args and error.args[0] == str(error):
-        error.args = (f"Prompt {index}: {error}", *error.args[1:])
-    else:
-        error.add_note(f"Prompt {index}, counted from 0, was being attributed.")
-    return error
-
-
-def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
-    """The arguments of each prompt, from one for all or a list of one for each."""
-    columns: dict[str, Any] = {name: plain(value) for name, value in arguments.items()}
-    for name, value in columns.items():
-        columns[name] = value if isinstance(value, list | tuple) else [value] * count
-        if len(columns[name]) != count:
-            got = f"{name} is a list of {len(value)} for {count} prompts"
-            raise ParameterError(f"{got}; expected one for each, or one for all.")
-    if any(
-        isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
-        for one in columns["sources"]
-    ):
-        raise ParameterError(
-            f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them."
-        )
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-@contextmanager
-def bar(
-    label: str, patience: float = 1.0, *, advise: bool = True, drawn: bool = True
-) -> Generator[Callable[..., None]]:
-    """Yields a function of (done, total), or with a label, for a bar on stderr, drawn after `patience` seconds.
-
-    With `advise`, work that will take long is announced once, also without a bar.
-    """
-    with random_state_kept():
-        from rich.console import Console
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    display = Bar(*columns, console=Console(stderr=True), transient=True)
-    task, begin, told = display.add_task(""), time.monotonic(), not advise
-    first: list[
-        float
-    ] = []  # time and work done at the first call, before the clean pass and after the model's trial
-
-    def update(done: float, total: float, text: str = label) -> None:
-        nonlocal told
-        now = time.monotonic()
-        display.update(task, completed=done, total=total, description=text)
-        if drawn and now - begin >= patience:
-            display.start()
-        first.extend([now, done] * (not first))
-        since, before = first
-        left = (now - since) * (total - done) / (done - before) if done > before else 0.0
-        if not told and now - since > _MEASURED and left > _LONG:
-            told = True
-            quicker = "Quicker: larger units (auto or sentence), or the method occlusion."
-            display.console.print(
-                f"About {duration(left)} left. {quicker}", markup=False, highlight=False
-            )
-
-    try:
-        yield update
-    finally:
-        if display.live.is_started:
-            display.stop()
-
-
-@contextmanager
-def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
-    """Yields the caller's function, or None for False; for None a bar, where a terminal or notebook shows it."""
-    if (
-        callable(progress)
-        or progress is False
-        or not (sys.stderr.isatty() or "ipywidgets" in sys.modules)
-    ):
-        yield progress if callable(progress) else None
-        return
-    with bar(title) as update:
-        yield update

@@ -1,4 +1,4 @@
-"""Scores made comparable between rows, and joined into coarser units."""
+"""Scores joined into coarser units."""
 
 from __future__ import annotations
 
@@ -7,66 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.errors import NumericalError, UnitError
+from noiser.errors import UnitError
 from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap
 from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
-    from noiser.attribution.result import Attribution
+    from noiser.attribution.record import AnyRecord, AttributionRecord
 
-Row = Float[Tensor, "*rows units"]
-Valid = Bool[Tensor, "*rows units"]
 Columns = tuple[int, ...]
 Reduction = Callable[[Float[Tensor, "targets members"]], Float[Tensor, " targets"]]
 
-
-def normalize(scores: Row, kind: str = "sum") -> Row:
-    """Every row normalised by itself; see `Attribution.normalized`."""
-    check_choice("normalization", kind, NORMALIZATIONS)
-    if torch.isinf(scores).any():
-        count = f"{int(torch.isinf(scores).sum())} of {scores.numel()}"
-        raise NumericalError(
-            f"{count} scores are infinite. Run the attribution again in float32 or bfloat16."
-        )
-    valid = ~torch.isnan(scores)
-    return (
-        NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype).masked_fill(~valid, torch.nan)
-    )
-
-
-def _over(values: Row, total: Tensor, valid: Valid) -> Row:
-    """`values` divided by `total`; uniform over the valid units of rows where that is zero."""
-    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(total == 0, uniform, values / total.masked_fill(total == 0, 1))
-
-
-def _shares(weights: Row, valid: Valid) -> Row:
-    """Shares of the sum, unless it is 0 to the precision of float32."""
-    present = weights.masked_fill(~valid, 0)
-    total, size = present.sum(-1, keepdim=True), present.abs().sum(-1, keepdim=True)
-    return _over(weights, total.masked_fill(total.abs() <= 2.0**-23 * size, 0), valid)
-
-
-def _minmax(scores: Row, valid: Valid) -> Row:
-    if not scores.numel():
-        return scores
-    low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
-    high = scores.masked_fill(~valid, -torch.inf).amax(-1, keepdim=True)
-    return _over(scores - low, high - low, valid)
-
-
-NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
-    "sum": _shares,
-    "positive": lambda scores, valid: _shares(scores.clamp(min=0), valid),
-    "abs_sum": lambda scores, valid: _shares(scores.abs(), valid),
-    "minmax": _minmax,
-    "softmax": lambda scores, valid: scores.masked_fill(~valid, -torch.inf).softmax(-1),
-    "none": lambda scores, _: scores,
-}
 
 _ORDER = ("token", *SEGMENTATIONS)
 _REDUCTIONS: dict[str, Reduction] = {
@@ -80,7 +34,7 @@ _STDERRS: dict[str, Reduction] = {
 }
 
 
-def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
+def aggregate(att: AnyRecord, unit: Unit | str, reduce: str) -> AnyRecord:
     """See `Attribution.aggregate`."""
     check_choice("reduction", reduce, _REDUCTIONS)
     groups, spread = _groups(att, unit), _STDERRS.get(reduce)
@@ -101,7 +55,7 @@ def aggregate(att: Attribution, unit: Unit | str, reduce: str) -> Attribution:
     )
 
 
-def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
+def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
     """The columns of `att` that make up each new unit, in order."""
     if unit == "source" and att.info.get("sources"):
         unit = [(source["start"], source["end"]) for source in att.info["sources"]]
@@ -128,7 +82,7 @@ def _groups(att: Attribution, unit: Unit | str) -> list[Columns]:
     return sorted(groups)
 
 
-def _is_finer(att: Attribution, unit: str) -> bool:
+def _is_finer(att: AttributionRecord, unit: str) -> bool:
     """Whether units of this kind can be made of the attribution's."""
     if att.unit == "auto" and unit != "token":
         return not any(
@@ -143,7 +97,7 @@ def _is_finer(att: Attribution, unit: str) -> bool:
     )
 
 
-def _runs(att: Attribution, columns: Sequence[int]) -> list[list[int]]:
+def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[list[int]]:
     """Units with nothing between them, such as a chat template's text or the end of the prompt."""
     runs: list[list[int]] = []
     covered = -1
@@ -160,7 +114,7 @@ def _runs(att: Attribution, columns: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list[Columns]:
+def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[Columns]:
     """The units of which each span has more than any other span; units in no span are left out."""
     spans = checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
@@ -182,7 +136,7 @@ def _groups_of_spans(att: Attribution, spans: Sequence[tuple[int, int]]) -> list
     return [groups[place] for place in range(len(spans))]
 
 
-def _joined(att: Attribution, columns: Columns) -> Span:
+def _joined(att: AttributionRecord, columns: Columns) -> Span:
     if len(columns) == 1:
         return att.units[columns[0]]
     members = [att.units[column] for column in columns]

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label
-from noiser.engine import Ask, Effect, Query, effect_of, restore, run_one
+from noiser.engine import Ask, Effect, Query, effect_of, run_one
 from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
+from noiser.explain import restore
 from noiser.methods import Noiser
 from noiser.model import LanguageModel
 from noiser.numbers import number_format

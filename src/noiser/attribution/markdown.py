@@ -1,0 +1,50 @@
+"""Attributions as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from noiser.attribution.display import notes, provenance, visible
+from noiser.attribution.heatmap import (
+    heat_map,
+    numbers,
+)
+
+if TYPE_CHECKING:
+    from noiser.attribution.record import AttributionRecord
+
+
+def markdown(att: AttributionRecord) -> str:
+    """A table of the scores for each target, and where they come from."""
+    sections = [_markdown_section(att, row) for row in range(len(att.targets))]
+    return "\n\n".join([*sections, *map(_escaped, notes(att)), _escaped(provenance(att))]) + "\n"
+
+
+def _markdown_section(att: AttributionRecord, row: int) -> str:
+    heat, scores = heat_map(att, row), numbers([att], row)
+    prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
+    first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**\n({_escaped(heat.facts)})"
+    table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
+    return "\n\n".join([first, table, *map(_escaped, heat.pairs)])
+
+
+def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """A table of the rows, the heading first, in which nothing is markup; columns in `right` align to the right."""
+    rule = "".join("---:|" if column in right else "---|" for column in range(len(rows[0])))
+    head, *lines = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
+    return "\n".join([head, f"|{rule}", *lines])
+
+
+def escaped_line(text: str) -> str:
+    r"""The text as a line of its own, in which nothing is markup and which begins no list, heading or rule.
+
+    >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
+    1\. \*a\* \- \[b\] \-0.5 \<c\>
+    """
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _escaped(text.lstrip()))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|#&~])", r"\\\1", text)

@@ -1,0 +1,63 @@
+"""Scores made comparable between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from noiser.checks import check_choice
+from noiser.errors import NumericalError
+
+
+def normalize(scores: Row, kind: str = "sum") -> Row:
+    """Every row normalised by itself; see `Attribution.normalized`."""
+    check_choice("normalization", kind, NORMALIZATIONS)
+    if torch.isinf(scores).any():
+        count = f"{int(torch.isinf(scores).sum())} of {scores.numel()}"
+        raise NumericalError(
+            f"{count} scores are infinite. Run the attribution again in float32 or bfloat16."
+        )
+    valid = ~torch.isnan(scores)
+    return (
+        NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype).masked_fill(~valid, torch.nan)
+    )
+
+
+def _over(values: Row, total: Tensor, valid: Valid) -> Row:
+    """`values` divided by `total`; uniform over the valid units of rows where that is zero."""
+    uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(total == 0, uniform, values / total.masked_fill(total == 0, 1))
+
+
+def _shares(weights: Row, valid: Valid) -> Row:
+    """Shares of the sum, unless it is 0 to the precision of float32."""
+    present = weights.masked_fill(~valid, 0)
+    total, size = present.sum(-1, keepdim=True), present.abs().sum(-1, keepdim=True)
+    return _over(weights, total.masked_fill(total.abs() <= 2.0**-23 * size, 0), valid)
+
+
+def _minmax(scores: Row, valid: Valid) -> Row:
+    if not scores.numel():
+        return scores
+    low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
+    high = scores.masked_fill(~valid, -torch.inf).amax(-1, keepdim=True)
+    return _over(scores - low, high - low, valid)
+
+
+NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
+    "sum": _shares,
+    "positive": lambda scores, valid: _shares(scores.clamp(min=0), valid),
+    "abs_sum": lambda scores, valid: _shares(scores.abs(), valid),
+    "minmax": _minmax,
+    "softmax": lambda scores, valid: scores.masked_fill(~valid, -torch.inf).softmax(-1),
+    "none": lambda scores, _: scores,
+}
+
+
+Row = Float[Tensor, "*rows units"]
+
+
+Valid = Bool[Tensor, "*rows units"]

@@ -1,0 +1,87 @@
+"""What methods that remove units share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from noiser.engine import Absence, Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.errors import OutOfTimeError
+from noiser.methods.protocol import Parameters, Scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class GameMethod(Parameters):
+    """A method that scores the game in which units are removed; `play` says how. Fields are as for `Occlusion`."""
+
+    baseline: Absence = "zero"
+    score: ScoreName = "prob"
+
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
+        game = Game(query, query.score(self.score), remover(query, self.baseline))
+        scores = await self.play(game, rng)
+        return await score_first_token(game, scores)
+
+    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+        """Scores of the units of a game, also of one that is stored."""
+        raise NotImplementedError
+
+
+async def score_first_token(
+    game: Game, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
+) -> Scores:
+    """The scores with one for a unit that is only the sink: what the deletion of its text takes away.
+
+    Such a unit is always kept, since a model without the first token that it read breaks whatever the
+    text says (`Query.sink`), so the method has no score for it. This one is in none of the method's
+    sums and has no standard error.
+
+    Args:
+        game: the game that was played.
+        scores: the method's.
+        value: from the values of the game to those that the scores are differences of.
+    """
+    try:
+        without = await game.without_first()
+    except OutOfTimeError:
+        return scores
+    effects = (value(game.whole)[:, None] - value(without)).float()
+    return replace(scores, scores=torch.where(without.isnan(), scores.scores, effects))
+
+
+def check_enough(there: Bool[Tensor, " inputs"], least: int) -> None:
+    """Raises OutOfTimeError unless so many of a target's inputs, such as pairs or orders, were run in time."""
+    if int(there.sum()) < least:
+        raise OutOfTimeError(
+            f"max_seconds went by when {int(there.sum())} of {len(there)} random inputs were run; expected at least "
+            f"{least}. Allow more time; or take larger units, or the method 'occlusion', which returns the units that "
+            "it reached."
+        )
+
+
+def widened(
+    kept: Bool[Tensor, "inputs players"], units: Tensor, count: int
+) -> Bool[Tensor, "inputs _"]:
+    """Inputs of some units as inputs of all `count` units; those that do not play are kept."""
+    whole = torch.ones(len(kept), count, dtype=torch.bool)
+    whole[:, units] = kept
+    return whole
+
+
+def table(game: StoredGame, rows: Sequence[Tensor]) -> Float[Tensor, "targets units"]:
+    """Numbers for the units of each target as one table, with NaN elsewhere."""
+    filled = torch.full(game.mask.shape, torch.nan, dtype=torch.float32)
+    for line, units, row in zip(filled, game.units, rows, strict=True):
+        line[units] = row.float()
+    return filled
+
+
+def draw_per_unit(samples: int, units: int, rng: torch.Generator) -> Float[Tensor, "samples units"]:
+    """Independent U(0, 1) numbers, which for a unit do not depend on how many units follow it."""
+    return torch.stack(
+        [torch.rand(samples, generator=rng, dtype=torch.float32) for _ in range(units)], dim=1
+    )
