@@ -8,12 +8,14 @@ from noiser import Noiser, Occlusion, attribute
 from noiser.engine import Ask, Engine, Game, ask, remover, run_one
 from noiser.engine import engine as engine_module
 from noiser.engine.changes import delete, hide, keep, noise, replace
-from noiser.engine.scores import SCORES, Effect, effect_of, score_of
+from noiser.engine.effects import Effect, effect_of
+from noiser.engine.objectives import OBJECTIVES, objective_of
 from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.explain.many import run_many
 from noiser.model import packing, wrap
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
+VALUES = {name: OBJECTIVES.get(name).factory().value for name in OBJECTIVES.names()}
 PROMPT = "The brown fox sings in the rain, and the dog plays along."
 DIM = 32
 PACKING = [family for family in FAMILIES if family not in ("falcon", "mamba")]
@@ -86,7 +88,7 @@ def assert_all_close(found, expected, atol=2e-6, rtol=1e-4):
         torch.testing.assert_close(one, other, atol=atol, rtol=rtol)
 
 
-def asks(query, *changes, read=SCORES["prob"]):
+def asks(query, *changes, read=VALUES["prob"]):
     return Ask(query, [*changes], read)
 
 
@@ -260,7 +262,7 @@ def by_hand(name, p, q, ids):
     }[name]
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_scores_are_their_formulas(name, tokens):
     rng = torch.Generator().manual_seed(2)
@@ -272,11 +274,11 @@ def test_scores_are_their_formulas(name, tokens):
     p, q = logits.double().softmax(-1), clean.double().exp()
     expected = torch.stack([by_hand(name, one, q, ids) for one in p])
     torch.testing.assert_close(
-        SCORES[name](logits, clean, ids).double(), expected, atol=1e-6, rtol=1e-5
+        VALUES[name](logits, clean, ids).double(), expected, atol=1e-6, rtol=1e-5
     )
     if name in ("hellinger", "squared"):
-        with pytest.raises(ParameterError, match="compares whole distributions and has no foil"):
-            score_of(name, 1)
+        with pytest.raises(ParameterError, match="has no foil"):
+            objective_of(name, 1)
 
 
 @pytest.mark.parametrize("name", ["prob", "logprob", "logit"])
@@ -288,7 +290,7 @@ def test_a_contrast_takes_the_foil_from_the_last_tokens(name):
     target, foil = p[:, 0, 4].log(), p[:, 1, 0].log() + p[:, 2, 8].log()
     contrast = target.exp() - (foil / 2).exp() if name == "prob" else target - foil
     torch.testing.assert_close(
-        score_of(name, 2)(logits, clean, ids).double(), contrast, atol=1e-6, rtol=1e-5
+        objective_of(name, 2)(logits, clean, ids).double(), contrast, atol=1e-6, rtol=1e-5
     )
 
 
@@ -300,7 +302,7 @@ def test_log_odds_lose_no_digits():
     rest = p.clone()
     rest[:, 7] = 0
     expected = p[:, 7].log() - rest.sum(-1).log()
-    found = SCORES["logit"](logits, logits[0], torch.tensor([7])).double()
+    found = VALUES["logit"](logits, logits[0], torch.tensor([7])).double()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     assert expected[0] > 40
     assert expected[1] < -40
@@ -312,10 +314,10 @@ def test_effects_of_a_change_by_hand(foil):
     logits = 2 * torch.randn(5, 1, 9, generator=torch.Generator().manual_seed(4))
     clean, ids = (logits[:1, 0] + 0.3).log_softmax(-1), torch.tensor([2])
     if foil is None:
-        read = effect_of(score_of("logprob"))
+        read = effect_of(objective_of("logprob"))
         found = read(logits, clean, ids)
     else:  # both are read at one place
-        read = effect_of(score_of("logprob", 1), 1)
+        read = effect_of(objective_of("logprob", 1), 1)
         both = logits.expand(-1, 2, -1), clean.expand(2, -1), torch.tensor([2, foil])
         found = read(*both)
     samples, q = logits.double().softmax(-1)[:, 0], clean[0].double().exp()
@@ -386,7 +388,7 @@ def test_an_error_ends_one_coroutine_and_the_others_go_on():
         try:
             if number == 3:
                 raise ZeroDivisionError
-            read = failing if number == 1 else SCORES["prob"]
+            read = failing if number == 1 else VALUES["prob"]
             return await asks(queries[number], *changes, read=read)
         finally:
             closed.append(number)
@@ -494,7 +496,7 @@ def test_targets_that_are_not_named_are_not_read():
     assert (found[0].dtype, query.spent.passes) == (torch.float64, 1)
 
 
-@pytest.mark.parametrize("read", [SCORES["squared"], SCORES["prob"], effect_of(SCORES["prob"])])
+@pytest.mark.parametrize("read", [VALUES["squared"], VALUES["prob"], effect_of(VALUES["prob"])])
 def test_a_failing_model_fails_loudly(read):
     lm = wrap(tiny_model("llama"), tiny_tokenizer())
     with pytest.raises(NumericalError, match="NaN or infinite"):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import checking
-from noiser.engine.scores import logprob
+from noiser.engine.objectives import logprob
 from noiser.files import csv_text, parse_json, write_bytes
 from noiser.methods import Scores
 from noiser.numbers import duration, interval, number
@@ -123,4 +123,4 @@ def test_results_are_checked():
 
 def test_code_with_checks_is_not_kept_for_others():
     with pytest.raises(OSError, match="neither read from __pycache__ nor kept there"):
-        sys.modules["noiser.engine.scores"].__loader__.path_stats("")
+        sys.modules["noiser.engine.objectives"].__loader__.path_stats("")

@@ -16,7 +16,7 @@ from attribution_for_tests import make
 from engine_for_tests import query_of
 from metrics_for_tests import PROMPT, attributed, case_of, columns, with_scores
 from noiser.attribution.normalize import normalize
-from noiser.engine import SCORES
+from noiser.engine.objectives import hellinger
 from noiser.errors import JudgeError, UnitError
 from noiser.judges import JudgeRequest, Verdict
 from noiser.metrics import METRICS, Case, keep_rates
@@ -166,9 +166,7 @@ def test_stability_has_no_value_for_constant_scores_and_other_questions():
 
 def test_the_worked_examples_of_the_manual():
     whole, *others = (torch.tensor([[p, 1 - p]]).log() for p in (0.8, 0.2, 0.5, 0.4))
-    d0, kept, left = (
-        -float(SCORES["hellinger"](p[None], whole, torch.tensor([0]))) for p in others
-    )
+    d0, kept, left = (-float(hellinger(p[None], whole, torch.tensor([0]))) for p in others)
     ns, nc = (d0 - kept) / d0, left / d0
     score = estimate(summed_log_ratios, [ns], [nc], [0.3], [0.6]).value
     masks = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0], [0, 1, 0, 1]]).double()

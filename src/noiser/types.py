@@ -39,10 +39,6 @@ CitedUnit = Literal["auto", "source", "sentence"]
 Baseline = Literal["zero", "pad", "unk", "mean"]
 """A row that stands for nothing: zeros, the row of the padding or unknown token, or the mean row of the table."""
 
-RemovalName = Literal["zero", "pad", "unk", "mean", "noise", "delete", "hidden"]
-"""How units are removed: their rows become zeros, the padding or unknown token's row, or the mean row, or get noise;
-they are taken out of the text; or later tokens do not attend to them."""
-
 Profile = Literal["paper", "authors"]
 """Whose definitions: the paper's, or those of the script that its authors published."""
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from noiser.bench.rows import ATTRIBUTION, Label, Row
 from noiser.errors import PlanError, UnknownNameError
-from noiser.types import Profile, RemovalName, SpanUnit, TargetUnitName, TextUnitName
+from noiser.types import Profile, SpanUnit, TargetUnitName, TextUnitName
 
 Texts = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
@@ -138,7 +138,7 @@ class MetricEntry(Entry):
     normalization: str | None = None
     rates: tuple[float, ...] | None = None
     draws: Count | None = None
-    removal: RemovalName | None = None
+    removal: str | None = None
     k: tuple[Count, ...] | None = None
     judge: str | None = None
     judge_args: dict[str, Any] = Field(default_factory=dict)

@@ -30,14 +30,14 @@ def attribute(
     """Shows which parts of PROMPT made the model say what it says."""
     from noiser.attribution.schema import dumps
     from noiser.attribution.terminal import to_text
-    from noiser.engine import score_of
+    from noiser.engine import objective_of
     from noiser.explain import attribute as run
     from noiser.methods import make_method
 
     made = make_method(method, **o.parse_parameters(set_))
     question = asked.arguments(prompt)
     if question["foil"] is not None:  # what it cannot have is said before the model is loaded
-        score_of(getattr(made, "score", "prob"), 1)
+        objective_of(getattr(made, "score", "prob"), 1)
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
         options: dict[str, Any] = {"check": check, "seed": seed, "max_seconds": max_seconds}

@@ -9,22 +9,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal, get_args
+from typing import Literal
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from noiser.checks import check_choice
+from noiser.engine.objectives import Read
 from noiser.engine.query import Query, Request
-from noiser.engine.scores import Read
 from noiser.model.packing import Context
-from noiser.types import RemovalName
-
-REMOVALS: tuple[str, ...] = get_args(RemovalName)
-NOISE_SIZE = 2.0  # r of the noise that removes
-
-Absence = Literal["zero", "pad", "unk", "mean", "delete", "hidden"]  # a removal without noise
 
 Rows = Callable[[Tensor], Tensor]
 """From the clean rows of some positions [positions, dim] to changed ones [samples, positions, dim]."""
@@ -142,60 +134,6 @@ def keep(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Removal:
-    """A way to remove tokens of a query.
-
-    Attributes:
-        change: from token positions, and the targets to be read, to the change without these tokens.
-        deletes: whether the text is taken out. The sink may then go, too: the next token stands first.
-    """
-
-    change: Callable[[Iterable[int], Sequence[int] | None], Change]
-    deletes: bool = False
-
-    def positions(self, query: Query) -> Sequence[tuple[int, ...]]:
-        """For each unit the positions that are removed with it."""
-        return [unit.token_indices for unit in query.units] if self.deletes else query.positions
-
-    def players(self, query: Query) -> Bool[Tensor, "targets units"]:
-        """The units of each target that can be removed."""
-        return query.before if self.deletes else query.causal_mask
-
-
-def remover(
-    query: Query, removal: RemovalName, rng: torch.Generator | None = None, samples: int = 1
-) -> Removal:
-    """The way to remove tokens of a query.
-
-    Args:
-        query: the query.
-        removal: "zero", "pad", "unk" or "mean": the row of each token becomes zeros, that of the
-            padding or unknown token, or the mean row of the table; "noise": it gets noise of twice
-            its size, the same at a position whatever else is removed; "delete": the token is taken
-            out, and later ones move up; "hidden": see `hide`.
-        rng: for the noise, which is drawn when tokens are first removed.
-        samples: of the noise.
-    """
-    check_choice("removal", removal, REMOVALS)
-    if removal == "delete":
-        return Removal(delete, deletes=True)
-    if removal == "hidden":
-        return Removal(hide)
-    if removal != "noise":
-        row = query.baseline(removal)
-        return Removal(lambda positions, targets: replace(positions, row, targets))
-    drawn: list[Tensor] = []
-
-    def disturb(positions: Iterable[int], targets: Sequence[int] | None) -> Change:
-        if not drawn:
-            shape = samples, len(query.token_ids), query.embedding_dim
-            drawn.append(torch.randn(shape, generator=rng, dtype=torch.float32).to(query.device))
-        return noise(positions, drawn[0], NOISE_SIZE, targets, relative=True, by_position=True)
-
-    return Removal(disturb)
-
-
 def expected_norm(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
     """E‖n‖ of a vector of `dim` independent N(0, 1) numbers; the paper gives the limits for large `dim` in an appendix.
 
@@ -236,7 +174,7 @@ class Ask(Request[list[Tensor]]):
     """The request to read numbers of a prediction under changes of the query's input.
 
     The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
-    (see `noiser.engine.scores`) makes of the logits at each target that the change names, from all of its samples.
+    (see `noiser.engine.objectives`) makes of the logits at each target that the change names, from all of its samples.
     `read` gets the logits of several changes at a time, [changes, samples, tokens, vocab].
     """
 

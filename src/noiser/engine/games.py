@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.engine.changes import Ask, Change, Removal, delete
+from noiser.engine.changes import Ask, Change, delete
+from noiser.engine.objectives import Read
 from noiser.engine.query import Query, Steps
-from noiser.engine.scores import Read, ScoreName
+from noiser.engine.removals import Removal
 from noiser.errors import OutOfTimeError, ParameterError
 
 Key = tuple[int, bytes]
@@ -26,7 +27,7 @@ class StoredGame:
     Args:
         mask: the units that each target plays with, `units` has their indices; others are always kept.
         whole: the values with every unit kept.
-        score: name of the value, one of `noiser.engine.SCORES`; None for another number.
+        score: name of the value, one of `noiser.engine.OBJECTIVES`; None for another number.
         values: the values of other inputs.
         play: finds the values of inputs that are not stored.
     """
@@ -35,7 +36,7 @@ class StoredGame:
         self,
         mask: Bool[Tensor, "targets units"],
         whole: Float64[Tensor, " targets"],
-        score: ScoreName | None,
+        score: str | None,
         values: Mapping[Key, float] | None = None,
         play: Callable[[Sequence[Key]], Steps[Mapping[Key, float]]] | None = None,
     ) -> None:
@@ -109,11 +110,11 @@ class Game(StoredGame):
     def __init__(
         self,
         query: Query,
-        read: Read | ScoreName,
+        read: Read | str,
         removal: Removal,
         mask: Bool[Tensor, "targets units"] | None = None,
     ) -> None:
-        name: ScoreName | None = None if callable(read) else read
+        name = None if callable(read) else read
         self.query = query
         self.removal = removal
         self._read = read if callable(read) else query.score(read)

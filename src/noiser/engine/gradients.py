@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from noiser.engine.changes import Change
+from noiser.engine.objectives import Read
 from noiser.engine.query import Query
-from noiser.engine.scores import Read
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.memory import free_memory, is_out_of_memory

@@ -20,9 +20,9 @@ from noiser.engine.gradients import (
     readable,
     targets_of,
 )
+from noiser.engine.objectives import Read
 from noiser.engine.query import Answer, Query, Request
 from noiser.engine.rules import Multiplier, ruled
-from noiser.engine.scores import Read
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps, eager, set_attention
 from noiser.model.language_model import LanguageModel

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from noiser.engine.scores import Read, ScoreName, score_of
+from noiser.engine.objectives import Read, objective_of
 from noiser.model.packing import Context
 from noiser.text import Encoding
 from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, SpecialTokens, Target
@@ -226,9 +226,9 @@ class Query:
             for column in self.causal_mask.T.tolist()
         ]
 
-    def score(self, name: ScoreName) -> Read:
+    def score(self, name: str) -> Read:
         """The score by name, of the target against its foil if there is one, or the query's own number."""
-        return score_of(name, len(self.foil_ids), self.of)
+        return objective_of(name, len(self.foil_ids), self.of)
 
     def read_clean(self, read: Read) -> Float[Tensor, "targets ..."]:
         """A score without any change, float64 on the CPU."""

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
 from noiser.checks import check_choice, check_positive, check_probability, check_seed, plain
-from noiser.engine import Absence, Ask, Query, prepare, remover, run_one
+from noiser.engine import Ask, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
 from noiser.explain.check import check_masks, check_scores, removal_for
@@ -42,7 +42,7 @@ become zeros; from a text server it is taken out."""
 # accuracy="fast": the method, random halves of the sources that check it, and the sources from which it saves runs
 FAST, MASKS, FAST_FROM = AttentionGradient(), 8, 20
 
-MEMORY: dict[Absence, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
+MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
 this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 
@@ -218,7 +218,7 @@ async def _fast(
     return checked, None
 
 
-async def _losses(query: Query, removal: Absence) -> tuple[float, ...]:
+async def _losses(query: Query, removal: str) -> tuple[float, ...]:
     """The log-probability that each sentence loses without any source, in nats."""
     inside = [
         u for u in query.units if any(s.start < u.end and u.start < s.end for s in query.sources)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import Absence, Game, Query, remover
+from noiser.engine import Game, Query, remover
 from noiser.errors import ParameterError
 from noiser.metrics.correlation import (
     FEWEST_UNITS,
@@ -208,7 +208,7 @@ def correlation_of_halves(
     return torch.where(size > 1e-12, sums @ differences / size.clamp_min(1e-12), 0.0)
 
 
-def removal_for(lm: LanguageModel, query: Query, *, hide: bool) -> Absence:
+def removal_for(lm: LanguageModel, query: Query, *, hide: bool) -> str:
     """The removal that a model can do: hiding, if it is asked for, or else zero rows, or deletion."""
     if hide and query.context.packs:
         return "hidden"

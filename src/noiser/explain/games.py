@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from noiser.engine import Game as LiveGame
-from noiser.engine import ScoreName, StoredGame, prepare, remover, run_one
+from noiser.engine import StoredGame, prepare, remover, run_one
 from noiser.errors import ParameterError, StoredFileError
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
 from noiser.model.language_model import LanguageModel
-from noiser.types import Prompt, Question, RemovalName, Span
+from noiser.types import Prompt, Question, Span
 
 
 class Game:
@@ -30,7 +30,7 @@ class Game:
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         prompt: a text or chat messages.
-        score: the value of a target: "logit", its log odds, or another of `noiser.engine.SCORES`.
+        score: the value of a target: "logit", its log odds, or another of `noiser.engine.OBJECTIVES`.
         removal: how units are removed; see `noiser.engine.remover`.
         seed: of the noise, if they are removed by noise.
         question: further fields of `noiser.types.Question`, such as `unit`, `target` and `sources`.
@@ -48,8 +48,8 @@ class Game:
         lm: LanguageModel,
         prompt: Prompt,
         *,
-        score: ScoreName = "logit",
-        removal: RemovalName = "zero",
+        score: str = "logit",
+        removal: str = "zero",
         seed: int = 0,
         **question: Any,
     ) -> None:
@@ -131,7 +131,7 @@ class _Saved(BaseModel):
     """The file: for each target, values by inputs written as 0 and 1 for each unit."""
 
     schema_version: int = 1
-    score: ScoreName | None
+    score: str | None
     units: tuple[Span, ...]
     targets: tuple[str, ...]
     mask: list[list[bool]]

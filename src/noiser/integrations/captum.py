@@ -12,8 +12,8 @@ from torch import Tensor
 
 from noiser.engine import Ask, Call, Query, ask, differentiate, replace
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
-from noiser.methods.gradients import GradientScore, Reduce, movable_positions, reduce_dimensions
-from noiser.methods.protocol import Scores, sum_over_units
+from noiser.methods.gradients import Reduce, movable_positions, reduce_dimensions
+from noiser.methods.protocol import DifferentiableObjective, Scores, sum_over_units
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
 from noiser.types import Baseline
@@ -71,7 +71,7 @@ class CaptumMethod(LibraryMethod):
     looks_inside: ClassVar[bool] = True
 
     baseline: Baseline = field(default="zero", kw_only=True)
-    score: GradientScore = field(default="prob", kw_only=True)
+    score: DifferentiableObjective = field(default="prob", kw_only=True)
     reduce: Reduce = field(default="sum", kw_only=True)
 
     @classmethod
@@ -155,7 +155,7 @@ class TargetFunction:
         query: Query,
         g: int,
         positions: tuple[int, ...],
-        score: GradientScore,
+        score: DifferentiableObjective,
     ) -> None:
         self.lm, self.query, self.g, self.positions, self.read = (
             lm,

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from noiser.engine import Absence, Call, Game, Query, ScoreName, remover, run_one
+from noiser.engine import Call, Game, Query, remover, run_one
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
-from noiser.methods.protocol import Scores, TwoOrMore
+from noiser.methods.protocol import ObjectiveName, RemovalName, Scores, TwoOrMore
 from noiser.methods.removal import table, widened
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
@@ -42,8 +42,8 @@ class ShapiqMethod(LibraryMethod):
     hint = "Approximators of interactions alone score sets of units, not units."
 
     budget: TwoOrMore | None = field(default=None, kw_only=True)
-    baseline: Absence = field(default="zero", kw_only=True)
-    score: ScoreName = field(default="prob", kw_only=True)
+    baseline: RemovalName = field(default="zero", kw_only=True)
+    score: ObjectiveName = field(default="prob", kw_only=True)
 
     @classmethod
     def _classes(cls) -> dict[str, Any]:

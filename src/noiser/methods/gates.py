@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Gates, Query, ScoreName
+from noiser.engine import Gates, Query
 from noiser.errors import ParameterError
-from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+from noiser.methods.protocol import InnerMethod, ObjectiveName, Scores, sum_over_units
 
 SMALL_UNITS = ("auto", "token", "word")
 """Units that would reach the method as single tokens or words."""
@@ -44,11 +44,11 @@ class AttentionGradient(InnerMethod):
 
     Args:
         gates: of all units, each above 0 and at most 1.
-        score: F, the prediction; see `noiser.engine.SCORES`.
+        score: F, the prediction; see `noiser.engine.OBJECTIVES`.
     """
 
     gates: Annotated[tuple[float, ...], _check_gates] = (0.1, 1.0)
-    score: ScoreName = "logit"
+    score: ObjectiveName = "logit"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         if query.unit in SMALL_UNITS and not query.sources:

@@ -14,11 +14,10 @@ from torch import Tensor
 from noiser.checks import check_not_negative
 from noiser.engine import Ask, Integrals, Path, Query, remover
 from noiser.methods.noiser import draw_noise
-from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
 from noiser.types import Baseline
 
 Reduce = Literal["l2", "sum"]
-GradientScore = Literal["prob", "logprob"]
 Groups = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """Positions that go to a baseline together, and the targets that are explained by that."""
 
@@ -37,7 +36,7 @@ class InputXGradient(InnerMethod):
     """
 
     reduce: Reduce = "l2"
-    score: GradientScore = "prob"
+    score: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         # The end of the path from the zero row: its direction there is the embedding itself.
@@ -64,7 +63,7 @@ class IntegratedGradients(InnerMethod):
     n_steps: int = 50
     reduce: Reduce = "sum"
     baseline: Baseline = "zero"
-    score: GradientScore = "prob"
+    score: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         contributions, losses = await self._integrated(query, movable_groups(query))
@@ -111,7 +110,7 @@ class GradientShap(InnerMethod):
     stdev: Annotated[float, check_not_negative] = 0.0
     reduce: Reduce = "sum"
     baseline: Baseline = "zero"
-    score: GradientScore = "prob"
+    score: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         positions, count = movable_positions(query), self.samples

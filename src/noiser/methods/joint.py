@@ -6,20 +6,24 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from noiser.engine import Game, Query, ScoreName, StoredGame, remover
+from noiser.checks import check_choice
+from noiser.engine import OBJECTIVES, Game, Query, StoredGame, remover
 from noiser.errors import OutOfTimeError
 from noiser.methods.pairs import Matters, PlayedInputs, find_pairs, name_of_pair, wider
-from noiser.methods.protocol import Parameters, Scores, TwoOrMore
+from noiser.methods.protocol import Parameters, RemovalName, Scores, TwoOrMore
 from noiser.methods.removal import check_enough, score_first_token, table
-from noiser.types import Pair, RemovalName
+from noiser.types import Pair
 
-JointScore = Literal["root", "prob", "logprob", "logit", "hellinger"]
+
+def _check_score(name: str, got: object) -> None:
+    check_choice(name, got, ["root", *OBJECTIVES.names()])
+
 
 ROOT = 0.25  # the power of p in the values of score "root"
 
@@ -74,7 +78,7 @@ class Joint(Parameters):
 
     samples: TwoOrMore | None = None
     removal: RemovalName = "zero"
-    score: JointScore = "root"
+    score: Annotated[str, _check_score] = "root"
     pairs: TwoOrMore | Literal["free"] | None = "free"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
@@ -82,7 +86,7 @@ class Joint(Parameters):
         if self.removal == "noise":
             # As many numbers as there are tokens: the inputs must not depend on how many.
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
-        name: ScoreName = "logit" if self.score == "root" else self.score
+        name = "logit" if self.score == "root" else self.score
         # Of a caller's function there is only the number that it gives, and of a contrast the log odds.
         read = name if query.of is None and query.foil is None else query.score(name)
         game = Game(query, read, remover(query, self.removal, noise))

@@ -16,7 +16,6 @@ from noiser.engine import (
     Ask,
     Effect,
     Query,
-    ScoreName,
     effect_of,
     expected_norm,
     expected_norm_limit,
@@ -24,7 +23,7 @@ from noiser.engine import (
     noise,
 )
 from noiser.errors import OutOfTimeError, ParameterError
-from noiser.methods.protocol import Parameters, Scores
+from noiser.methods.protocol import ObjectiveName, Parameters, Scores
 from noiser.methods.search import FIRST, Mode, Probe, Search, bisection, certified
 from noiser.types import Profile, SpecialTokens
 
@@ -69,7 +68,7 @@ class Noiser(Parameters):
         bounding: the k of each unit: "k_min" or "k_max", the smallest or largest k_u of all units (per target);
             "k_max_per_unit", its own k_u; "norm_l1", "norm_l2", "norm_linf", 1 / E‖n‖; "random", one U(0, 1) number;
             "none", 1; a number, that k; "relative", r ‖e‖ / E‖n‖₂ for a token with embedding e, which needs no search.
-        score: "prob" (the paper) or another of `noiser.engine.SCORES`; "hellinger", the distance between the whole
+        score: "prob" (the paper) or another of `noiser.engine.OBJECTIVES`; "hellinger", the distance between the whole
             distributions, sees every token and is never negative.
         r: size of "relative" noise, in norms of the embedding.
         search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit flips, at half the
@@ -90,7 +89,7 @@ class Noiser(Parameters):
     samples: int = 10
     steps: int = 10
     bounding: Bounding | float = "k_min"
-    score: ScoreName = "prob"
+    score: ObjectiveName = "prob"
     r: float = 2.0
     search: Literal["certified", "bisection"] | None = None
     profile: Profile = "paper"

@@ -20,7 +20,7 @@ class Occlusion(GameMethod):
     Args:
         baseline: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens are taken out, and
             later ones move up; or "hidden", see `noiser.engine.hide`.
-        score: f; see `noiser.engine.SCORES`. With "hellinger" the score is the distance between the whole
+        score: f; see `noiser.engine.OBJECTIVES`. With "hellinger" the score is the distance between the whole
             distributions, which is never negative.
     """
 

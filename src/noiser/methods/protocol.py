@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability, plain
-from noiser.engine import Query, result_of
+from noiser.engine import OBJECTIVES, REMOVALS, Query, result_of
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.files import json_or_text
 from noiser.registry import Registry
@@ -74,6 +74,31 @@ class Method(Protocol):
 
 
 Probability = Annotated[float, check_probability]
+
+
+def _check_objective(name: str, got: object) -> None:
+    check_choice(name, got, OBJECTIVES.names())
+
+
+def _check_differentiable(name: str, got: object) -> None:
+    entries = {each: OBJECTIVES.get(each).factory() for each in OBJECTIVES.names()}
+    known = [each for each, entry in entries.items() if entry.differentiable]
+    check_choice(name, got, known, "Gradients need an objective that can be differentiated.")
+
+
+def _check_removal(name: str, got: object) -> None:
+    check_choice(name, got, REMOVALS.names())
+
+
+ObjectiveName = Annotated[str, _check_objective]
+"""One of `noiser.engine.OBJECTIVES`."""
+
+DifferentiableObjective = Annotated[str, _check_differentiable]
+"""One of those that gradients can be taken of."""
+
+RemovalName = Annotated[str, _check_removal]
+"""One of `noiser.engine.REMOVALS`."""
+
 TwoOrMore = Annotated[int, lambda name, got: check_count(name, got, least=2)]  # pyright: ignore
 
 

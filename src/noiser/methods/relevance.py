@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Relevance, remover
+from noiser.engine.objectives import Read, at, contrast, objective_of
 from noiser.engine.rules import Activation, derivative, widened
-from noiser.engine.scores import Read, at, contrast, score_of
-from noiser.methods.gradients import GradientScore, movable_groups
-from noiser.methods.protocol import InnerMethod, Scores, sum_over_units
+from noiser.methods.gradients import movable_groups
+from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
 from noiser.types import Baseline
 
 Softmax = Literal["taylor", "constant"]
@@ -40,7 +40,7 @@ class DeepLift(InnerMethod):
     """
 
     baseline: Baseline = "zero"
-    score: GradientScore = "prob"
+    score: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         read = query.score(self.score)
@@ -131,7 +131,7 @@ def _slope(f: Activation, x: Tensor, b: Tensor, near: Tensor) -> Tensor:
 def _logit(query: Query) -> Read:
     """The sum of the logits of the target's tokens, which no softmax normalises; or the caller's own number."""
     if query.of is not None:
-        return score_of("logit", of=query.of)
+        return objective_of("logit", of=query.of)
     return contrast(_raw, len(query.foil_ids)) if query.foil_ids else _raw
 
 

@@ -9,17 +9,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from noiser.engine import Absence, Game, Query, ScoreName, Steps, StoredGame, remover
+from noiser.engine import Game, Query, Steps, StoredGame, remover
 from noiser.errors import OutOfTimeError
-from noiser.methods.protocol import Parameters, Scores
+from noiser.methods.protocol import ObjectiveName, Parameters, RemovalName, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class GameMethod(Parameters):
     """A method that scores the game in which units are removed; `play` says how. Fields are as for `Occlusion`."""
 
-    baseline: Absence = "zero"
-    score: ScoreName = "prob"
+    baseline: RemovalName = "zero"
+    score: ObjectiveName = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         game = Game(query, query.score(self.score), remover(query, self.baseline))

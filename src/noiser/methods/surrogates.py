@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.checks import random_state_kept
-from noiser.engine import ScoreName, StoredGame
-from noiser.methods.protocol import Probability, Scores
+from noiser.engine import StoredGame
+from noiser.methods.protocol import ObjectiveName, Probability, Scores
 from noiser.methods.removal import GameMethod, check_enough, draw_per_unit, table
 
 LEAST = 2  # inputs that a fit needs where time went by
@@ -80,7 +80,7 @@ class ContextCite(GameMethod):
     samples: int = 64
     keep_probability: Probability = 0.5
     alpha: float = 0.01
-    score: ScoreName = "logit"
+    score: ObjectiveName = "logit"
 
     async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
         kept = draw_per_unit(self.samples, game.mask.shape[1], rng) < self.keep_probability

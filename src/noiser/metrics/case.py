@@ -16,9 +16,9 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.checks import check_choice, check_count, check_seed
-from noiser.engine import REMOVALS, Game, Query, ScoreName, Steps, remover
+from noiser.engine import REMOVALS, Game, Query, Steps, remover
 from noiser.errors import NumericalError, ParameterError
-from noiser.types import Profile, RemovalName
+from noiser.types import Profile
 
 T = TypeVar("T")
 
@@ -52,13 +52,13 @@ class Settings:
     profile: Profile = "paper"
     rates: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     draws: int = 10
-    removal: RemovalName = "zero"
+    removal: str = "zero"
     k: tuple[int, ...] = (1, 3, 5)
     judge: Any = None
 
     def __post_init__(self) -> None:
         check_choice("profile", self.profile, get_args(Profile))
-        check_choice("removal", self.removal, REMOVALS)
+        check_choice("removal", self.removal, REMOVALS.names())
         if self.normalization is not None:
             check_choice("normalization", self.normalization, tuple(NORMALIZATIONS))
         k = tuple(
@@ -157,7 +157,7 @@ class Case(Settings):
             shape, generator=self.generator(f"{purpose}/{target}"), dtype=torch.float32
         )
 
-    def game(self, score: ScoreName) -> Game:
+    def game(self, score: str) -> Game:
         """The game of the units that have a score, with this case's removal; with a foil of the contrast."""
         removal = remover(self.query, self.removal, self.generator("removal"), NOISE_SAMPLES)
         return Game(self.query, score, removal, ~self.scores.isnan())

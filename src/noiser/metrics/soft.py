@@ -25,8 +25,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.attribution.normalize import normalize
-from noiser.engine import Ask, Change, keep, score_of
-from noiser.engine.scores import logprob
+from noiser.engine import Ask, Change, keep, objective_of
+from noiser.engine.objectives import logprob
 from noiser.errors import NumericalError, ParameterError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios
 from noiser.metrics.case import REFERENCES, Case, Reference, reference_scores
@@ -94,7 +94,7 @@ async def soft_ns_nc(
         for g in range(len(case.units))
     ]
     distance, foil_tokens = (
-        score_of("squared" if squared else "hellinger"),
+        objective_of("squared" if squared else "hellinger"),
         len(case.query.foil_ids),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 from collections.abc import Mapping
@@ -11,9 +10,9 @@ from typing import Any, Literal
 
 import torch
 
-from noiser import errors
 from noiser.errors import DependencyError, ParameterError
 from noiser.files import parse_json
+from noiser.model.backends import BACKENDS
 from noiser.model.checkpoints import Place, explained, find, revision_of
 from noiser.model.classes import auto_class_of
 from noiser.model.gguf import BUILT_IN, complete
@@ -23,9 +22,8 @@ from noiser.model.runtime import own_defaults
 _DTYPES: dict[Any, Any] = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
 }
-_one_at_a_time = (
-    threading.Lock()
-)  # while it builds a model, transformers changes settings of the whole process
+# While it builds a model, transformers changes settings of the whole process.
+_one_at_a_time = threading.Lock()
 
 
 def load_model(
@@ -49,6 +47,7 @@ def load_model(
         name_or_path: a built-in name ("gemma-3-270m"), a local folder, a `.gguf` file, or a hub id. Built-in models
             and GGUF files are converted once, to float32, into the cache folder (`NOISER_CACHE`, else the user's).
             "vllm:NAME" runs the model NAME in vLLM, and "http://HOST/v1" is a model behind a server; both only predict.
+            Other prefixes are in `noiser.model.BACKENDS`, which packages add to.
         dtype: of the weights. "auto": float32 on the CPU, so that scores do not depend on the machine; the checkpoint's
             own on anything else. A large model on the CPU takes half the memory with "bfloat16".
         device: "auto" (CUDA, else MPS, else CPU), or such as "cpu", "cuda", "cuda:1".
@@ -71,39 +70,20 @@ def load_model(
         raise ParameterError(
             f"device={device!r} and device_map={device_map!r} exclude each other. Leave one out."
         )
-    chosen, weights = None if device_map is not None else _device(device), _DTYPES.get(dtype, dtype)
-    if weights == "auto" and chosen is not None and chosen.type == "cpu":
-        weights = torch.float32
-    if weights != "auto" and not isinstance(weights, torch.dtype):
-        raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
-    given: Any = name_or_path
-    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
-        hint = "noiser.wrap(model, tokenizer) takes what is loaded already."
-        raise ParameterError(
-            f"The model is a {type(given).__name__}; expected a name or a path. {hint}"
-        )
-    name, origin = (
-        os.fspath(given),
-        {"revision": revision or "main", "trust_remote_code": trust_remote_code},
-    )
-    kind, _, rest = name.partition(":")
+    name = _checked_name(name_or_path)
+    place = None if device_map is not None else _device(device)
+    weights = _checked_dtype(dtype, place)
+    prefix, _, rest = name.partition(":")
     if revision is not None and (rest or name) in BUILT_IN:
         raise ParameterError(
             f"revision is {revision!r}, and {rest or name} is built in. Leave revision out."
         )
-    if kind == "vllm":
-        from noiser.model.vllm import load_vllm
-
-        lm = load_vllm(rest, weights, origin, engine_args)
-    elif kind in ("http", "https"):
-        from noiser.model.http import load_server
-
-        parameters = [*inspect.signature(load_server).parameters][2:]
-        if unknown := sorted({*engine_args} - {*parameters}):
-            raise errors.UnknownNameError(
-                "argument of a model behind a server", unknown[0], parameters
-            )
-        lm = load_server(name, origin, **engine_args)
+    origin: dict[str, Any] = {
+        "revision": revision or "main",
+        "trust_remote_code": trust_remote_code,
+    }
+    if rest and prefix in BACKENDS.names():
+        lm = BACKENDS.get(prefix).factory(name, dtype=weights, **origin, **engine_args)
     elif engine_args:
         first = next(iter(engine_args))
         raise ParameterError(
@@ -115,9 +95,32 @@ def load_model(
             "device_map": device_map,
             "attn_implementation": attn_implementation,
         }
-        lm = _load(name, origin, how, chosen)
+        lm = _load(name, origin, how, place)
     lm.chat_template_kwargs = dict(chat_template_kwargs or {})
     return lm
+
+
+def _checked_name(name_or_path: Any) -> str:
+    if isinstance(name_or_path, str | os.PathLike):
+        name = os.fspath(name_or_path)
+        if isinstance(name, str):
+            return name
+    raise ParameterError(
+        f"The model is a {type(name_or_path).__name__}; expected a name or a path. "
+        "noiser.wrap(model, tokenizer) takes what is loaded already."
+    )
+
+
+def _checked_dtype(dtype: Any, place: torch.device | None) -> Any:
+    """The dtype of the weights: of torch, or "auto" for the checkpoint's own."""
+    weights = _DTYPES.get(dtype, dtype)
+    if weights == "auto":
+        # On the CPU scores should not depend on the machine.
+        on_cpu = place is not None and place.type == "cpu"
+        return torch.float32 if on_cpu else weights
+    if not isinstance(weights, torch.dtype):
+        raise ParameterError(f"dtype is {dtype!r}; expected one of auto, {', '.join(_DTYPES)}.")
+    return weights
 
 
 def _device(device: str) -> torch.device:

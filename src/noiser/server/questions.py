@@ -18,7 +18,6 @@ from noiser.types import (
     Accuracy,
     AutoUnit,
     CitedUnit,
-    RemovalName,
     SpanUnit,
     TargetUnitName,
     UnitName,
@@ -155,7 +154,7 @@ class Evaluate(Scored):
     max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
     target_unit: TargetUnitName = Field("token", description="What each row explains.")
     masks: int | None = Field(None, le=MOST, description="Mask samples per prompt.")
-    removal: RemovalName = Field("zero", description="How metrics remove whole units.")
+    removal: str = Field("zero", description="How metrics remove whole units.")
 
 
 class Document(BaseModel, extra="forbid"):

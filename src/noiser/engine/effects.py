@@ -1,0 +1,137 @@
+"""What a noisy input does to a prediction, read from the mean distribution over its samples."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from noiser.engine.objectives import Ids, LogProbabilities, Read, at
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+class Effect(NamedTuple):
+    """The effect of a change in several samples on a target, read from the mean distribution P̄ over the samples.
+
+    Attributes:
+        score: what the objective loses: its clean value minus that of P̄.
+        stderr: standard error of the score over the samples, by the delta method; NaN for a single sample.
+        flips: 1 if P̄ has another most probable token at any of the target's tokens; with a foil, if the other of
+            the two is the more probable one, by the sums of the log-probabilities of their tokens.
+        lead: log odds of the model's own token against its strongest rival (of target against foil), divided by
+            their clean value: 1 for no change, negative after a flip. For several tokens the smallest.
+        probability, probability_stderr: P̄ of the target, for several tokens the geometric mean, and its standard
+            error.
+        foil_probability: P̄ of the foil, the geometric mean over its tokens; 0 without one.
+        leader, leader_probability: id and probability of the most probable token of P̄, where the lead is smallest.
+    """
+
+    score: float
+    stderr: float
+    flips: float
+    lead: float
+    probability: float
+    probability_stderr: float
+    foil_probability: float
+    leader: float
+    leader_probability: float
+
+
+def effect_of(objective: Read, foil_tokens: int = 0) -> Read:
+    """The function that reads an `Effect` [..., 9] of a change's samples together."""
+
+    def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        target_tokens = len(ids) - foil_tokens
+        samples = logits.float().softmax(-1)
+        mean = samples.mean(-3).clamp_min(TINY)
+        value, value_influences = _influences(objective, samples, mean, clean, ids)
+        loss = objective(clean[None], clean, ids)[0] - value
+
+        # The geometric mean over tokens moves by its own value times the mean of p / p̄ over tokens.
+        p = at(mean, ids)
+        probability = p[..., :target_tokens].log().mean(-1).exp()
+        ratios = at(samples, ids)[..., :target_tokens] / p[..., None, :target_tokens]
+        probability_influences = probability[..., None] * ratios.mean(-1)
+        errors = _standard_errors(torch.stack([value_influences, probability_influences]))
+
+        margins = leads(mean.log(), clean, ids, foil_tokens)
+        clean_margins = leads(clean, clean, ids, foil_tokens)
+        # Where two tokens tie without a change, no change can be compared with their margin.
+        comparable = torch.where(clean_margins == 0, torch.inf, clean_margins)
+        lead, narrowest = (margins / comparable).min(-1)
+        if foil_tokens:
+            flips = (clean_margins[0] > 0) != (margins[..., 0] > 0)
+            foil_probability = p[..., target_tokens:].log().mean(-1).exp()
+        else:
+            flips = (mean.argmax(-1) != clean.argmax(-1)).any(-1)
+            foil_probability = torch.zeros_like(value)
+
+        best_p, best_token = mean.max(-1)
+        leader = best_token.gather(-1, narrowest[..., None])[..., 0]
+        leader_probability = best_p.gather(-1, narrowest[..., None])[..., 0]
+        numbers = {
+            "score": loss,
+            "stderr": errors[0],
+            "flips": flips,
+            "lead": lead,
+            "probability": probability,
+            "probability_stderr": errors[1],
+            "foil_probability": foil_probability,
+            "leader": leader,
+            "leader_probability": leader_probability,
+        }
+        return torch.stack([numbers[name].float() for name in Effect._fields], -1)
+
+    return read
+
+
+def _standard_errors(influences: Float[Tensor, "*rows samples"]) -> Float[Tensor, "*rows"]:
+    """Standard errors of means over samples; NaN for a single sample."""
+    samples = influences.shape[-1]
+    if samples == 1:
+        return torch.full_like(influences[..., 0], torch.nan)
+    return influences.std(-1) / samples**0.5
+
+
+def leads(
+    log_p: Float[Tensor, "*changes tokens vocab"],
+    clean: LogProbabilities,
+    ids: Ids,
+    foil_tokens: int = 0,
+) -> Float[Tensor, "*changes margins"]:
+    """Log odds of the model's own token, the best of `clean`, against its strongest rival, at each token.
+
+    With a foil one number: log p(target) / p(foil), sums over the tokens of both.
+    """
+    if foil_tokens:
+        both = at(log_p, ids)
+        target_tokens = len(ids) - foil_tokens
+        of_target = both[..., :target_tokens].sum(-1, keepdim=True)
+        of_foil = both[..., target_tokens:].sum(-1, keepdim=True)
+        return of_target - of_foil
+    best = clean.argmax(-1)
+    without_best = log_p.scatter(-1, best.expand(log_p.shape[:-1])[..., None], -torch.inf)
+    return at(log_p, best) - without_best.amax(-1)
+
+
+def _influences(
+    objective: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The objective of the mean distribution [...], and each sample's influence on it [..., samples].
+
+    The delta method: an influence is the slope of the objective at the mean, times the sample.
+    """
+    nothing = samples[..., 0, 0]
+    if samples.shape[-3] == 1:
+        value = objective(mean.log().unsqueeze(-3), clean, ids)[..., 0]
+        return value, torch.zeros_like(nothing)
+    with torch.enable_grad():
+        p = mean.detach().requires_grad_()
+        value = objective(p.log().unsqueeze(-3), clean, ids)[..., 0]
+        if not value.requires_grad:
+            return value, torch.full_like(nothing, torch.nan)
+        (slope,) = torch.autograd.grad(value.sum(), p)
+    return value.detach(), torch.einsum("...stv,...tv->...s", samples, slope)

@@ -1,0 +1,199 @@
+"""Objectives: numbers of a prediction that methods explain, by name.
+
+Every objective is a plain function of `(logits, clean, ids)`: the logits at a target's tokens under changes
+[..., samples, tokens, vocab], the log-probabilities there without one [tokens, vocab], and the ids of the
+target's tokens [tokens]. It returns [..., samples]. `OBJECTIVES` has them by name, and says what each can do;
+`objective_of` adds a foil or a caller's own number.
+
+For a target with a foil, logits, log-probabilities and ids have the target's tokens first and then the foil's,
+each as it is predicted after the tokens of its own before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from noiser.errors import ParameterError
+from noiser.registry import Registry
+from noiser.types import Objective
+
+Logits = Float[Tensor, "*samples tokens vocab"]
+LogProbabilities = Float[Tensor, "tokens vocab"]
+Ids = Int[Tensor, " tokens"]
+
+Read = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From logits under changes, clean log-probabilities and target ids to numbers: [..., samples], or [..., any]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveEntry:
+    """An objective, and what it can do.
+
+    Attributes:
+        value: the number itself. It falls where the prediction gets worse.
+        contrast: the number whose difference, target minus foil, is explained where there is a foil; None
+            where there is no such number, and a foil is refused.
+        differentiable: whether gradient methods take it.
+        unit: what displays say of a difference: "nats", "probability" or "distance", or a word of your own.
+
+    Example:
+        >>> OBJECTIVES.get("logit").factory().unit
+        'nats'
+    """
+
+    value: Read
+    contrast: Read | None = None
+    differentiable: bool = False
+    unit: Literal["nats", "probability", "distance"] | str = ""
+
+
+OBJECTIVES: Registry[ObjectiveEntry] = Registry("objective", "noiser.objectives")
+"""Every objective by name; packages add theirs through the entry point `noiser.objectives`."""
+
+
+def logprob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+    """Sum of the log-probabilities of the target's tokens, in nats."""
+    logits = logits.float()
+    return (at(logits, ids) - logits.logsumexp(-1)).sum(-1)
+
+
+def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+    """Geometric mean of the probabilities of the target's tokens; for a single token its probability."""
+    return (logprob(logits, clean, ids) / len(ids)).exp()
+
+
+def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+    """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities."""
+    logits = logits.float()
+    right = at(logits, ids)
+    all_ids = ids.expand(logits.shape[:-1])[..., None]
+    wrong = logits.scatter(-1, all_ids, -torch.inf).logsumexp(-1)
+    if len(ids) == 1:
+        return (right - wrong)[..., 0]
+    total = torch.logaddexp(right, wrong)
+    log_right = right - total
+    log_wrong = wrong - total
+    # 1 - P = Σ_t P(tokens before t are right) P(token t is wrong), all in logarithms.
+    log_right_before = log_right.cumsum(-1) - log_right
+    return log_right.sum(-1) - (log_right_before + log_wrong).logsumexp(-1)
+
+
+def hellinger(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+    """Minus the Hellinger distance sqrt(½ Σ (√p - √q)²) to the clean distribution.
+
+    For several tokens: minus the root mean square. It is negative so that, like the other
+    objectives, it falls where the prediction gets worse.
+    """
+    return -(_squared_roots(logits, clean) / 2).mean(-1).clamp_min(1e-24).sqrt()
+
+
+def squared(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+    """Minus Σ (√p - √q)² / √2, the distance in the script published with the Noiser paper.
+
+    For several tokens: minus the mean.
+    """
+    return -_squared_roots(logits, clean).mean(-1) / 2**0.5
+
+
+def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:
+    """Σ (√p - √q)² at each token."""
+    roots = (logits.float().log_softmax(-1) / 2).exp()
+    return (roots - (clean / 2).exp()).square().sum(-1)
+
+
+def at(values: Tensor, ids: Tensor) -> Tensor:
+    """The values of some ids, one at each token: [..., tokens] of [..., tokens, vocab]."""
+    return values.gather(-1, ids.expand(values.shape[:-1])[..., None])[..., 0]
+
+
+OBJECTIVES.register(
+    "prob",
+    partial(ObjectiveEntry, value=prob, contrast=prob, differentiable=True, unit="probability"),
+    summary="p(target); over several tokens the geometric mean",
+)
+OBJECTIVES.register(
+    "logprob",
+    partial(ObjectiveEntry, value=logprob, contrast=logprob, differentiable=True, unit="nats"),
+    summary="log p(target), in nats",
+)
+# Log odds of a target against its foil are log p(target) / p(foil).
+OBJECTIVES.register(
+    "logit",
+    partial(ObjectiveEntry, value=logit, contrast=logprob, unit="nats"),
+    summary="log odds of the target, in nats",
+)
+OBJECTIVES.register(
+    "hellinger",
+    partial(ObjectiveEntry, value=hellinger, unit="distance"),
+    summary="minus the Hellinger distance to the distribution without a change",
+)
+OBJECTIVES.register(
+    "squared",
+    partial(ObjectiveEntry, value=squared, unit="distance"),
+    summary="minus the distance in the script of the paper's authors",
+)
+
+
+def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -> Read:
+    """The objective by name; for a target against a foil, or the caller's own number in its place.
+
+    Args:
+        name: one of `OBJECTIVES`.
+        foil_tokens: how many tokens the foil has; 0 without one. With a foil "prob" is p(target) - p(foil), each
+            the geometric mean over its tokens, and "logprob" and "logit" are log p(target) / p(foil), sums over
+            tokens.
+        of: a function of log-probabilities, which takes the place of the objective.
+
+    Raises:
+        UnknownNameError: no such objective. ParameterError: the objective has no contrast, and there is a foil.
+    """
+    if of is not None:
+        return partial(_own_number, of)
+    entry = OBJECTIVES.get(name).factory()
+    if not foil_tokens:
+        return entry.value
+    if entry.contrast is None:
+        with_contrast = [
+            each for each in OBJECTIVES.names() if OBJECTIVES.get(each).factory().contrast
+        ]
+        raise ParameterError(
+            f"The objective {name!r} has no foil: it is no difference between a target and another token. Use "
+            f"one of {', '.join(with_contrast)}."
+        )
+    return contrast(entry.contrast, foil_tokens)
+
+
+def contrast(value: Read, foil_tokens: int) -> Read:
+    """The value of the target minus that of its foil, whose tokens are the last ones."""
+
+    def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        own = len(ids) - foil_tokens
+        of_target = value(logits[..., :own, :], clean[:own], ids[:own])
+        of_foil = value(logits[..., own:, :], clean[own:], ids[own:])
+        return of_target - of_foil
+
+    return read
+
+
+def _own_number(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+    """The caller's number, checked."""
+    log_p = logits.float().log_softmax(-1).flatten(0, -3)
+    values: object = of(log_p, clean)
+    if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
+        got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        raise ParameterError(
+            f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], a number for "
+            f"each sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
+        )
+    if log_p.isfinite().any(-1).all() and not values.isfinite().all():
+        raise ParameterError(
+            "The function given as of= returned NaN or an infinite number; expected finite ones."
+        )
+    return values.unflatten(0, logits.shape[:-2])

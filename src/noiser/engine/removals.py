@@ -1,0 +1,109 @@
+"""Removals: ways to take tokens out of the input, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from noiser.engine.changes import Change, delete, hide, noise, replace
+from noiser.engine.query import Query
+from noiser.registry import Registry
+from noiser.types import Baseline
+
+NOISE_SIZE = 2.0
+"""r of the noise that removes: twice the size of the embedding that it disturbs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Removal:
+    """A way to remove tokens of a query.
+
+    Attributes:
+        change: from token positions, and the targets to be read, to the change without these tokens.
+        deletes: whether the text is taken out. The sink may then go, too: the next token stands first.
+    """
+
+    change: Callable[[Iterable[int], Sequence[int] | None], Change]
+    deletes: bool = False
+
+    def positions(self, query: Query) -> Sequence[tuple[int, ...]]:
+        """For each unit the positions that are removed with it."""
+        if self.deletes:
+            return [unit.token_indices for unit in query.units]
+        return query.positions
+
+    def players(self, query: Query) -> Bool[Tensor, "targets units"]:
+        """The units of each target that can be removed."""
+        return query.before if self.deletes else query.causal_mask
+
+
+REMOVALS: Registry[Removal] = Registry("removal", "noiser.removals")
+"""Every removal by name; packages add theirs through the entry point `noiser.removals`.
+
+A factory is called with the query, a generator of random numbers, and how many samples of them are
+wanted, and returns a `Removal`.
+"""
+
+
+def remover(
+    query: Query, removal: str, rng: torch.Generator | None = None, samples: int = 1
+) -> Removal:
+    """The way to remove tokens of a query.
+
+    Args:
+        query: the query.
+        removal: one of `REMOVALS`. "zero", "pad", "unk" or "mean": the row of each token becomes zeros,
+            that of the padding or unknown token, or the mean row of the table; "noise": it gets noise
+            of twice its size, the same at a position whatever else is removed; "delete": the token is
+            taken out, and later ones move up; "hidden": see `hide`.
+        rng: for removals that draw random numbers, which happens when tokens are first removed.
+        samples: of what is drawn.
+
+    Raises:
+        UnknownNameError: no such removal.
+    """
+    return REMOVALS.get(removal).factory(query, rng, samples)
+
+
+def _by_row(
+    baseline: Baseline, query: Query, rng: torch.Generator | None = None, samples: int = 1
+) -> Removal:
+    """Every token holds the baseline's row."""
+    row = query.baseline(baseline)
+    return Removal(lambda positions, targets: replace(positions, row, targets))
+
+
+def _by_noise(query: Query, rng: torch.Generator | None = None, samples: int = 1) -> Removal:
+    """Every token gets noise of twice the size of its embedding."""
+    drawn: list[Tensor] = []
+
+    def disturb(positions: Iterable[int], targets: Sequence[int] | None) -> Change:
+        if not drawn:
+            shape = samples, len(query.token_ids), query.embedding_dim
+            numbers = torch.randn(shape, generator=rng, dtype=torch.float32)
+            drawn.append(numbers.to(query.device))
+        return noise(positions, drawn[0], NOISE_SIZE, targets, relative=True, by_position=True)
+
+    return Removal(disturb)
+
+
+def _by_deletion(query: Query, rng: torch.Generator | None = None, samples: int = 1) -> Removal:
+    return Removal(delete, deletes=True)
+
+
+def _by_hiding(query: Query, rng: torch.Generator | None = None, samples: int = 1) -> Removal:
+    return Removal(hide)
+
+
+REMOVALS.register("zero", partial(_by_row, "zero"), summary="rows become zeros")
+REMOVALS.register("pad", partial(_by_row, "pad"), summary="rows become that of the padding token")
+REMOVALS.register("unk", partial(_by_row, "unk"), summary="rows become that of the unknown token")
+REMOVALS.register("mean", partial(_by_row, "mean"), summary="rows become the table's mean row")
+REMOVALS.register("noise", _by_noise, summary="rows get noise of twice their size")
+REMOVALS.register("delete", _by_deletion, summary="tokens are taken out; later ones move up")
+REMOVALS.register("hidden", _by_hiding, summary="later tokens do not attend to the tokens")
