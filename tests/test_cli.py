@@ -128,7 +128,7 @@ def test_a_command_shows_what_the_library_returns(noiser_command, sources, capsy
     print(expected)
     assert noiser_command(*command).stdout == capsys.readouterr().out.lstrip("\n")
     result = noiser_command(*command, "--format", "json")
-    records = [att.to_dict() for att in expected] if name == "compare" else expected.to_dict()
+    records = expected.to_dict()
     assert (json.loads(result.stdout), result.stderr) == (json.loads(json.dumps(records)), LOADING)
     assert "<html" in noiser_command(*command, "--format", "html").stdout
     table = expected.rows if name == "evaluate" else expected.to_dataframe()
@@ -296,7 +296,10 @@ def test_options_reach_the_model(noiser_command):
         (["attribute", PROMPT, "--set", "samples=1", "--set", "samples=2"], "twice"),
         (["attribute", PROMPT, "--chat"], "chat"),
         (["attribute", PROMPT, "-o", "not/there/a.json"], "does not exist"),
-        (["attribute", PROMPT, "-o", "a.pdf"], "got a.pdf, expected .txt, .json, .html or .csv"),
+        (
+            ["attribute", PROMPT, "-o", "a.pdf"],
+            "got a.pdf, expected a name that ends in .txt, .json, .html",
+        ),
         (["compare", PROMPT, "--methods", "occlusion,random,occlusion"], "got 'occlusion' twice"),
         (["cite", PROMPT, "--source", sys.executable], "is not UTF-8 at byte"),
         (["diff", PROMPT, PROMPT], "expected one, or - for stdin"),

@@ -187,7 +187,7 @@ def test_the_chart_is_that_of_the_library_s_tolerance(web):
     att = noiser.attribute(chatty("llama"), PROMPT, unit="word", max_new_tokens=2)
     found = answer(web.ask("tolerate", answer=att.to_dict(), unit=1, target=1))
     curve = noiser.tolerance(chatty("llama"), att, 1)
-    assert found["html"] == tolerance_html(att, curve, 1)
+    assert found["html"] == tolerance_html(curve, 1)
     numbers = [float(text) for text in re.findall(r"p\(target\) ([\d.e-]+)", found["html"])]
     assert numbers == pytest.approx(curve.probabilities[1][curve.ks > 0].tolist(), rel=0.01)
     assert found["html"].count('"point flips"') == int(curve.flips[1].sum())

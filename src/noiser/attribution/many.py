@@ -17,10 +17,11 @@ from noiser.attribution import markdown, markup
 from noiser.attribution.display import label, provenance
 from noiser.attribution.normalize import normalize
 from noiser.attribution.result import Attribution
-from noiser.attribution.store import read_saved, restored
+from noiser.attribution.saved import SavedResult
+from noiser.attribution.store import restored
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, UnitError
-from noiser.files import json_text, write_text, written
+from noiser.files import written
 from noiser.html import html_table
 from noiser.numbers import number_format
 
@@ -34,7 +35,7 @@ MAX_GROUPS = 60
 """Lines of a table: those with the largest means."""
 
 
-class Attributions(list[Attribution]):
+class Attributions(SavedResult, list[Attribution]):
     """The attributions of many prompts, in the order of the prompts.
 
     A list, which also has means over prompts. A part of it, such as `results[:10]`, has them too.
@@ -126,6 +127,15 @@ class Attributions(list[Attribution]):
         title = f"Attributions of {len(self)} prompts"
         return written(markup.page_of_card(self._card(by, normalization), title), path)
 
+    def to_text(self) -> str:
+        """The table of `mean_by`, with each prompt's own table below."""
+        head, rows, _, note = self._table(None, "none")
+        columns = zip(head, *rows, strict=True)
+        widths = [max(map(len, column)) for column in columns]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
+        tables = [att.to_text() for att in self]
+        return "\n\n".join(filter(None, ["\n".join(lines), note, *tables]))
+
     def to_markdown(self, by: Group | None = None, normalization: str = "none") -> str:
         """The table of `mean_by` as Markdown."""
         head, rows, _, note = self._table(by, normalization)
@@ -136,15 +146,6 @@ class Attributions(list[Attribution]):
         """The content of a saved file."""
         records = [att.to_dict() for att in self]
         return {"format": "noiser.attributions", "schema": 1, "attributions": records}
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes all attributions as JSON (docs/schema.md): the whole file or, on OSError, nothing."""
-        write_text(path, json_text(self.to_dict()))
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Attributions:
-        """The attributions that `save` wrote. Raises StoredFileError for any other or damaged file."""
-        return read_saved(path, cls.from_dict)
 
     @classmethod
     def from_dict(cls, data: Any) -> Attributions:

@@ -17,8 +17,9 @@ from noiser.attribution.display import check_targets, label, method_text, shorte
 from noiser.attribution.normalize import normalize
 from noiser.attribution.paths import through
 from noiser.attribution.record import AttributionRecord
+from noiser.attribution.saved import SavedResult
 from noiser.checks import check_count, random_state_kept
-from noiser.files import write_text, written
+from noiser.files import written
 from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class TopUnit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Attribution(AttributionRecord):
+class Attribution(AttributionRecord, SavedResult):
     """Which parts of the input made the model say that.
 
     Attributes:
@@ -146,18 +147,13 @@ class Attribution(AttributionRecord):
             )
         return frame
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes everything as JSON (docs/schema.md): the whole file or, on OSError, nothing."""
-        write_text(path, schema.dumps(self))
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Attribution:
-        """The attribution that `save` wrote, scores exactly. Raises StoredFileError for any other or damaged file."""
-        return store.read_saved(path, cls.from_dict)
-
     def to_dict(self) -> dict[str, Any]:
         """The content of a saved file as plain dicts, lists, texts and numbers, with None for NaN."""
         return schema.to_dict(self)
+
+    def to_json(self) -> str:
+        """The text of the saved file: a line for each unit, target and row of numbers."""
+        return schema.dumps(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
@@ -169,6 +165,10 @@ class Attribution(AttributionRecord):
     ) -> str:
         """A complete page without network and scripts, of some targets or as many as a browser shows without delay."""
         return written(markup.page([self], targets), path)
+
+    def to_text(self) -> str:
+        """Aligned tables of scores with bars, without colours."""
+        return _terminal().to_text([self], plain=True)
 
     def to_markdown(self) -> str:
         """A Markdown table of the scores for each target."""

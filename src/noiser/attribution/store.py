@@ -33,18 +33,18 @@ SavedNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value i
 """A number of a file: null for NaN, a text for an infinite one."""
 
 
-def _saved(kind: Any) -> GetPydanticSchema:
+def _saved(kind: Any, dtype: torch.dtype = torch.float32) -> GetPydanticSchema:
     """The form of a tensor in a file."""
-    tensor = partial(torch.tensor, dtype=torch.float32, device="cpu")
+    tensor = partial(torch.tensor, dtype=dtype, device="cpu")
     return GetPydanticSchema(
         lambda _, make: no_info_after_validator_function(tensor, make.generate_schema(kind))
     )
 
 
-ROW, ROWS = (
-    _saved(list[SavedNumber]),
-    _saved(list[list[SavedNumber]]),
-)  # annotations of fields that are tensors
+# Annotations of fields that are tensors.
+ROW = _saved(list[SavedNumber])
+ROWS = _saved(list[list[SavedNumber]])
+FLAGS = _saved(list[list[bool]], torch.bool)
 
 
 class _Head(BaseModel, Generic[T]):

@@ -28,8 +28,6 @@ def attribute(
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Shows which parts of PROMPT made the model say what it says."""
-    from noiser.attribution.schema import dumps
-    from noiser.attribution.terminal import to_text
     from noiser.engine import objective_of
     from noiser.explain import attribute as run
     from noiser.methods import make_method
@@ -42,10 +40,7 @@ def attribute(
     with progress_bar(f"Attributing by {method}") as progress:
         options: dict[str, Any] = {"check": check, "seed": seed, "max_seconds": max_seconds}
         att = run(lm, method=made, progress=progress, **options, **question)
-    plain = output.output is not None
-    output.write(
-        lambda: to_text([att], plain=plain), lambda: dumps(att), att.to_html, att.to_dataframe
-    )
+    output.write(att)
 
 
 METHODS = "joint,noiser,occlusion"  # that `noiser compare` compares
@@ -76,7 +71,6 @@ def compare(
         compare_evaluations(prompts, output, others_given=(asked, methods) != (o.QUESTION, METHODS))
         return
     say(f"Loading {model} ...", err=True)
-    from noiser.attribution.terminal import to_text
     from noiser.explain import compare as run
     from noiser.methods import make_method
 
@@ -86,13 +80,7 @@ def compare(
     lm = model_options.load(model)
     with progress_bar("Comparing") as progress:
         found = run(lm, methods=names, seed=seed, progress=progress, **question)
-    plain = output.output is not None
-    output.write(
-        lambda: to_text(found.attributions, plain=plain),
-        lambda: [att.to_dict() for att in found],
-        found.to_html,
-        found.to_dataframe,
-    )
+    output.write(found)
     for failure in found.failures:
         say(f"noiser: error: {failure}", err=True)
     if found.failures:
@@ -146,7 +134,7 @@ def cite(
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
         found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)
-    output.write(lambda: str(found), found.to_dict, found.to_html, found.to_dataframe)
+    output.write(found)
 
 
 def diff(
@@ -187,6 +175,6 @@ def diff(
             seed=seed,
             progress=progress,
         )
-    output.write(lambda: str(found), found.to_dict, found.to_html, found.to_dataframe)
+    output.write(found)
     if fail_above is not None and max(abs(edit.score) for edit in found.edits) > fail_above:
         raise typer.Exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,10 +13,9 @@ from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say, write
 from noiser.errors import ParameterError, RunError
 from noiser.files import json_or_text
-from noiser.html import html_page
 
 if TYPE_CHECKING:
-    from noiser.evaluation import Evaluation
+    pass
 
 bench = typer.Typer(
     no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics."
@@ -29,11 +27,6 @@ Folder = Annotated[
 NewFolder = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", file_okay=False, help="Files go here.")
 ]
-
-_STYLE = (
-    ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
-    ".wide { overflow-x: auto; } th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
-)
 
 
 def evaluate(
@@ -80,6 +73,7 @@ def evaluate(
     if bool(data) == bool(prompts):
         raise ParameterError("Expected either PROMPTs or --data.")
     from noiser.data import load
+    from noiser.evaluation import Evaluations
     from noiser.evaluation import evaluate as run
     from noiser.judges import kind_of, make_judge
     from noiser.methods import make_method
@@ -110,7 +104,7 @@ def evaluate(
         "target_unit": target_unit,
         "seed": seed,
     }
-    results: dict[str, Evaluation] = {}
+    results = Evaluations()
     for name, one in methods.items():
         with progress_bar(f"Evaluating {name}") as progress:
             results[name] = run(
@@ -118,42 +112,12 @@ def evaluate(
             )
     if paid := getattr(asked, "paid", 0):
         say(f"{paid:,} tokens were paid for at the judge's endpoint", err=True)
-    _show(results, output)
-
-
-def _show(results: dict[str, Evaluation], output: o.Output) -> None:
-    """Writes one evaluation, or several with their differences from the first."""
-    import pandas as pd
-
-    from noiser.attribution.store import to_jsonable
-    from noiser.evaluation import differences
-
-    (name, first), *others = results.items()
-    tables, text, record = (
-        [each.to_html() for each in results.values()],
-        str(first),
-        first.to_dict(),
-    )
-    if others:
-        gaps: Any = differences(results)
-        title = (
-            f"{name} minus each other method, prompt by prompt; p_holm is corrected for all lines"
-        )
-        tables.append(f"<p>{escape(title)}</p>{gaps.to_html(index=False, border=0)}")
-        text = "\n\n".join([*map(str, results.values()), title, gaps.to_string(index=False)])
-        evaluations = {name: each.to_dict() for name, each in results.items()}
-        record = to_jsonable({"evaluations": evaluations, "differences": gaps.to_dict("records")})
-    output.write(
-        lambda: text,
-        lambda: record,
-        lambda: html_page("Evaluation", _STYLE, "".join(tables)),
-        lambda: pd.concat([each.rows.assign(evaluation=key) for key, each in results.items()]),
-    )
+    output.write(results)
 
 
 def compare_evaluations(paths: Sequence[str], output: o.Output, *, others_given: bool) -> None:
     """Shows saved evaluations, and the first minus each of the others; other options would change nothing."""
-    from noiser.evaluation import read_evaluations
+    from noiser.evaluation import Evaluations
 
     for path in paths:
         if not Path(path).is_file():
@@ -165,15 +129,15 @@ def compare_evaluations(paths: Sequence[str], output: o.Output, *, others_given:
         raise ParameterError(
             "Saved evaluations are compared as they are. Leave out all options but --format and -o."
         )
-    results: dict[str, Evaluation] = {}
+    results = Evaluations()
     for path in paths:
-        found = read_evaluations(path)
+        found = Evaluations.load(path)
         for method, evaluation in found.items():
             name = path if len(found) == 1 else f"{path}: {method}"
             if name in results:
                 raise ParameterError(f"{path!r} is given twice. Give each file once.")
             results[name] = evaluation
-    _show(results, output)
+    output.write(results)
 
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:

@@ -21,7 +21,8 @@ from typer.core import TyperCommand
 from noiser import types
 from noiser.cli.terminal import say, write
 from noiser.errors import NoiserError, ParameterError, PromptError
-from noiser.files import csv_text, json_messages, json_or_text, json_text
+from noiser.files import json_messages, json_or_text
+from noiser.results import FORMS, Result, form_of
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -159,24 +160,15 @@ class QuestionOptions:
         return arguments
 
 
-_Form = Literal["text", "json", "html", "csv"]
-_ENDINGS: dict[str, _Form] = {
-    "": "text",
-    ".txt": "text",
-    ".json": "json",
-    ".html": "html",
-    ".csv": "csv",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Where a result goes, and in which form."""
 
     format_: Annotated[
-        _Form | None,
+        str | None,
         typer.Option(
-            "--format", help="Form of the result; unless given, by --output's ending, or text."
+            "--format",
+            help=f"Form of the result: {', '.join(FORMS.names())}; unless given, by --output's ending, or text.",
         ),
     ] = None
     output: Annotated[
@@ -184,29 +176,25 @@ class Output:
     ] = None
 
     def __post_init__(self) -> None:  # before a model works for minutes
-        path = self.output or Path()
-        if self.format_ is None and path.suffix.lower() not in _ENDINGS:
-            raise ParameterError(
-                f"--output: got {path.name}, expected .txt, .json, .html or .csv. Or add --format."
-            )
-        if not path.absolute().parent.is_dir():
-            raise ParameterError(
-                f"--output: the folder {path.parent} does not exist. Make it first."
-            )
+        self._form()
+        folder = (self.output or Path()).absolute().parent
+        if not folder.is_dir():
+            raise ParameterError(f"--output: the folder {folder} does not exist. Make it first.")
 
-    def write(
-        self,
-        text: Callable[[], str],
-        json: Callable[[], Any],
-        html: Callable[[], str],
-        table: Callable[[], Any],
-    ) -> None:
-        """Writes the result in its form, with one newline at the end; `table` makes a DataFrame, for CSV."""
-        form = self.format_ or _ENDINGS[self.output.suffix.lower() if self.output else ""]
-        forms = {"text": text, "json": json, "html": html, "csv": lambda: csv_text(table())}
-        result = forms[form]()
-        result = result if isinstance(result, str) else json_text(result)
-        write(result.rstrip("\n") + "\n", self.output, form)
+    def _form(self) -> str:
+        """The name of the form."""
+        if self.format_ is None and (self.output is None or not self.output.suffix):
+            return "text"
+        return form_of(self.output or "", self.format_)
+
+    def write(self, result: Result) -> None:
+        """Writes the result in its form, with one newline at the end; on a terminal in colours."""
+        form = self._form()
+        if form == "text" and self.output is None:
+            text = str(result)
+        else:
+            text = FORMS.get(form).factory().write(result)
+        write(text.rstrip("\n") + "\n", self.output, form)
         if self.output:
             say(f"Wrote {self.output}", err=True)
 

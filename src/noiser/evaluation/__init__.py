@@ -2,16 +2,16 @@
 
 from noiser.evaluation._measure import measure
 from noiser.evaluation.measuring import Skipped
-from noiser.evaluation.result import Evaluation, differences, estimated, paired, read_evaluations
+from noiser.evaluation.result import Evaluation, Evaluations, differences, estimated, paired
 from noiser.evaluation.run import evaluate
 
 __all__ = [
     "Evaluation",
+    "Evaluations",
     "Skipped",
     "differences",
     "estimated",
     "evaluate",
     "measure",
     "paired",
-    "read_evaluations",
 ]

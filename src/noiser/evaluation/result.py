@@ -17,12 +17,13 @@ from pydantic import BaseModel, Field
 from noiser import numbers
 from noiser.attribution.display import label, short
 from noiser.attribution.markdown import escaped_line, markdown_table
+from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import read_saved, restored, to_jsonable
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, StoredFileError
 from noiser.evaluation.measuring import Skipped
-from noiser.files import csv_text, json_text, write_text
-from noiser.html import html_table
+from noiser.files import csv_text, write_text, written
+from noiser.html import html_page, html_table
 from noiser.metrics import METRICS, Estimate, Metric, Summary, estimate
 from noiser.metrics.bootstrap import corrected, difference
 from noiser.metrics.metric import answers, gaps_of, unfit_judge
@@ -30,6 +31,11 @@ from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_STYLE = (
+    ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
+    ".wide { overflow-x: auto; } th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
+)
 
 
 def estimated(rows: Any, summary: Summary, **options: Any) -> Estimate:
@@ -54,7 +60,7 @@ def _columns(rows: Any, summary: Summary) -> list[Any]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluation:
+class Evaluation(SavedResult):
     """The result of `noiser.evaluate`.
 
     Attributes:
@@ -180,10 +186,12 @@ class Evaluation:
         return to_jsonable({**head, **same, "summary": summary, "rows": self.records})
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes everything as JSON or, to a name that ends in .csv, `rows` as CSV; whole or not at all."""
-        write_text(
-            path, csv_text(self.rows) if Path(path).suffix == ".csv" else json_text(self.to_dict())
-        )
+        """Writes everything as JSON or, to a name that ends in .csv, `rows` as CSV.
+
+        The whole file is written or, on OSError, nothing.
+        """
+        text = csv_text(self.rows) if Path(path).suffix == ".csv" else self.to_json()
+        write_text(path, text)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Evaluation:
@@ -254,7 +262,15 @@ class Evaluation:
             for example, prompt, metric, error in self.skipped[:10]
         ]
 
+    def to_dataframe(self) -> DataFrame:
+        """The records as a table, one row per prompt: `rows`. The numbers over prompts are in `summary`."""
+        return self.rows
+
     def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
+        """Answers, table and notes, safe for a terminal."""
         cells = self._cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -268,16 +284,19 @@ class Evaluation:
         )
         return "\n\n".join([*above, markdown_table(self._cells()), *below]) + "\n"
 
-    def to_html(self) -> str:
-        """Table and notes as HTML, in which every text is escaped."""
-        head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
-        answer, notes = (
-            "".join(f"<p>{escape(line)}</p>" for line in lines)
-            for lines in (self.answer, self._notes())
-        )
-        return answer + html_table(head, rows, escape(self._title)) + notes
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """A complete page without network and scripts, also written to `path` if given."""
+        return written(html_page("Evaluation", _STYLE, self._repr_html_()), path)
 
-    _repr_html_ = to_html
+    def _repr_html_(self) -> str:
+        return self.fragment()
+
+    def fragment(self) -> str:
+        """A piece of a page: answers, table and notes; every text is escaped."""
+        head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
+        answers = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
+        notes = "".join(f"<p>{escape(line)}</p>" for line in self._notes())
+        return answers + html_table(head, rows, escape(self._title)) + notes
 
 
 class _Row(BaseModel, extra="allow"):
@@ -350,21 +369,80 @@ def _record(row: Mapping[str, Any], numeric: AbstractSet[str]) -> dict[str, Any]
     return record
 
 
-def read_evaluations(path: str | PathLike[str]) -> dict[str, Evaluation]:
-    """The evaluations of a file, by method: of `Evaluation.save`, or of `noiser evaluate --against`.
+class Evaluations(SavedResult, dict[str, Evaluation]):
+    """Evaluations of the same prompts by name, and how the first differs from each of the others.
 
-    Raises as `Evaluation.load` does.
+    Example:
+        >>> results = Evaluations({"joint": first, "lime": second})  # doctest: +SKIP
+        >>> print(results)  # doctest: +SKIP
     """
 
-    def parse(data: Any) -> dict[str, Evaluation]:
+    @cached_property
+    def differences(self) -> DataFrame:
+        """The first evaluation minus each of the others; see `noiser.evaluation.differences`."""
+        return differences(self)
+
+    @property
+    def _heading(self) -> str:
+        first = next(iter(self))
+        return (
+            f"{first} minus each other method, prompt by prompt; p_holm is corrected for all lines"
+        )
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
+        """Each evaluation, and the differences, safe for a terminal."""
+        texts = [evaluation.to_text() for evaluation in self.values()]
+        if len(self) > 1:
+            texts += [self._heading, self.differences.to_string(index=False)]
+        return "\n\n".join(texts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of a saved file: that of the only evaluation, or of all with their differences."""
+        records = {name: evaluation.to_dict() for name, evaluation in self.items()}
+        if len(records) == 1:
+            return next(iter(records.values()))
+        gaps = self.differences.to_dict("records")
+        return to_jsonable({"evaluations": records, "differences": gaps})
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Evaluations:
+        """The evaluations whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
         several = data.get("evaluations") if isinstance(data, dict) else None
         if isinstance(several, dict):
             records = cast("dict[str, object]", several)
-            return {name: Evaluation.from_dict(record) for name, record in records.items()}
-        found = Evaluation.from_dict(data)
-        return {found.method: found}
+            return cls({name: Evaluation.from_dict(record) for name, record in records.items()})
+        evaluation = Evaluation.from_dict(data)
+        return cls({evaluation.method: evaluation})
 
-    return read_saved(path, parse)
+    def to_dataframe(self) -> DataFrame:
+        """The rows of each evaluation, one below the other; the column "evaluation" has its name."""
+        import pandas as pd
+
+        return pd.concat([each.rows.assign(evaluation=name) for name, each in self.items()])
+
+    def to_markdown(self) -> str:
+        """Each evaluation, and the differences, as Markdown."""
+        parts = [evaluation.to_markdown() for evaluation in self.values()]
+        if len(self) > 1:
+            gaps = self.differences
+            rows = [[str(cell) for cell in row] for row in gaps.itertuples(index=False)]
+            table = markdown_table([list(gaps.columns), *rows])
+            parts += [escaped_line(self._heading), table]
+        return "\n\n".join(parts) + "\n"
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """A complete page without network and scripts, also written to `path` if given."""
+        return written(html_page("Evaluation", _STYLE, self._repr_html_()), path)
+
+    def _repr_html_(self) -> str:
+        tables = [evaluation.fragment() for evaluation in self.values()]
+        if len(self) > 1:
+            gaps: Any = self.differences
+            tables.append(f"<p>{escape(self._heading)}</p>{gaps.to_html(index=False, border=0)}")
+        return "".join(tables)
 
 
 def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:

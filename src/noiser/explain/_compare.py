@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from noiser.attribution import Attribution, markdown, markup
 from noiser.attribution.display import headings, visible
+from noiser.attribution.saved import SavedResult
+from noiser.attribution.store import restored
 from noiser.checks import plain, random_state_kept
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain._attribute import attribute
@@ -25,19 +29,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(SavedResult):
     """The attributions of one prompt by the methods that can answer, in their order; of others name and reason."""
 
-    attributions: tuple[Attribution, ...]
+    attributions: tuple[Annotated[Attribution, BeforeValidator(Attribution.from_dict)], ...]
     failures: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Attribution]:
         return iter(self.attributions)
 
     def __str__(self) -> str:
+        return self._text(plain=False)
+
+    def to_text(self) -> str:
+        """The scores of each method, without colours, and why other methods cannot answer."""
+        return self._text(plain=True)
+
+    def _text(self, *, plain: bool) -> str:
         with random_state_kept():
             from noiser.attribution.terminal import to_text
-        return "\n".join([to_text(self.attributions), *map(visible, self.failures)])
+        scores = to_text(self.attributions, plain=plain)
+        return "\n".join([scores, *map(visible, self.failures)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of a saved file: that of each attribution, and the failures."""
+        attributions = [att.to_dict() for att in self.attributions]
+        head = {"format": "noiser.comparison", "schema": 1}
+        return {**head, "attributions": attributions, "failures": list(self.failures)}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Comparison:
+        """The comparison whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
+        return restored(cls, Literal["noiser.comparison"], data)
 
     def to_dataframe(self) -> DataFrame:
         """The rows of each attribution, with its method in front."""

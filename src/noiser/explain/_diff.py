@@ -16,12 +16,13 @@ from noiser.attribution.display import label, visible
 from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.markup import css
 from noiser.attribution.relations import WORDS
-from noiser.attribution.store import SavedNumber, read_saved, restored, to_jsonable
+from noiser.attribution.saved import SavedResult
+from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_seed
 from noiser.engine import Key, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.many import run_many
-from noiser.files import json_text, write_text, written
+from noiser.files import written
 from noiser.html import html_page, html_table
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
@@ -56,7 +57,7 @@ class Edit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diff:
+class Diff(SavedResult):
     """The edits between two versions of a prompt, and the effect of each on the answer.
 
     Attributes:
@@ -89,6 +90,10 @@ class Diff:
                 raise ParameterError(f"{pair} is of no edit; there are {count} edits.")
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
+        """Both versions in one text, the facts, and the edits; safe for a terminal."""
         marks = self._marks()
         texts = self._texts([f"{mark}({index})" for index, mark in enumerate(marks, 1)], visible)
         rows = (f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked())
@@ -136,15 +141,6 @@ class Diff:
     def to_dict(self) -> dict[str, Any]:
         """The content of a saved file as plain dicts, lists, texts and numbers."""
         return {"format": "noiser.diff", "schema": 1, **to_jsonable(vars(self))}
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes everything as JSON (docs/schema.md): the whole file or, on OSError, nothing."""
-        write_text(path, json_text(self.to_dict()))
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Diff:
-        """The edits that `save` wrote. Raises StoredFileError for any other or damaged file."""
-        return read_saved(path, cls.from_dict)
 
     @classmethod
     def from_dict(cls, data: Any) -> Diff:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from os import PathLike
+from typing import TYPE_CHECKING, Annotated, Any, Literal, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,10 +14,17 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import label
+from noiser.attribution.markdown import escaped_line, markdown_table
+from noiser.attribution.markup import css
+from noiser.attribution.saved import SavedResult
+from noiser.attribution.store import FLAGS, ROW, ROWS, restored, to_jsonable
 from noiser.engine import Ask, Effect, Query, effect_of, run_one
 from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
-from noiser.explain import restore
+from noiser.explain._restore import restore
+from noiser.explain.tolerance_html import tolerance_html
+from noiser.files import written
+from noiser.html import html_page
 from noiser.methods import Noiser
 from noiser.model import LanguageModel
 from noiser.numbers import number_format
@@ -27,12 +35,14 @@ from noiser.types import Progress, Span, Target
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+_HEAD = ("k", "P(target)", "most probable")
+
 GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
 """No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where its search begins."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tolerance:
+class Tolerance(SavedResult):
     """The probability of each target as one unit gets more noise.
 
     Attributes:
@@ -46,38 +56,54 @@ class Tolerance:
         flips: whether the most probable token of P̄ is another one than without noise; with a foil, whether the other
             one of the pair leads.
         leaders: for each target, the most probable token of P̄ at each k; empty where probabilities are NaN.
-        foil_probabilities: P̄(u, k)[foil], of several tokens the geometric mean; None without a foil.
+        foil_probabilities: P̄(u, k)[foil], for several tokens the geometric mean; None without a foil.
+        thresholds: [targets], the unit's thresholds in an attribution by Noiser; None for other methods.
+        k_min: [targets], the noise that every unit tolerates there; likewise.
     """
 
     unit: Span
     unit_index: int
     targets: tuple[Target, ...]
-    ks: Float[Tensor, " ks"]
-    probabilities: Float[Tensor, "targets ks"]
-    stderr: Float[Tensor, "targets ks"]
-    flips: Bool[Tensor, "targets ks"]
+    ks: Annotated[Float[Tensor, " ks"], ROW]
+    probabilities: Annotated[Float[Tensor, "targets ks"], ROWS]
+    stderr: Annotated[Float[Tensor, "targets ks"], ROWS]
+    flips: Annotated[Bool[Tensor, "targets ks"], FLAGS]
     leaders: tuple[tuple[Target, ...], ...]
-    foil_probabilities: Float[Tensor, " ks"] | None = None
+    foil_probabilities: Annotated[Float[Tensor, " ks"], ROW] | None = None
+    thresholds: Annotated[Float[Tensor, " targets"], ROW] | None = None
+    k_min: Annotated[Float[Tensor, " targets"], ROW] | None = None
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
         """A table for each target that the unit stands before, with a line for each k; safe for a terminal."""
         lines: list[str] = []
-        for row, (target, leaders) in enumerate(zip(self.targets, self.leaders, strict=True)):
-            if not leaders:
+        for row, target in enumerate(self.targets):
+            if not self.leaders[row]:
                 continue
-            show = number_format([target.probability])
-            lines += [
-                "",
-                f"{label(target.text)}, with k times standard normal noise on {label(self.unit.text)}",
-            ]
-            lines.append(f"{'k':>8}  {'P(target)':<17}  most probable")
-            for column, leader in enumerate(leaders):
-                p, error = self.probabilities[row, column].item(), self.stderr[row, column].item()
-                flips = "  (flips)" if self.flips[row, column] else ""
-                lines.append(
-                    f"{self.ks[column]:>8.4g}  {show.with_error(p, error):<17}  {label(leader.text)}{flips}"
-                )
+            noise = f"k times standard normal noise on {label(self.unit.text)}"
+            lines += ["", f"{label(target.text)}, with {noise}"]
+            for k, probability, leader in [_HEAD, *self._lines(row)]:
+                lines.append(f"{k:>8}  {probability:<17}  {leader}")
         return "\n".join(lines).strip("\n")
+
+    def _lines(self, row: int) -> list[tuple[str, str, str]]:
+        """For each k: k, the probability with its error, and the most probable token."""
+        show = number_format([self.targets[row].probability])
+        lines: list[tuple[str, str, str]] = []
+        for column, leader in enumerate(self.leaders[row]):
+            probability = float(self.probabilities[row, column])
+            error = float(self.stderr[row, column])
+            flips = "  (flips)" if self.flips[row, column] else ""
+            lines.append(
+                (
+                    f"{self.ks[column]:.4g}",
+                    show.with_error(probability, error),
+                    f"{label(leader.text)}{flips}",
+                )
+            )
+        return lines
 
     def to_dataframe(self) -> DataFrame:
         """One row per target that the unit stands before and k, in that order.
@@ -102,6 +128,38 @@ class Tolerance:
                 for one, *n, p in numbers
             ]
         return pd.DataFrame(rows, columns=names.split())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of a saved file."""
+        return {"format": "noiser.tolerance", "schema": 1, **to_jsonable(vars(self))}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Tolerance:
+        """The tolerance whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
+        return restored(cls, Literal["noiser.tolerance"], data)
+
+    def to_html(self, path: str | PathLike[str] | None = None) -> str:
+        """A complete page without network and scripts, also written to `path` if given."""
+        style = f"{css()}body{{margin:1.5rem auto;max-width:48rem;padding:0 1rem}}"
+        page = html_page("Noise and the prediction", style, f"<main>{self._charts()}</main>")
+        return written(page, path)
+
+    def to_markdown(self) -> str:
+        """A Markdown table for each target that the unit stands before."""
+        parts: list[str] = []
+        for row, target in enumerate(self.targets):
+            lines = self._lines(row)
+            if lines:
+                heading = f"{label(target.text)}, with noise on {label(self.unit.text)}"
+                parts += [escaped_line(heading), markdown_table([_HEAD, *lines], (0, 1))]
+        return "\n\n".join(parts) + "\n"
+
+    def _charts(self) -> str:
+        charts = [tolerance_html(self, row) for row, leaders in enumerate(self.leaders) if leaders]
+        return "".join(charts)
+
+    def _repr_html_(self) -> str:
+        return f"<style>{css()}</style>{self._charts()}"
 
 
 def tolerance(
@@ -178,6 +236,8 @@ async def _tolerance(
         flips=columns["flips"] == 1,
         leaders=tuple(leaders),
         foil_probabilities=None if query.foil is None else columns["foil_probability"][0].float(),
+        thresholds=None if att.thresholds is None else att.thresholds[:, unit_index],
+        k_min=att.k_min,
     )
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from noiser.attribution.display import label
 from noiser.attribution.markdown import escaped_line
 from noiser.attribution.relations import WORDS
-from noiser.attribution.store import read_saved, restored, to_jsonable
+from noiser.attribution.saved import SavedResult
+from noiser.attribution.store import restored, to_jsonable
 from noiser.explain.citations_html import fragment, page
-from noiser.files import json_text, write_text, written
+from noiser.files import written
 from noiser.numbers import number_format
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _QUOTED = 3  # quotes that the text shows of a source
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Citations(CitationsRecord):
+class Citations(CitationsRecord, SavedResult):
     """An answer with its citations: the result of `noiser.cite`.
 
     Attributes:
@@ -42,6 +43,9 @@ class Citations(CitationsRecord):
     """
 
     def __str__(self) -> str:
+        return self.to_text()
+
+    def to_text(self) -> str:
         """The answer, each sentence with its marks and sources, and how to read it; safe for a terminal."""
         lines = [f"{('', '  ', '      ')[depth]}{text}" for depth, text in self._lines()]
         return "\n".join([*lines, "", *self.footnotes])
@@ -142,16 +146,7 @@ class Citations(CitationsRecord):
             "attribution": self.attribution.to_dict(),
         }
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes everything as JSON (docs/schema.md): the whole file or, on OSError, nothing."""
-        write_text(path, json_text(self.to_dict()))
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Citations:
-        """The citations that `save` wrote. Raises StoredFileError for any other or damaged file."""
-        return read_saved(path, cls.from_dict)
-
     @classmethod
     def from_dict(cls, data: Any) -> Citations:
-        """The record that `to_dict` was given. Raises StoredFileError where `load` does."""
+        """The citations whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
         return restored(cls, Literal["noiser.citations"], data)

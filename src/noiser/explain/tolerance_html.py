@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from noiser.attribution.display import label
-
-if TYPE_CHECKING:
-    from noiser.attribution import Attribution
-    from noiser.explain import Tolerance
-
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 300, 56, 660, 18, 254
 
@@ -22,8 +17,8 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 300, 56, 660, 18, 254
 OCTAVES = 10  # powers of two from left to right; the last is k = 1
 
 
-def tolerance_html(att: Attribution, curve: Tolerance, row: int) -> str:
-    """A drawing of one target's probabilities, the same in words, and its numbers in a table.
+def tolerance_html(curve: Any, row: int) -> str:
+    """A drawing of one target's probabilities in a `Tolerance`, the same in words, and its numbers in a table.
 
     Flips are marked by shape, not by colour; every mark says its numbers under the pointer.
     """
@@ -38,10 +33,10 @@ def tolerance_html(att: Attribution, curve: Tolerance, row: int) -> str:
         f"“{point.leader}” leads with {point.leader_probability:.3g}"
         for point in frame.itertuples()
     ]
-    levels = {"threshold": (att.thresholds, (row, curve.unit_index)), "k_min": (att.k_min, row)}
-    levels = {
-        name: k for name, (ks, at) in levels.items() if ks is not None and (k := float(ks[at])) > 0
-    }
+    levels: dict[str, float] = {}
+    for name, ks in (("threshold", curve.thresholds), ("k_min", curve.k_min)):
+        if ks is not None and float(ks[row]) > 0:
+            levels[name] = float(ks[row])
     clean, flips = curve.targets[row].probability, frame[frame["flips"]]
     words = f"Without noise the probability is {clean:.3g}. "
     if flips.empty:

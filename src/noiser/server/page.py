@@ -128,7 +128,7 @@ class Tolerate(BaseModel):
         with models.use(self.model, job) as lm:
             job.step("Adding noise")
             curve = tolerance(lm, att, self.unit, progress=job.progress)
-        return {"html": tolerance_html(att, curve, self.target)}
+        return {"html": tolerance_html(curve, self.target)}
 
 
 class Measure(BaseModel):
@@ -157,7 +157,7 @@ class Measure(BaseModel):
             for att in attributions:
                 name = label(att.method)
                 job.step(f"Measuring {name}")
-                parts.append(f"<h3>{escape(name)}</h3>{evaluate(lm, att, **options).to_html()}")
+                parts.append(f"<h3>{escape(name)}</h3>{evaluate(lm, att, **options).fragment()}")
         return {"html": f'<div class="noiser-att numbers">{"".join(parts)}</div>'}
 
 

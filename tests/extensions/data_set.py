@@ -1,0 +1,23 @@
+"""A data set: two prompts."""
+
+from noiser.data import DATA_SETS, Example, Reading, Recipe, Source
+
+PROMPTS = ("The brown fox sings in the", "The dog plays in the rain and the")
+
+
+def read(paths):
+    """The examples."""
+    return Reading(
+        [
+            Example(id=f"two-{number}", prompt=prompt, target=None, dataset="two")
+            for number, prompt in enumerate(PROMPTS)
+        ]
+    )
+
+
+def two():
+    """Where it comes from, and how it is read."""
+    return Recipe(source=Source(files=(), licence="CC0", citation="none"), read=read)
+
+
+DATA_SETS.register("two", two, summary="two prompts")
