@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from noiser.attribution import Attribution, Attributions
 from noiser.checks import check_positive, check_seed, plain
 from noiser.engine import Query, first_position, prepare, run_one
-from noiser.errors import OutOfTimeError, ParameterError
+from noiser.errors import OutOfTimeError
 from noiser.explain.check import check_masks, check_scores
 from noiser.explain.injected import unasked
 from noiser.explain.many import for_each, is_many, naming_prompt, run_many
@@ -34,7 +36,78 @@ from noiser.types import (
     Unit,
 )
 
+T = TypeVar("T")
 
+
+class OptionsOfOne(TypedDict, total=False):
+    """The keyword arguments of `attribute` for one prompt."""
+
+    method: str | Method
+    target: str | int | None
+    foil: str | int | None
+    max_new_tokens: int | None
+    target_unit: TargetUnit | None
+    unit: Unit | AutoUnit
+    sources: Sources | None
+    continuation_units: bool
+    seed: int
+    special_tokens: SpecialTokens | None
+    of: Objective | None
+    check: int | bool
+    max_seconds: float | None
+    progress: Progress | bool | None
+
+
+class OptionsOfMany(TypedDict, total=False):
+    """The keyword arguments of `attribute` for many prompts: some are one for all, or a list of one for each."""
+
+    method: str | Method
+    target: str | int | Sequence[str | int | None] | None
+    foil: str | int | Sequence[str | int | None] | None
+    max_new_tokens: int | None
+    target_unit: TargetUnit | None
+    unit: Unit | AutoUnit
+    sources: Sources | Sequence[Sources | None] | None
+    continuation_units: bool
+    seed: int | Sequence[int]
+    special_tokens: SpecialTokens | None
+    of: Objective | None
+    check: int | bool
+    max_seconds: float | None
+    progress: Progress | bool | None
+
+
+def _saying_where_hyper_parameters_belong(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, whose TypeError for an argument that it does not have has a note."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> T:
+        try:
+            inspect.signature(function).bind(*arguments, **options)
+        except TypeError as error:
+            error.add_note(
+                "Hyper-parameters belong to the method: method=noiser.Noiser(samples=20), or "
+                "method='noiser:samples=20'."
+            )
+            raise
+        return function(*arguments, **options)
+
+    return call
+
+
+@overload
+def attribute(
+    lm: LanguageModel, prompt: Prompt, **options: Unpack[OptionsOfOne]
+) -> Attribution: ...
+
+
+@overload
+def attribute(
+    lm: LanguageModel, prompt: Prompts, **options: Unpack[OptionsOfMany]
+) -> Attributions: ...
+
+
+@_saying_where_hyper_parameters_belong
 def attribute(
     lm: LanguageModel,
     prompt: Prompt | Prompts,
@@ -53,8 +126,7 @@ def attribute(
     check: int | bool = False,
     max_seconds: float | None = None,
     progress: Progress | bool | None = None,
-    **unknown: Any,
-) -> Any:
+) -> Attribution | Attributions:
     """Which parts of the prompt made the model say that?
 
     Many prompts run side by side, which is faster, and give the same numbers as separate calls; `target`, `foil`,
@@ -99,7 +171,6 @@ def attribute(
             yet. Of many prompts, those that have no result are left out, with a warning.
         progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts. None: a bar
             on a terminal or in a notebook, after a second; False: none.
-        unknown: refused, with the place where hyper-parameters belong.
 
     Returns:
         An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts
@@ -117,11 +188,6 @@ def attribute(
         check_positive("max_seconds", max_seconds)
     made = make_method(method)
     check_answers(made, lm.identity.name, lm.looks_inside)
-    for key, value in unknown.items():
-        example = f"method=noiser.{type(made).__name__}({key}={value!r})"
-        raise ParameterError(
-            f"attribute has no argument {key!r}; hyper-parameters go into the method: {example}."
-        )
     given: Any = plain(prompt)
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {"unit": unit, "continuation_units": continuation_units, "of": of}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, TypedDict, Unpack, get_args, overload
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
@@ -51,6 +51,46 @@ AGAINST = math.inf
 has been measured: half a nat names distractors, too, where the model is not certain (design/sets.md)."""
 
 
+class CiteOptions(TypedDict, total=False):
+    """The keyword arguments of `cite` that are the same for one question and for many."""
+
+    accuracy: Accuracy
+    method: str | Method | None
+    target_unit: TargetUnit
+    max_new_tokens: int
+    template: str | None
+    unit: CitedUnit
+    memory: float | None
+    least_share: float
+    contrast: bool
+    check: int | bool
+    seed: int
+    max_seconds: float | None
+    progress: Progress | bool | None
+
+
+@overload
+def cite(
+    lm: LanguageModel,
+    question: Prompt,
+    sources: Sources,
+    *,
+    answer: str | tuple[int, ...] | None = None,
+    **options: Unpack[CiteOptions],
+) -> Citations: ...
+
+
+@overload
+def cite(
+    lm: LanguageModel,
+    question: Prompts,
+    sources: Sequence[Sources],
+    *,
+    answer: str | Sequence[str | Sequence[int] | None] | None = None,
+    **options: Unpack[CiteOptions],
+) -> list[Citations]: ...
+
+
 def cite(
     lm: LanguageModel,
     question: Prompt | Prompts,
@@ -58,7 +98,7 @@ def cite(
     *,
     accuracy: Accuracy = "accurate",
     method: str | Method | None = None,
-    answer: str | Sequence[str | int | None] | None = None,
+    answer: str | Sequence[str | int | Sequence[int] | None] | None = None,
     target_unit: TargetUnit = "sentence",
     max_new_tokens: int = 128,
     template: str | None = TEMPLATE,
@@ -70,7 +110,7 @@ def cite(
     seed: int = 0,
     max_seconds: float | None = None,
     progress: Progress | bool | None = None,
-) -> Any:
+) -> Citations | list[Citations]:
     """Answers a question from sources, and says which of them each sentence of the answer was written from.
 
     The model answers a prompt with the sources, and each source is hidden from question and answer: what a sentence's
