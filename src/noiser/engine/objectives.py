@@ -104,8 +104,10 @@ def squared(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, 
 
 def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:
     """Σ (√p - √q)² at each token."""
+    # Both are normalised in the same way, so that equal distributions have exactly 0.
     roots = (logits.float().log_softmax(-1) / 2).exp()
-    return (roots - (clean / 2).exp()).square().sum(-1)
+    clean_roots = (clean.log_softmax(-1) / 2).exp()
+    return (roots - clean_roots).square().sum(-1)
 
 
 def at(values: Tensor, ids: Tensor) -> Tensor:
