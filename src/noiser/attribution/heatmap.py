@@ -1,4 +1,4 @@
-"""A heat map and a table of numbers as data, which every renderer of an attribution shows in its own form."""
+"""A heat map and a table of numbers as data, which each renderer shows in its own form."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ from noiser.types import Target
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
 
+_STRONGEST = 5  # units whose scores are put into words
+
 UNASKED = "message {}, a tool's result, speaks for it; the user's words do not"
 
 
 class Cell(NamedTuple):
-    """A piece of the text; without columns and score where it is in no unit, such as a chat template's text."""
+    """A piece of the text; without columns and score where it is in no unit, as a template's text.
 
-    text: str  # not yet made visible
-    columns: tuple[int, ...]  # the units in it; several where byte-level tokens share a character
-    score: float | None  # sum of the units' scores; None without a score for this target
-    weight: (
-        float | None
-    )  # score / max |score| of the row; None without a signal, within two standard errors of 0
+    Attributes:
+        text: not yet made visible.
+        columns: the units in it; several where byte-level tokens share a character.
+        score: the sum of the units' scores; None without a score for this target.
+        weight: the score divided by the largest magnitude of the row; None without a signal, within
+            two standard errors of 0.
+    """
+
+    text: str
+    columns: tuple[int, ...]
+    score: float | None
+    weight: float | None
 
     def parts(self) -> tuple[str, str]:
         """The whitespace before the text, which gets no colour, and the rest; both made visible."""
@@ -38,82 +46,116 @@ class Cell(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """One target of an attribution; every text but the cells' is safe to show."""
+    """One target of an attribution; all texts except the cells' are safe to show.
+
+    Attributes:
+        target: its label.
+        foil: its label, "" without one.
+        cells: the text before the target.
+        question: the target's probability, its rank and the foil: facts that hold for every method.
+        facts: the question, and the smallest threshold if there is one.
+        strongest: for "for" and "against" labels and scores, five in all, the strongest first.
+        pairs: lines about units that decide only together, or of which either would do, and
+            UNASKED.
+        largest: the largest magnitude of a cell's score, which has the strongest colour; "" without
+            one.
+        meaning: the colours that occur, in words.
+    """
 
     target: str
-    foil: str  # "" without one
-    cells: list[Cell]  # the text before the target
-    question: str  # its probability, its rank and the foil: facts that hold for every method
-    facts: str  # the question, and the smallest threshold if there is one
-    strongest: dict[
-        str, list[tuple[str, str]]
-    ]  # "for" and "against": labels and scores, five in all, strongest first
-    pairs: list[
-        str
-    ]  # lines about units that decide only together, or of which either would do, and UNASKED
-    largest: str  # the largest magnitude of a cell's score, which has the strongest colour; "" without one
-    meaning: dict[str, str]  # the colours that occur, in words
+    foil: str
+    cells: list[Cell]
+    question: str
+    facts: str
+    strongest: dict[str, list[tuple[str, str]]]
+    pairs: list[str]
+    largest: str
+    meaning: dict[str, str]
 
 
 def strongest(heat: HeatMap) -> str:
     """The strongest scores in words: "for: Lisbon 6.6 · who 1.9 · against: Germany -4.4"."""
-    sides = [
-        f"{side}: {' · '.join(f'{n} {score}' for n, score in top)}"
-        for side, top in heat.strongest.items()
-    ]
+    sides: list[str] = []
+    for side, units in heat.strongest.items():
+        words = " · ".join(f"{name} {score}" for name, score in units)
+        sides.append(f"{side}: {words}")
     return " · ".join(sides) or "no unit has a signal"
 
 
 class Numbers(NamedTuple):
-    """A table of the numbers of one target."""
+    """A table of the numbers of one target.
 
-    head: list[str]  # the kind of the units, then a heading for each column of numbers
-    rows: list[list[str]]  # a unit's label, then its numbers as text, "" where there is none
-    weights: list[
-        list[float | None]
-    ]  # for each row and attribution the colour, in [-1, 1]; None without a signal
-    note: str  # how many units were left out, or ""
+    Attributes:
+        head: the kind of the units, then a heading for each column of numbers.
+        rows: a unit's label, then its numbers as text, "" where there is none.
+        weights: for each row and attribution the colour, in [-1, 1]; None without a signal.
+        note: how many units were left out, or "".
+    """
+
+    head: list[str]
+    rows: list[list[str]]
+    weights: list[list[float | None]]
+    note: str
+
+
+# ---- a heat map and its captions ----------------------------------------------------------------
 
 
 def heat_map(att: AttributionRecord, row: int) -> HeatMap:
     """The cells and captions of target `row`."""
-    question, foil = f"probability {_prediction(att.targets[row], ' · ')}", ""
-    if att.foil is not None:
-        foil = label(att.foil.text)
-        question += f" · rather than “{foil}” ({_prediction(att.foil, ', ')})"
-    k_min = math.nan if att.k_min is None else float(att.k_min[row])
-    scores, stderr, shown, names = (
-        att.scores[row].tolist(),
-        errors_of(att, row),
-        cells(att, row),
-        labels(att),
-    )
-    show, largest = (
-        number_format(scores),
-        max((abs(cell.score or 0.0) for cell in shown), default=0.0),
-    )
-    strongest: dict[str, list[tuple[str, str]]] = {}
-    for i in [i for i in _order(scores) if scores[i] and has_signal(scores[i], stderr[i])][:5]:
-        pair = (names[i], show.with_error(scores[i], stderr[i]))
-        strongest.setdefault("for" if scores[i] > 0 else "against", []).append(pair)
+    target_cells = cells(att, row)
+    largest = max((abs(cell.score or 0.0) for cell in target_cells), default=0.0)
+    question = _question(att, row)
+    facts = question
+    if att.k_min is not None and not math.isnan(att.k_min[row]):
+        facts += f" · k_min {float(att.k_min[row]):.3g}"
+    unasked = [UNASKED.format(message) for message in att.info.get("unasked", ())]
     return HeatMap(
         target=label(att.targets[row].text),
-        foil=foil,
-        cells=shown,
+        foil="" if att.foil is None else label(att.foil.text),
+        cells=target_cells,
         question=question,
-        facts=question if math.isnan(k_min) else f"{question} · k_min {k_min:.3g}",
-        strongest=dict(sorted(strongest.items(), reverse=True)),
-        pairs=[*sentences(att, row), *map(UNASKED.format, att.info.get("unasked", ()))],
-        largest=show(largest)
-        if largest
-        else "",  # not cut at its error: the weights are exact shares of it
-        meaning=_meaning(att, row, shown) if largest else {},
+        facts=facts,
+        strongest=_strongest_units(att, row),
+        pairs=[*sentences(att, row), *unasked],
+        # Without its error, by which it would be rounded: the weights are exact shares of it.
+        largest=number_format(att.scores[row].tolist())(largest) if largest else "",
+        meaning=_meaning(att, row, target_cells) if largest else {},
     )
+
+
+def _question(att: AttributionRecord, row: int) -> str:
+    """The target's probability and rank, and the foil's."""
+    question = f"probability {_prediction(att.targets[row], ' · ')}"
+    if att.foil is None:
+        return question
+    foil = f"“{label(att.foil.text)}” ({_prediction(att.foil, ', ')})"
+    return f"{question} · rather than {foil}"
 
 
 def _prediction(target: Target, separator: str) -> str:
-    each, up_to = ("per token ", "up to " * (target.rank > 1)) if target.rest else ("", "")
-    return f"{each}{target.probability:.3g}{separator}rank {up_to}{target.rank}"
+    """Probability and rank; of several tokens their mean probability and largest rank."""
+    if not target.rest:
+        return f"{target.probability:.3g}{separator}rank {target.rank}"
+    up_to = "up to " if target.rank > 1 else ""
+    return f"per token {target.probability:.3g}{separator}rank {up_to}{target.rank}"
+
+
+def _strongest_units(att: AttributionRecord, row: int) -> dict[str, list[tuple[str, str]]]:
+    """Labels and scores of the five strongest units with a signal, "for" before "against"."""
+    scores = att.scores[row].tolist()
+    stderr = errors_of(att, row)
+    names = labels(att)
+    show = number_format(scores)
+    with_signal: list[int] = []
+    for unit in _order(scores):
+        if scores[unit] and has_signal(scores[unit], stderr[unit]):
+            with_signal.append(unit)
+    sides: dict[str, list[tuple[str, str]]] = {"for": [], "against": []}
+    for unit in with_signal[:_STRONGEST]:
+        side = "for" if scores[unit] > 0 else "against"
+        sides[side].append((names[unit], show.with_error(scores[unit], stderr[unit])))
+    return {side: units for side, units in sides.items() if units}
 
 
 def errors_of(att: AttributionRecord, row: int) -> list[float]:
@@ -126,157 +168,196 @@ def has_signal(score: float, stderr: float) -> bool:
     return not stderr > 0 or abs(score) > 2 * stderr
 
 
-def _meaning(att: AttributionRecord, row: int, shown: Sequence[Cell]) -> dict[str, str]:
-    target = label(att.targets[row].text)
+def _meaning(att: AttributionRecord, row: int, target_cells: Sequence[Cell]) -> dict[str, str]:
+    """What each colour that occurs says about a unit."""
+    orange, blue = _meaning_of_signs(att, row)
+    meaning = {"orange": orange}
+    if any(cell.weight is not None and cell.weight < 0 for cell in target_cells):
+        meaning["blue"] = blue
+    if any(cell.weight is None for cell in target_cells):
+        meaning["grey"] = "no signal, within two standard errors of 0"
+    return meaning
+
+
+def _meaning_of_signs(att: AttributionRecord, row: int) -> tuple[str, str]:
+    """What a positive and what a negative score say about a unit."""
     if "through" in att.info:
-        words = "the target was written from it, or from what was", ""
-    elif att.parameters.get("score") == "hellinger":
-        words = (
+        return "the target was written from it, or from what was", ""
+    if att.parameters.get("score") == "hellinger":
+        return (
             "without it the model's prediction changes",
             "without it the prediction changes less",
         )
-    elif "of" in att.info:
-        words = f"without it {label(str(att.info['of']))} falls", "it rises"
-    elif att.foil is not None:
-        words = f"speaks for “{target}”", f"speaks for “{label(att.foil.text)}”"
-    else:
-        words = "without it the prediction gets less likely", "more likely"
-    there = {
-        "orange": (words[0], True),
-        "blue": (words[1], any((cell.weight or 0) < 0 for cell in shown)),
-        "grey": (
-            "no signal, within two standard errors of 0",
-            any(cell.weight is None for cell in shown),
-        ),
-    }
-    return {colour: text for colour, (text, is_there) in there.items() if is_there}
+    if "of" in att.info:
+        return f"without it {label(str(att.info['of']))} falls", "it rises"
+    if att.foil is not None:
+        target = label(att.targets[row].text)
+        return f"speaks for “{target}”", f"speaks for “{label(att.foil.text)}”"
+    return "without it the prediction gets less likely", "more likely"
 
 
 def legends(maps: Sequence[HeatMap]) -> list[dict[str, str]]:
-    """The colours in words for each heat map; for the last one alone where one legend holds for all."""
-    pairs = {pair for heat in maps for pair in heat.meaning.items()}
-    common = {
-        colour: words
-        for name in ("orange", "blue", "grey")
-        for colour, words in pairs
-        if colour == name
-    }
-    same = len(common) == len(pairs)
-    return (
-        [common if heat is maps[-1] else {} for heat in maps]
-        if same
-        else [heat.meaning for heat in maps]
-    )
+    """The colours in words for each heat map.
+
+    Where one legend holds for all of them, the last one alone has it.
+    """
+    meanings: dict[str, list[str]] = {"orange": [], "blue": [], "grey": []}
+    for heat in maps:
+        for colour, words in heat.meaning.items():
+            if words not in meanings[colour]:
+                meanings[colour].append(words)
+    if any(len(words) > 1 for words in meanings.values()):
+        return [heat.meaning for heat in maps]
+    common = {colour: words[0] for colour, words in meanings.items() if words}
+    return [common if heat is maps[-1] else {} for heat in maps]
+
+
+# ---- the cells ----------------------------------------------------------------------------------
 
 
 def cells(att: AttributionRecord, row: int) -> list[Cell]:
     """The text before target `row`, cut into pieces that follow each other without a gap."""
     scores: list[float] = att.scores[row].tolist()
-    errors, pieces, roles = (
-        errors_of(att, row),
-        _pieces(att, _end_of_text(att, row, scores)),
-        _roles(att),
-    )
-    present = [[i for i in columns if not math.isnan(scores[i])] for _, _, columns in pieces]
-    totals = [sum(scores[i] for i in columns) if columns else math.nan for columns in present]
-    weights = _weights(totals, [math.hypot(*(errors[i] for i in columns)) for columns in present])
-    return [
-        Cell(
-            text if columns else roles.get(start, text),
-            columns,
-            None if math.isnan(total) else total,
-            weight,
-        )
-        for (start, text, columns), total, weight in zip(pieces, totals, weights, strict=True)
-    ]
+    errors = errors_of(att, row)
+    roles = _roles(att)
+    texts: list[tuple[str, tuple[int, ...]]] = []
+    totals: list[float] = []
+    total_errors: list[float] = []
+    for start, text, columns in _pieces(att, _end_of_text(att, row, scores)):
+        with_score = [column for column in columns if not math.isnan(scores[column])]
+        total = sum(scores[column] for column in with_score)
+        totals.append(total if with_score else math.nan)
+        total_errors.append(math.hypot(*[errors[column] for column in with_score]))
+        texts.append((text if columns else roles.get(start, text), columns))
+    target_cells: list[Cell] = []
+    weights = _weights(totals, total_errors)
+    for (text, columns), total, weight in zip(texts, totals, weights, strict=True):
+        target_cells.append(Cell(text, columns, None if math.isnan(total) else total, weight))
+    return target_cells
 
 
 def _roles(att: AttributionRecord) -> dict[int, str]:
-    """For each place of a chat where the template's text begins, the role that it announces, in place of its marks."""
+    r"""From each place where a chat template's text begins to the role that it announces.
+
+    "<|im_start|>user\n" becomes "user: ". A template that writes more words keeps them above the
+    role. There are no places if a content is not found, since the template changes it.
+    """
     if isinstance(att.prompt, str):
         return {}
-    roles, position = dict[int, str](), 0
-    for message in [*att.prompt, None]:
-        content = "".join(part_texts(message)).strip() if message else ""
-        start = (
-            att.text.find(content, position, att.prompt_length) if message else att.prompt_length
-        )
-        if start < 0 or (message and not content):
-            return {}  # the template changes what it is given
-        role = str(message.get("role")) if message else "assistant"
-        said = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", att.text[position:start]).split()
-        own = (
-            " ".join(said).removesuffix(role) + "\n" if len(said) > 2 else ""
-        )  # more than roles: the template's text
+    roles: dict[int, str] = {}
+    position = 0
+    for message in att.prompt:
+        content = "".join(part_texts(message)).strip()
+        start = att.text.find(content, position, att.prompt_length)
+        if start < 0 or not content:
+            return {}
         if start > position:
-            roles[position] = f"{chr(10) * (position > 0)}{own}{role}: "
+            roles[position] = _heading(att.text, position, start, str(message.get("role")))
         position = start + len(content)
+    if att.prompt_length > position:
+        roles[position] = _heading(att.text, position, att.prompt_length, "assistant")
     return roles
 
 
+def _heading(text: str, start: int, end: int, role: str) -> str:
+    """The template's text from `start` to `end`: its own words on a line, and the role."""
+    words = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", text[start:end]).split()
+    own_words = ""
+    if len(words) > 2:  # more than the roles before and after
+        own_words = " ".join(words).removesuffix(role) + "\n"
+    line_break = "\n" if start > 0 else ""
+    return f"{line_break}{own_words}{role}: "
+
+
 def _end_of_text(att: AttributionRecord, row: int, scores: Sequence[float]) -> int:
-    """How many characters of the text stand before a target."""
-    ends = [
-        span.end for span, score in zip(att.units, scores, strict=True) if not math.isnan(score)
-    ]
+    """The number of characters of the text before a target."""
     before = "".join(target.text for target in att.targets[:row])
-    said = len(before) if att.text.startswith(before, att.prompt_length) else 0
-    return max([att.prompt_length + said, *ends])
+    end = att.prompt_length
+    if att.text.startswith(before, att.prompt_length):
+        end += len(before)
+    for unit, score in zip(att.units, scores, strict=True):
+        if not math.isnan(score):
+            end = max(end, unit.end)
+    return end
 
 
 def _pieces(att: AttributionRecord, end: int) -> list[tuple[int, str, tuple[int, ...]]]:
-    """(start, text, columns) of the units up to `end`, those that share characters together, in order of the text."""
-    columns = [column for column, span in enumerate(att.units) if span.end <= end]
+    """(start, text, columns) of the units up to `end` and of the text between, in order.
+
+    Units that share characters are one piece.
+    """
+    columns = [column for column, unit in enumerate(att.units) if unit.end <= end]
     columns.sort(key=lambda column: att.units[column].start)
-    pieces, position = list[tuple[int, str, tuple[int, ...]]](), 0
-    for group in join_overlapping(
-        [(att.units[column].start, att.units[column].end) for column in columns]
-    ):
-        spans = [att.units[columns[index]] for index in group]
-        start, stop = spans[0].start, max(span.end for span in spans)
-        pieces += [(position, att.text[position:start], ())] if start > position else []
-        text = att.text[start:stop] or spans[0].text  # a special token is not in the text
-        pieces.append((start, text, tuple(columns[index] for index in group)))
+    offsets = [(att.units[column].start, att.units[column].end) for column in columns]
+    pieces: list[tuple[int, str, tuple[int, ...]]] = []
+    position = 0
+    for group in join_overlapping(offsets):
+        members = tuple(columns[index] for index in group)
+        units = [att.units[column] for column in members]
+        start = units[0].start
+        stop = max(unit.end for unit in units)
+        if start > position:
+            pieces.append((position, att.text[position:start], ()))
+        text = att.text[start:stop] or units[0].text  # a special token is not in the text
+        pieces.append((start, text, members))
         position = max(position, stop)
-    return [*pieces, (position, att.text[position:end], ())] if position < end else pieces
+    if position < end:
+        pieces.append((position, att.text[position:end], ()))
+    return pieces
 
 
 def _weights(scores: Sequence[float], stderr: Sequence[float]) -> list[float | None]:
     """Scores divided by the largest finite magnitude, 0 for NaN; None without a signal."""
-    largest = max((abs(score) for score in scores if math.isfinite(score)), default=0.0) or 1.0
-    shares = [
-        0.0 if math.isnan(score) else max(-1.0, min(1.0, score / largest)) for score in scores
-    ]
-    signals = [
-        math.isnan(score) or has_signal(score, error)
-        for score, error in zip(scores, stderr, strict=True)
-    ]
-    return [share if signal else None for share, signal in zip(shares, signals, strict=True)]
+    finite = [abs(score) for score in scores if math.isfinite(score)]
+    largest = max(finite, default=0.0) or 1.0
+    weights: list[float | None] = []
+    for score, error in zip(scores, stderr, strict=True):
+        if math.isnan(score):
+            weights.append(0.0)
+        elif has_signal(score, error):
+            weights.append(max(-1.0, min(1.0, score / largest)))
+        else:
+            weights.append(None)
+    return weights
+
+
+# ---- a table of numbers -------------------------------------------------------------------------
 
 
 def numbers(
     attributions: Sequence[AttributionRecord], row: int, most: int | None = None
 ) -> Numbers:
-    """The numbers of all units that have a score for a target, or of the `most` strongest of each attribution."""
-    first, single = attributions[0], len(attributions) == 1
-    scores: list[list[float]] = [att.scores[row].tolist() for att in attributions]
-    stderr = [errors_of(att, row) for att in attributions]
-    names = ["score"] if single else headings(attributions)
-    columns = [_texts(*pair) for pair in zip(scores, stderr, strict=True)]
-    if single and first.thresholds is not None:
+    """The numbers of the units that have a score for a target.
+
+    With `most`, of so many units of each attribution, the strongest.
+    """
+    first = attributions[0]
+    names = ["score"] if len(attributions) == 1 else headings(attributions)
+    columns: list[list[str]] = []
+    weights: list[list[float | None]] = []
+    with_score: set[int] = set()
+    shown: set[int] = set()
+    for att in attributions:
+        scores: list[float] = att.scores[row].tolist()
+        stderr = errors_of(att, row)
+        order = _order(scores)
+        columns.append(_texts(scores, stderr))
+        weights.append(_weights(scores, stderr))
+        with_score.update(order)
+        shown.update(order[:most])
+    if len(attributions) == 1 and first.thresholds is not None:
         names.append("threshold")
         columns.append(_texts(first.thresholds[row].tolist(), [math.nan] * len(first.units)))
-    orders = [_order(values) for values in scores]
-    chosen, count = (
-        sorted({i for order in orders for i in order[:most]}),
-        len({i for order in orders for i in order}),
-    )
-    units, weights = labels(first), [_weights(*pair) for pair in zip(scores, stderr, strict=True)]
+    units = labels(first)
+    in_order = sorted(shown)
+    note = ""
+    if len(shown) < len(with_score):
+        note = f"the {len(shown)} strongest of {len(with_score)} units"
     return Numbers(
-        [kind_of_units(first), *names],
-        [[units[index], *(texts[index] for texts in columns)] for index in chosen],
-        [[values[index] for values in weights] for index in chosen],
-        "" if len(chosen) == count else f"the {len(chosen)} strongest of {count} units",
+        head=[kind_of_units(first), *names],
+        rows=[[units[unit], *(texts[unit] for texts in columns)] for unit in in_order],
+        weights=[[values[unit] for values in weights] for unit in in_order],
+        note=note,
     )
 
 
@@ -287,15 +368,14 @@ def kind_of_units(att: AttributionRecord) -> str:
 
 def _order(scores: Sequence[float]) -> list[int]:
     """Columns of the scores that are not NaN, the strongest first."""
-    return sorted(
-        (i for i, score in enumerate(scores) if not math.isnan(score)),
-        key=lambda i: -abs(scores[i]),
-    )
+    columns = [column for column, score in enumerate(scores) if not math.isnan(score)]
+    return sorted(columns, key=lambda column: -abs(scores[column]))
 
 
 def _texts(values: Sequence[float], stderr: Sequence[float]) -> list[str]:
+    """The numbers as text, rounded by their errors; "" for NaN."""
     show = number_format(values)
-    return [
-        "" if math.isnan(value) else show.with_error(value, e)
-        for value, e in zip(values, stderr, strict=True)
-    ]
+    texts: list[str] = []
+    for value, error in zip(values, stderr, strict=True):
+        texts.append("" if math.isnan(value) else show.with_error(value, error))
+    return texts

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 def markdown(att: AttributionRecord) -> str:
     """A table of the scores for each target, and where they come from."""
-    sections = [_markdown_section(att, row) for row in range(len(att.targets))]
-    return "\n\n".join([*sections, *map(_escaped, notes(att)), _escaped(provenance(att))]) + "\n"
+    paragraphs = [_markdown_section(att, row) for row in range(len(att.targets))]
+    paragraphs += [_escaped(note) for note in notes(att)]
+    paragraphs.append(_escaped(provenance(att)))
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _markdown_section(att: AttributionRecord, row: int) -> str:
-    heat, scores = heat_map(att, row), numbers([att], row)
+    """One target: the text before it, facts, the table of scores, and pairs."""
+    heat = heat_map(att, row)
+    scores = numbers([att], row)
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
     first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**\n({_escaped(heat.facts)})"
     table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
@@ -31,14 +35,20 @@ def _markdown_section(att: AttributionRecord, row: int) -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """A table of the rows, the heading first, in which nothing is markup; columns in `right` align to the right."""
-    rule = "".join("---:|" if column in right else "---|" for column in range(len(rows[0])))
-    head, *lines = (f"| {' | '.join(map(_escaped, row))} |" for row in rows)
-    return "\n".join([head, f"|{rule}", *lines])
+    """A table of the rows, the heading first, in which nothing is markup.
+
+    Columns in `right` align to the right.
+    """
+    rule = "|"
+    for column in range(len(rows[0])):
+        rule += "---:|" if column in right else "---|"
+    lines = [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
+    lines.insert(1, rule)
+    return "\n".join(lines)
 
 
 def escaped_line(text: str) -> str:
-    r"""The text as a line of its own, in which nothing is markup and which begins no list, heading or rule.
+    r"""The text as a line of its own: nothing is markup, or begins a list, heading or rule.
 
     >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
     1\. \*a\* \- \[b\] \-0.5 \<c\>

@@ -1,4 +1,4 @@
-"""Heat maps as HTML that needs nothing else, and numbers as Markdown; in both every text is escaped.
+"""Heat maps as HTML that needs nothing else; every text is escaped.
 
 Colour never stands alone: a bar below a unit is a positive score and one above it a negative score.
 """
@@ -32,18 +32,27 @@ from noiser.numbers import number_format
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
 
-_AT_ONCE, _IN_TABLES, _LONG, _MOST_CELLS = 8, 40, 1500, 20_000
-"""Targets that are shown below each other (of more, the first alone, and so many units alone in tables); characters of
-a text that comes after its numbers; and units on a page, which browsers show without delay."""
+# Targets that are shown below each other; of more, the first alone.
+_AT_ONCE = 8
+# Units in each table where there are more targets than that.
+_IN_TABLES = 40
+# A text of more characters comes after its numbers.
+_LONG = 1500
+# Units on a page, which browsers show without delay.
+_MOST_CELLS = 20_000
+
+
+# ---- pages --------------------------------------------------------------------------------------
 
 
 def page(attributions: Sequence[AttributionRecord], targets: Sequence[int] | None = None) -> str:
-    """A complete page with one attribution, or with several of one prompt: a row per method, target by target."""
-    card, first, count = _card(attributions, "noiser", targets), attributions[0], len(attributions)
+    """A complete page with one attribution, or with several of one prompt: a row per method."""
+    card = _card(attributions, "noiser", targets)
+    first = attributions[0]
     prompt = label(first.text[: first.prompt_length])[:80]
-    return page_of_card(
-        card, f"{prompt} – {label(first.method) if count == 1 else f'{count} methods'}"
-    )
+    count = len(attributions)
+    what = label(first.method) if count == 1 else f"{count} methods"
+    return page_of_card(card, f"{prompt} – {what}")
 
 
 def fragment(attributions: Sequence[AttributionRecord]) -> str:
@@ -59,82 +68,106 @@ def css(room: str = "attribution", name: str = "style.css") -> str:
 
 
 def page_of_card(card: str, title: str, style: str = "") -> str:
-    """A complete page with one card, and headings above it for those who do not see it."""
+    """A complete page with one card, and hidden headings above it for screen readers."""
     rules = f":root {{ color-scheme: light dark; }}\nbody {{ margin: 1.5rem; }}\n{css()}\n{style}"
-    headings = f'<div class="noiser-unseen"><h1>{escape(title)}</h1><h2>Scores</h2></div>'
-    return html_page(title, rules, f"<main>{headings}{card}</main>")
+    hidden = f'<div class="noiser-unseen"><h1>{escape(title)}</h1><h2>Scores</h2></div>'
+    return html_page(title, rules, f"<main>{hidden}{card}</main>")
 
 
 def _card(
     attributions: Sequence[AttributionRecord], identifier: str, targets: Sequence[int] | None = None
 ) -> str:
-    """A section per target; without `targets`, of the first ones, and a note says how to see the rest."""
+    """A section per target.
+
+    Without `targets` it has the first ones, and a note says how to see the rest.
+    """
     display.check_comparable(attributions)
-    first, note = attributions[0], ""
-    count, units = len(first.targets), (~first.scores.isnan()).sum(-1).cumsum(0) * len(attributions)
-    rows = range(count)[: max(1, int((units <= _MOST_CELLS).sum()))]
+    first = attributions[0]
+    count = len(first.targets)
+    note = ""
     if targets is not None:
         rows = display.check_targets(first, targets)
-    elif len(rows) < count:
-        rest = f"<code>to_html(targets=range({len(rows)}, {count}))</code> shows the others."
-        note = f"<p class=facts>The first {len(rows)} of {count} targets; {rest}</p>"
+    else:
+        rows = list(range(_targets_at_once(attributions)))
+        if len(rows) < count:
+            call = f"<code>to_html(targets=range({len(rows)}, {count}))</code>"
+            note = (
+                f"<p class=facts>The first {len(rows)} of {count} targets; {call} shows the "
+                "others.</p>"
+            )
     most = _IN_TABLES if len(rows) > _AT_ONCE else None
-    shown = [_section(attributions, row, most) for row in rows]
-    sections = "".join(
-        f'<section class="t{index}">{each}</section>' for index, each in enumerate(shown, 1)
-    )
+    sections = ""
+    for number, row in enumerate(rows, 1):
+        sections += f'<section class="t{number}">{_section(attributions, row, most)}</section>'
     chooser = _chooser([label(first.targets[row].text) for row in rows], identifier)
-    feet = "".join(f"<p>{escape(text)}</p>" for text in notes(*attributions)) + "".join(
-        map(_footer, attributions)
+    footer = "".join(f"<p>{escape(text)}</p>" for text in notes(*attributions))
+    footer += "".join(_footer(att) for att in attributions)
+    return (
+        f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div>'
+        f"<footer>{footer}</footer></div>"
     )
-    return f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div><footer>{feet}</footer></div>'
+
+
+def _targets_at_once(attributions: Sequence[AttributionRecord]) -> int:
+    """The number of first targets whose units fit on a page; at least one."""
+    units_per_target = (~attributions[0].scores.isnan()).sum(-1)
+    units_so_far = units_per_target.cumsum(0) * len(attributions)
+    return max(1, int((units_so_far <= _MOST_CELLS).sum()))
 
 
 def _chooser(names: Sequence[str], identifier: str) -> str:
-    """Radio buttons, with style rules for each, that leave one target's rows; nothing for a single target."""
+    """Radio buttons, with style rules for each, that leave one target's rows.
+
+    Nothing for a single target.
+    """
     if len(names) < 2:
         return ""
-    inputs = labels = rules = ""
+    inputs = ""
+    labels = ""
+    rules = ""
     first = 0 if len(names) <= _AT_ONCE else 1
     for index, text in enumerate(["all", *names]):
         name = f"{identifier}-{index}"
-        inputs += f'<input type=radio name="{identifier}" id="{name}"{" checked" if index == first else ""}>'
+        checked = " checked" if index == first else ""
+        inputs += f'<input type=radio name="{identifier}" id="{name}"{checked}>'
         labels += f'<label for="{name}" dir=auto>{escape(text)}</label>'
-        rules += (
-            f"#{name}:checked~.chips label[for={name}]{{background:var(--ink);color:var(--paper)}}"
-            f"#{name}:focus-visible~.chips label[for={name}]{{outline:2px solid var(--focus);outline-offset:2px}}"
-        )
-        rules += f"#{name}:checked~.rows>:not(.t{index}){{display:none}}" if index else ""
+        chip = f"~.chips label[for={name}]"
+        rules += f"#{name}:checked{chip}{{background:var(--ink);color:var(--paper)}}"
+        rules += f"#{name}:focus-visible{chip}{{outline:2px solid var(--focus);outline-offset:2px}}"
+        if index > 0:
+            rules += f"#{name}:checked~.rows>:not(.t{index}){{display:none}}"
     return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
+
+
+def _footer(att: AttributionRecord) -> str:
+    """Where the numbers come from, the hyper-parameters, and the versions."""
+    parameters = ", ".join(
+        label(f"{name}={short(value)}") for name, value in att.parameters.items()
+    )
+    versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
+    facts = [text for text in (provenance(att), parameters, versions) if text]
+    return f"<p>{escape(' · '.join(facts))}</p>"
 
 
 def lines(attributions: Sequence[AttributionRecord]) -> str:
     """A line in its colours for each prompt and target, as many as browsers show without delay."""
+    rows: list[tuple[int, AttributionRecord, int]] = []
+    for number, att in enumerate(attributions, 1):
+        rows += [(number, att, row) for row in range(len(att.targets))]
     shown: list[str] = []
-    rows = [
-        (number, att, row)
-        for number, att in enumerate(attributions, 1)
-        for row in range(len(att.targets))
-    ]
     cells = 0
     for number, att, row in rows:
         heat = heat_map(att, row)
         cells += len(heat.cells)
         if shown and cells > _MOST_CELLS:
             break
-        text = "".join(_cell(att, row, cell) for cell in heat.cells)
-        foil = (
-            f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>"
-            if heat.foil
-            else ""
-        )
-        target = f"<b class=target dir=auto>{escape(heat.target)}</b>{foil}"
-        number_of_prompt = f"<span class=x>{number}</span> "
         shown.append(
-            f'<p class="map" dir="auto">{number_of_prompt}{text}<span class=to> → </span>{target}</p>'
+            f'<p class="map" dir="auto"><span class=x>{number}</span> {_cells(att, row, heat)}'
+            f"<span class=to> → </span>{_target(heat)}{_foil(heat)}</p>"
         )
-    rest = len(rows) - len(shown)
-    note = f"<p class=facts>The first {len(shown)} of {len(rows)} lines.</p>" if rest else ""
+    note = ""
+    if len(shown) < len(rows):
+        note = f"<p class=facts>The first {len(shown)} of {len(rows)} lines.</p>"
     meaning = (
         "The strongest colour of a line is its largest score. Orange is positive, blue negative; "
         "grey is within two standard errors of 0."
@@ -142,42 +175,80 @@ def lines(attributions: Sequence[AttributionRecord]) -> str:
     return f"<p class=facts>{meaning}</p>{''.join(shown)}{note}"
 
 
+# ---- one target ---------------------------------------------------------------------------------
+
+
 def _section(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:
-    att, maps = attributions[0], [heat_map(att, row) for att in attributions]
-    heat, target = maps[0], f"<b class=target dir=auto>{escape(maps[0].target)}</b>"
-    texts = [
-        "".join(_cell(a, row, cell) for cell in heat.cells)
-        for a, heat in zip(attributions, maps, strict=True)
-    ]
-    groups = (
-        [[*attributions]]
-        if all(each.units == att.units for each in attributions)
-        else [[a] for a in attributions]
-    )
-    tables = "".join(_table(numbers(group, row, most)) for group in groups)
+    """One target: its heat maps, captions, drawings, and tables of at most `most` units."""
+    tables = "".join(_table(numbers(group, row, most)) for group in _same_units(attributions))
     scores = f"<details><summary>scores in numbers</summary>{tables}</details>"
-    if len(attributions) == 1:
-        drawn = [("paths to this target", path_arcs)] * ("through" in att.info)
-        drawn += [("pairs of units", pair_arcs)] * any(pair.target == row for pair in att.pairs)
-        drawings = [
-            f"<details open><summary>{name}</summary>{arcs(*of(att, row))}</details>"
-            for name, of in drawn
-        ]
-        other = (
-            f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>"
-            if heat.foil
-            else ""
-        )
-        shown = f'<p class="map" dir="auto">{texts[0]}<span class=to> → </span>{target}{other}</p>'
-        if sum(len(cell.text) for cell in heat.cells) > _LONG:
-            return f"<p>{target}{other}</p>{_facts(heat)}{scores}{shown}{''.join(drawings)}"
-        return f"{shown}{_facts(heat)}{''.join(drawings)}{scores}"
-    rows = "".join(
-        f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>'
-        f"<p class=facts>{_key(legend)}</p></div>"
-        for heading, text, legend in zip(headings(attributions), texts, legends(maps), strict=True)
+    if len(attributions) > 1:
+        return _comparison(attributions, row) + scores
+    att = attributions[0]
+    heat = heat_map(att, row)
+    target = f"{_target(heat)}{_foil(heat)}"
+    shown = (
+        f'<p class="map" dir="auto">{_cells(att, row, heat)}<span class=to> → </span>{target}</p>'
     )
-    return f"<p class=facts>{target} {escape(heat.question)}</p>{rows}{scores}"
+    drawings = _drawings(att, row)
+    if sum(len(cell.text) for cell in heat.cells) > _LONG:
+        return f"<p>{target}</p>{_facts(heat)}{scores}{shown}{drawings}"
+    return f"{shown}{_facts(heat)}{drawings}{scores}"
+
+
+def _comparison(attributions: Sequence[AttributionRecord], row: int) -> str:
+    """One target with a row per attribution."""
+    maps = [heat_map(att, row) for att in attributions]
+    rows = ""
+    for att, heat, heading, legend in zip(
+        attributions, maps, headings(attributions), legends(maps), strict=True
+    ):
+        text = _cells(att, row, heat)
+        rows += (
+            f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>'
+            f"<p class=facts>{_key(legend)}</p></div>"
+        )
+    return f"<p class=facts>{_target(maps[0])} {escape(maps[0].question)}</p>{rows}"
+
+
+def _same_units(
+    attributions: Sequence[AttributionRecord],
+) -> list[list[AttributionRecord]]:
+    """The attributions that share a table: all, or each by itself where their units differ."""
+    units = attributions[0].units
+    if all(att.units == units for att in attributions):
+        return [list(attributions)]
+    return [[att] for att in attributions]
+
+
+def _drawings(att: AttributionRecord, row: int) -> str:
+    """Arcs of the paths to a target, and of its pairs of units, where there are some."""
+    drawings = ""
+    if "through" in att.info:
+        drawings += _drawing("paths to this target", arcs(*path_arcs(att, row)))
+    if any(pair.target == row for pair in att.pairs):
+        drawings += _drawing("pairs of units", arcs(*pair_arcs(att, row)))
+    return drawings
+
+
+def _drawing(name: str, drawing: str) -> str:
+    return f"<details open><summary>{name}</summary>{drawing}</details>"
+
+
+def _target(heat: HeatMap) -> str:
+    return f"<b class=target dir=auto>{escape(heat.target)}</b>"
+
+
+def _foil(heat: HeatMap) -> str:
+    """The foil after the target, or nothing."""
+    if not heat.foil:
+        return ""
+    return f"<span class=to> rather than <bdi>{escape(heat.foil)}</bdi></span>"
+
+
+def _cells(att: AttributionRecord, row: int, heat: HeatMap) -> str:
+    """The text before a target in its colours."""
+    return "".join(_cell(att, row, cell) for cell in heat.cells)
 
 
 def _cell(att: AttributionRecord, row: int, cell: Cell) -> str:
@@ -185,82 +256,103 @@ def _cell(att: AttributionRecord, row: int, cell: Cell) -> str:
     if cell.score is None:
         return f"<span class=x>{space}{body}</span>"
     title = escape("\n".join(_title(att, row, column) for column in cell.columns))
-    more = f'tabindex=0 title="{title}" data-unit={cell.columns[0]}'
-    return f'{space}<span class="u {_tint(cell.weight)} {more}>{body}</span>'
+    attributes = f'tabindex=0 title="{title}" data-unit={cell.columns[0]}'
+    return f'{space}<span class="u {_tint(cell.weight)} {attributes}>{body}</span>'
 
 
 def _tint(weight: float | None) -> str:
     """The rest of a class attribute and a style for a weight."""
     if weight is None:
         return 'g"'
-    return f'{"n" if weight < 0 else "p"}{" k" * dark_ink(weight)}" style="--a:{abs(weight):.3f}"'
+    sign = "n" if weight < 0 else "p"
+    ink = " k" if dark_ink(weight) else ""
+    return f'{sign}{ink}" style="--a:{abs(weight):.3f}"'
 
 
 def _title(att: AttributionRecord, row: int, column: int) -> str:
+    """The numbers of a unit, which show where the pointer rests on it."""
     score = float(att.scores[row, column])
     stderr = math.nan if att.stderr is None else float(att.stderr[row, column])
-    text = (
-        f"{label(att.units[column].text)}: score {number_format([score]).with_error(score, stderr)}"
-    )
-    if att.thresholds is not None and not math.isnan(
-        threshold := float(att.thresholds[row, column])
-    ):
+    shown = number_format([score]).with_error(score, stderr)
+    text = f"{label(att.units[column].text)}: score {shown}"
+    threshold = math.nan if att.thresholds is None else float(att.thresholds[row, column])
+    if not math.isnan(threshold):
         text += f", threshold {threshold:.3g}"
     return text if has_signal(score, stderr) else f"{text}, no signal"
 
 
+# ---- captions and numbers -----------------------------------------------------------------------
+
+
 def _facts(heat: HeatMap) -> str:
-    low, kind = (f"-{heat.largest}", "scale") if "blue" in heat.meaning else ("0", "scale one")
+    """The captions of a heat map: facts, the colour scale, the strongest units, and pairs."""
+    captions = [escape(heat.facts)]
+    if heat.largest:
+        captions.append(_scale(heat))
+    captions.append(_strongest(heat))
+    captions += [escape(pair) for pair in heat.pairs]
+    return "".join(f"<p class=facts>{caption}</p>" for caption in captions if caption)
+
+
+def _scale(heat: HeatMap) -> str:
+    """The colour scale with the scores at its ends, and the colours in words."""
+    if "blue" in heat.meaning:
+        low = f"-{heat.largest}"
+        kind = "scale"
+    else:
+        low = "0"
+        kind = "scale one"
     bar = f'<span class="{kind}" role=img aria-label="colour scale"></span>'
-    scale = (
-        f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat.meaning)}"
-        if heat.largest
-        else ""
-    )
-    best = " · ".join(
-        f"{side}: "
-        + " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in pairs)
-        for side, pairs in heat.strongest.items()
-    )
-    lines = [escape(heat.facts), scale, best or "no unit has a signal", *map(escape, heat.pairs)]
-    return "".join(f"<p class=facts>{line}</p>" for line in lines if line)
+    return f"<span dir=ltr class=ends>{low}{bar}{heat.largest}</span> {_key(heat.meaning)}"
+
+
+def _strongest(heat: HeatMap) -> str:
+    """The strongest units for and against the target, with their scores."""
+    sides: list[str] = []
+    for side, units in heat.strongest.items():
+        names = " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in units)
+        sides.append(f"{side}: {names}")
+    return " · ".join(sides) or "no unit has a signal"
 
 
 def _key(meaning: Mapping[str, str]) -> str:
     """The colours in words."""
     signs = {"orange": "p", "blue": "n", "grey": "g"}
-    keys = (
-        f'<i class="key {signs[colour]}"></i>{colour}: {escape(words)}'
-        for colour, words in meaning.items()
-    )
+    keys: list[str] = []
+    for colour, words in meaning.items():
+        keys.append(f'<i class="key {signs[colour]}"></i>{colour}: {escape(words)}')
     return "; ".join(keys)
 
 
 def _table(table: Numbers) -> str:
-    """One attribution gets a column of bars; the scores of several get colours, as they have a scale each."""
-    bars = table.head[1] == "score"
+    """A table of numbers.
+
+    One attribution gets a column of bars; the scores of several get colours, as each has a scale of
+    its own.
+    """
+    has_bars = table.head[1] == "score"
+    head = [escape(heading) for heading in table.head]
+    if has_bars:
+        head.append("")
     rows: list[list[str]] = []
     for (unit, *texts), weights in zip(table.rows, table.weights, strict=True):
-        values, weight = [*map(escape, texts)], weights[0]
-        if not bars:
-            values = [
-                v and f'<span class="v {_tint(w)}>{v}</span>'
-                for v, w in zip(values, weights, strict=True)
-            ]
-        elif weight is None:
-            values.append("no signal")
+        values = [escape(text) for text in texts]
+        if has_bars:
+            values.append(_bar(weights[0]))
         else:
-            values.append(
-                f'<i class="bar {"n" if weight < 0 else "p"}" style="--a:{abs(weight):.3f}"></i>'
-            )
+            pairs = zip(values, weights, strict=True)
+            values = [_coloured_number(value, weight) for value, weight in pairs]
         rows.append([escape(unit), *values])
     note = f"<p class=facts>{table.note}</p>" if table.note else ""
-    return html_table([*map(escape, table.head), *[""] * bars], rows) + note
+    return html_table(head, rows) + note
 
 
-def _footer(att: AttributionRecord) -> str:
-    parameters = ", ".join(
-        label(f"{name}={short(value)}") for name, value in att.parameters.items()
-    )
-    versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
-    return f"<p>{escape(' · '.join(filter(None, (provenance(att), parameters, versions))))}</p>"
+def _bar(weight: float | None) -> str:
+    if weight is None:
+        return "no signal"
+    sign = "n" if weight < 0 else "p"
+    return f'<i class="bar {sign}" style="--a:{abs(weight):.3f}"></i>'
+
+
+def _coloured_number(value: str, weight: float | None) -> str:
+    return f'<span class="v {_tint(weight)}>{value}</span>' if value else ""

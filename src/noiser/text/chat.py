@@ -1,11 +1,11 @@
-"""Chat messages as the text that the model reads: where each content stands in it, and an action to explain."""
+"""Chat messages as the text that the model reads: each content's place in it, and actions."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.text.tokens import untruncated
@@ -14,44 +14,54 @@ _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _SET_HERE = ("tokenize", "add_generation_prompt", "continue_final_message")
-_LEAD = 16  # characters of the template before a content, by which it is found
+# Characters of the template before a content, by which the content is found.
+_LEAD = 16
+_DOCUMENTS = 500_000  # the number of the first document's mark, above that of any message
+_BODY = ("text", "snippet", "content", "contents", "page_content")
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages of a chat, whose contents are texts or lists of text parts. Raises PromptError for others."""
+    """The messages of a chat, whose contents are texts or lists of text parts.
+
+    Raises PromptError for others.
+    """
     if is_missing(messages):
         raise PromptError(f"The prompt is missing ({messages}); expected a text or chat messages.")
     if not isinstance(messages, Sequence) or isinstance(messages, bytes):
         raise PromptError(
-            f"The prompt is a {type(messages).__name__}; expected a text or a list of chat messages."
+            f"The prompt is a {type(messages).__name__}; expected a text or a list of chat "
+            "messages."
         )
-    checked: list[dict[str, Any]] = []
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise PromptError(
-                f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}"
-            )
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [
-                part if isinstance(part, Mapping) else {"type": type(part).__name__}
-                for part in content
-            ]
-            if others := [
-                part.get("type") for part in parts if not isinstance(part.get("text"), str)
-            ]:
-                raise PromptError(
-                    f"Message {index} has a part of type {others[0]!r} in its content; {_EXPECTED}"
-                )
-            content = [dict(part) for part in parts]
-        if not isinstance(content, str | list | None):
-            raise PromptError(
-                f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}"
-            )
-        checked.append(dict(message) if content is None else {**message, "content": content})
+    checked = [_check_message(index, message) for index, message in enumerate(messages)]
     if not is_said(checked):
         raise PromptError(f"The chat has no message with text; {_EXPECTED}")
     return checked
+
+
+def _check_message(index: int, message: Any) -> dict[str, Any]:
+    """A copy of a message with a role and with content that is text, parts of text, or missing."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise PromptError(
+            f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}"
+        )
+    content = message.get("content")
+    if content is None:
+        return dict(message)
+    if isinstance(content, list):
+        content = [_check_part(index, part) for part in content]
+    if not isinstance(content, str | list):
+        raise PromptError(
+            f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}"
+        )
+    return {**message, "content": content}
+
+
+def _check_part(index: int, part: Any) -> dict[str, Any]:
+    """A copy of a part of a message's content that has a text."""
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return dict(part)
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise PromptError(f"Message {index} has a part of type {kind!r} in its content; {_EXPECTED}")
 
 
 def is_missing(prompt: object) -> bool:
@@ -78,16 +88,20 @@ def with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, An
 
 
 def one_text_each(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with contents that are one text each. Raises PromptError for one of several parts."""
-    found: list[dict[str, Any]] = []
+    """The messages with contents that are one text each.
+
+    Raises PromptError for a content of several parts.
+    """
+    joined: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         texts = part_texts(message)
         if len(texts) > 1:
             raise PromptError(
-                f"Message {index} has {len(texts)} parts; expected one text. Join them as the model should read them."
+                f"Message {index} has {len(texts)} parts; expected one text. Join them as the "
+                "model should read them."
             )
-        found.append({**message, "content": texts[0]} if texts else dict(message))
-    return found
+        joined.append({**message, "content": texts[0]} if texts else dict(message))
+    return joined
 
 
 def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -95,45 +109,59 @@ def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(text.strip() for message in messages for text in part_texts(message))
 
 
-# ---- which template, and what it reads ------------------------------------------------------------------------------
+# ---- which template, and what it reads ----------------------------------------------------------
 
 
 def choose_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The chat template that reads the arguments given, and these arguments.
+    """The chat template that reads the caller's arguments, and these arguments.
 
-    A tokenizer may have several named ones, such as Command R's "default", "rag" and "tool_use". `chat_template` among
-    the arguments names one, or is a template itself. Without it, the first that reads all arguments is taken:
-    "tool_use" where tools are given, as transformers does, then "default", then the others.
+    A tokenizer may have several named ones, such as Command R's "default", "rag" and "tool_use".
+    `chat_template` among the arguments names one, or is a template itself. Without it, the first
+    that reads all arguments is taken: "tool_use" where there are tools, as in transformers, then
+    "default", then the others.
 
     Raises:
-        ParameterError: an argument that the template does not read, or that noiser sets itself; a name that is unknown.
+        ParameterError: an argument that the template does not read, or that noiser sets itself; a
+            name that is unknown.
         PromptError: the tokenizer has no chat template.
     """
     kind = type(tokenizer).__name__
-    given = {name: value for name, value in kwargs.items() if name != "chat_template"}
-    own: Any = getattr(tokenizer, "chat_template", None)
-    named = dict(own) if isinstance(own, Mapping) else {"default": own} if own else {}
-    wanted = kwargs.get("chat_template")
-    if wanted is not None:
-        if wanted not in named and "{" not in str(wanted):
-            known = f"one of {', '.join(named)}, or a template" if named else "a template"
-            raise ParameterError(
-                f"chat_template_kwargs has chat_template={wanted!r}; expected {known}."
-            )
-        named = {str(wanted): named.get(wanted, wanted)}
-    if not named:
+    templates = _named_templates(tokenizer, kwargs.get("chat_template"))
+    if not templates:
         raise PromptError(f"{kind} has no chat template; pass a text, or set one for this chat.")
-    order = ["tool_use"] if given.get("tools") is not None else []
-    order = [name for name in [*order, "default", *named] if name in named]
+    arguments = {name: value for name, value in kwargs.items() if name != "chat_template"}
+    preferred = ["default", *templates]
+    if arguments.get("tools") is not None:
+        preferred = ["tool_use", *preferred]
+    order = [name for name in preferred if name in templates]
     for name in order:
-        if all(_reads(named[name], argument) for argument in given):
-            return named[name], given
-    unread = next(argument for argument in given if not _reads(named[order[0]], argument))
-    of = f"the chat template {order[0]!r}" if len(named) > 1 else "the chat template"
+        if all(_reads(templates[name], argument) for argument in arguments):
+            return templates[name], arguments
+    first = order[0]
+    unread = [argument for argument in arguments if not _reads(templates[first], argument)]
+    which = f"the chat template {first!r}" if len(templates) > 1 else "the chat template"
     raise ParameterError(
-        f"chat_template_kwargs has {unread!r}, which noiser sets itself, or which {of} of this {kind} does not "
-        "read. Correct it or leave it out."
+        f"chat_template_kwargs has {unread[0]!r}, which noiser sets itself, or which {which} of "
+        f"this {kind} does not read. Correct it or leave it out."
     )
+
+
+def _named_templates(tokenizer: Any, choice: Any) -> dict[str, Any]:
+    """The tokenizer's templates by name; only the caller's choice, if it is not None."""
+    template: Any = getattr(tokenizer, "chat_template", None)
+    templates: dict[str, Any] = {}
+    if isinstance(template, Mapping):
+        templates = dict(template)
+    elif template:
+        templates = {"default": template}
+    if choice is None:
+        return templates
+    if choice not in templates and "{" not in str(choice):
+        names = f"one of {', '.join(templates)}, or a template" if templates else "a template"
+        raise ParameterError(
+            f"chat_template_kwargs has chat_template={choice!r}; expected {names}."
+        )
+    return {str(choice): templates.get(choice, choice)}
 
 
 def _reads(template: str, argument: str) -> bool:
@@ -146,53 +174,53 @@ def fit_messages(
 ) -> list[dict[str, Any]]:
     """The messages with contents as the template reads them: a text, or a list of parts.
 
-    Some templates (LLaVA's, SmolVLM's) read parts alone, others print a list as Python writes it. So each content is
-    tried as it is given, by a mark in its place, and if the mark does not show, in the other form. A template that
-    reads text alone gets several parts as lines, and a warning says so.
+    Some templates (LLaVA's, SmolVLM's) read parts alone, others print a list as Python writes it.
+    So each content is tried in its own form, by a mark in its place, and if the mark does not show,
+    in the other form. A template that reads text alone gets several parts as lines, and a warning
+    says so.
     """
     texts = [_marked(index, message, parts=False) for index, message in enumerate(messages)]
     shown = _shown(tokenizer, texts, kwargs, more)
-    doubtful = [
-        index
-        for index, message in enumerate(messages)
-        if isinstance(message.get("content"), list)
-        or (message.get("content") is not None and (index, 0) not in shown)
-    ]
-    if not doubtful:
-        return [dict(message) for message in messages]
-    lists = [
-        _marked(index, messages[index], parts=True) if index in doubtful else text
-        for index, text in enumerate(texts)
-    ]
-    shown_as_parts = _shown(tokenizer, lists, kwargs, more)
+    doubtful: list[int] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        is_hidden = content is not None and (index, 0) not in shown
+        if isinstance(content, list) or is_hidden:
+            doubtful.append(index)
     fitted = [dict(message) for message in messages]
+    if not doubtful:
+        return fitted
+
+    lists = list(texts)
+    for index in doubtful:
+        lists[index] = _marked(index, messages[index], parts=True)
+    shown_as_parts = _shown(tokenizer, lists, kwargs, more)
     for index in doubtful:
         parts = part_texts(messages[index])
-        reads_parts = all((index, number) in shown_as_parts for number in range(len(parts)))
-        is_list = isinstance(messages[index]["content"], list)
-        if reads_parts and parts:
-            given = messages[index]["content"]
-            content = given if is_list else [{"type": "text", "text": given}]
-            fitted[index]["content"] = content
-        elif is_list:
+        content = messages[index]["content"]
+        marks = [(index, number) for number in range(len(parts))]
+        if parts and shown_as_parts.issuperset(marks):
+            if not isinstance(content, list):
+                fitted[index]["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, list):
             fitted[index]["content"] = "\n".join(parts)
             if len(parts) > 1:
                 warnings.warn(
-                    f"The chat template reads text alone, so the {len(parts)} parts of message {index} are joined by "
-                    "newlines.",
+                    f"The chat template reads text alone, so the {len(parts)} parts of message "
+                    f"{index} are joined by newlines.",
                     stacklevel=2,
                 )
     return fitted
 
 
 def _mark(index: int, number: int = 0) -> str:
+    """A word for a message's part that stands in no text and that a template leaves as it is."""
     return f"NOISERMARK{index:06d}{number:04d}"
 
 
 _MARKED = re.compile(r"NOISERMARK(\d{6})(\d{4})", re.IGNORECASE)
-_PRINTED = re.compile(
-    r"""["']text["']:\s*["']$"""
-)  # before the text of a part that is printed as a list
+# What stands before the text of a part that is printed as a Python list.
+_PRINTED = re.compile(r"""["']text["']:\s*["']$""")
 
 
 def _marked(index: int, message: Mapping[str, Any], *, parts: bool) -> dict[str, Any]:
@@ -202,8 +230,10 @@ def _marked(index: int, message: Mapping[str, Any], *, parts: bool) -> dict[str,
         return dict(message)
     if not parts:
         return {**message, "content": _mark(index)}
-    given = content if isinstance(content, list) else [{"type": "text"}]
-    marks = [{**part, "text": _mark(index, number)} for number, part in enumerate(given)]
+    parts_of_content = content if isinstance(content, list) else [{"type": "text"}]
+    marks: list[dict[str, Any]] = []
+    for number, part in enumerate(parts_of_content):
+        marks.append({**part, "text": _mark(index, number)})
     return {**message, "content": marks}
 
 
@@ -218,12 +248,12 @@ def _shown(
         text = render_chat(tokenizer, marked, kwargs, **more)
     except PromptError:
         return set()
-    places = _MARKED.finditer(text)
-    return {
-        (int(place[1]), int(place[2]))
-        for place in places
-        if not _PRINTED.search(text[max(0, place.start() - 16) : place.start()])
-    }
+    shown: set[tuple[int, int]] = set()
+    for mark in _MARKED.finditer(text):
+        lead = text[max(0, mark.start() - _LEAD) : mark.start()]
+        if not _PRINTED.search(lead):
+            shown.add((int(mark[1]), int(mark[2])))
+    return shown
 
 
 def render_chat(
@@ -234,35 +264,42 @@ def render_chat(
     closed: bool = False,
     **more: Any,
 ) -> Any:
-    """The text of a chat by the tokenizer's template, for the assistant to go on; `closed`: up to the last message."""
-    template, given = choose_template(tokenizer, kwargs)
-    for index, role in enumerate(message["role"] for message in messages):
+    """The text of a chat by the tokenizer's template.
+
+    The assistant is to go on with it; with `closed` the text ends after the last message.
+    """
+    template, arguments = choose_template(tokenizer, kwargs)
+    for index, message in enumerate(messages):
+        role = message["role"]
         if role not in _ROLES and not re.search(rf"""(["']){re.escape(role)}\1""", template):
             raise PromptError(
                 f"Message {index} has the role {role!r}; expected one of {', '.join(_ROLES)}."
             )
-    begun = not closed and messages[-1]["role"] == "assistant"
+    has_begun = not closed and messages[-1]["role"] == "assistant"
     options = {
         "tokenize": False,
         "chat_template": template,
-        "add_generation_prompt": not (begun or closed),
-        "continue_final_message": begun,
+        "add_generation_prompt": not closed and not has_begun,
+        "continue_final_message": has_begun,
+        **more,
     }
     try:
         with untruncated(tokenizer):
             return tokenizer.apply_chat_template(
-                messages, return_dict=False, **options | more, **given
+                messages, return_dict=False, **options, **arguments
             )
     except Exception as error:  # templates raise whatever their authors chose
-        if any(
-            message.get("content") is None for message in messages
-        ):  # a tool call may stand alone
+        if any(message.get("content") is None for message in messages):
+            # A message with a tool call may have no content, and some templates need one.
             filled = [{**message, "content": message.get("content") or ""} for message in messages]
             return render_chat(tokenizer, filled, kwargs, closed=closed, **more)
         roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in messages))
         raise PromptError(
             f"The chat template refuses these messages, by {roles:.200}: {error}."
         ) from error
+
+
+# ---- where each content stands ------------------------------------------------------------------
 
 
 def content_places(
@@ -273,79 +310,119 @@ def content_places(
     *,
     documents: bool = False,
 ) -> list[tuple[int, int, int]]:
-    """(message, start, end) of each content that the rendered text has, perhaps trimmed or without thoughts.
+    """(message, start, end) of each content that the rendered text has.
 
-    Parts of a content that the template puts side by side are one. With `documents`, those among the template's
+    The template may have trimmed a content or left out its thoughts. Parts of a content that the
+    template puts side by side are one. With `documents`, the documents among the template's
     arguments are contents, too, of messages -1, -2 and so on.
+
+    The chat is rendered once more with a mark in place of each content. The text before a mark also
+    stands before the content, which tells equal contents apart.
     """
-    given: list[list[str]] = []
-    for message in messages:
-        given.append(part_texts(message) if message.get("content") is not None else [])
-    marked = [
-        with_texts(message, [_mark(index, number) for number in range(len(texts))])
-        if texts
-        else message
-        for index, (message, texts) in enumerate(zip(messages, given, strict=True))
-    ]
-    bodies = _document_texts(kwargs)
-    changed = _marked_documents(kwargs) if documents else kwargs
-    try:
-        pieces = _MARKED.split(render_chat(tokenizer, marked, changed))
-    except PromptError:  # a template that looks into contents
-        pieces = [""]
-    if len(pieces) == 1:
-        marks = [
-            (index, number) for index, texts in enumerate(given) for number in range(len(texts))
-        ]
-        pieces = [part for index, number in marks for part in ("", str(index), str(number))]
-    places, end = list[tuple[int, int, int]](), 0
-    leads, indices, numbers = pieces[::3], map(int, pieces[1::3]), map(int, pieces[2::3])
-    for lead, index, number in zip(leads, indices, numbers, strict=False):
-        of_document = index >= _DOCUMENTS
-        whole = bodies[index - _DOCUMENTS] if of_document else given[index][number]
-        forms = (
-            whole,
-            whole.rstrip(),
-            whole.lstrip(),
-            whole.strip(),
-            whole.rpartition("</think>")[2].strip(),
-        )
-        ways = (
-            (text.find(before + form, end), before, form)
-            for before in (lead[-_LEAD:], "")
-            for form in forms
-        )
-        start, before, form = next((way for way in ways if way[0] >= 0), (-1, "", ""))
-        if start < 0 and of_document:  # in JSON, for example, it reads otherwise
-            continue
-        if start < 0:
-            raise PromptError(
-                f"The chat template rewrites message {index}, {whole[:40]!r}. Write it as it is shown."
-            )
-        end = start + len(before) + len(form)
-        owner = _DOCUMENTS - 1 - index if of_document else index
-        if places and number and places[-1][0] == owner and places[-1][2] == end - len(form):
-            places[-1] = (owner, places[-1][1], end)
+    message_texts = [part_texts(message) for message in messages]
+    document_texts = _document_texts(kwargs)
+    changed_kwargs = _marked_documents(kwargs) if documents else kwargs
+    places: list[tuple[int, int, int]] = []
+    position = 0
+    for mark in _marks_in_order(tokenizer, messages, message_texts, changed_kwargs):
+        is_document = mark.message >= _DOCUMENTS
+        if is_document:
+            content = document_texts[mark.message - _DOCUMENTS]
+            message = _DOCUMENTS - 1 - mark.message
         else:
-            places.append((owner, start + len(before), end))
+            content = message_texts[mark.message][mark.part]
+            message = mark.message
+        place = _find_content(text, position, mark.lead[-_LEAD:], content)
+        if place is None and is_document:  # in JSON, for example, it reads otherwise
+            continue
+        if place is None:
+            raise PromptError(
+                f"The chat template rewrites message {mark.message}, {content[:40]!r}. "
+                "Write it as it is shown."
+            )
+        start, position = place
+        previous = places[-1] if places else None
+        if previous is not None and mark.part > 0 and previous[0::2] == (message, start):
+            places[-1] = (message, previous[1], position)  # parts side by side
+        else:
+            places.append((message, start, position))
     return places
 
 
-_DOCUMENTS = 500_000  # the number of the first document's mark, above that of any message
-_BODY = ("text", "snippet", "content", "contents", "page_content")
+class _Mark(NamedTuple):
+    """A mark in a rendered chat: the text before it, the indices of the message and the part."""
+
+    lead: str
+    message: int
+    part: int
+
+
+def _marks_in_order(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    texts: Sequence[Sequence[str]],
+    kwargs: Mapping[str, Any],
+) -> list[_Mark]:
+    """A mark for each content, in the order of the template.
+
+    Without leads, in the order of the messages, where the template shows no mark.
+    """
+    marked: list[Mapping[str, Any]] = []
+    for index, message in enumerate(messages):
+        marks = [_mark(index, number) for number in range(len(texts[index]))]
+        marked.append(with_texts(message, marks) if marks else message)
+    try:
+        pieces = _MARKED.split(render_chat(tokenizer, marked, kwargs))
+    except PromptError:  # a template that looks into contents
+        pieces = [""]
+    # The pieces are: lead, index, number, lead, index, number, ..., text after the last mark.
+    if len(pieces) > 1:
+        triples = zip(pieces[0:-1:3], pieces[1::3], pieces[2::3], strict=True)
+        return [_Mark(lead, int(index), int(number)) for lead, index, number in triples]
+    unseen: list[_Mark] = []
+    for index, parts in enumerate(texts):
+        unseen += [_Mark("", index, number) for number in range(len(parts))]
+    return unseen
+
+
+def _find_content(text: str, begin: int, lead: str, content: str) -> tuple[int, int] | None:
+    """(start, end) of a content from `begin` on, if possible after its lead; None if not found.
+
+    Templates trim contents, and drop the thoughts before an answer.
+    """
+    forms = (
+        content,
+        content.rstrip(),
+        content.lstrip(),
+        content.strip(),
+        content.rpartition("</think>")[2].strip(),
+    )
+    for before in (lead, ""):
+        for form in forms:
+            found_at = text.find(before + form, begin)
+            if found_at >= 0:
+                start = found_at + len(before)
+                return start, start + len(form)
+    return None
 
 
 def _body(document: Any) -> str | None:
     """The key of a document's text; None where it has none of the usual ones."""
     if not isinstance(document, Mapping):
         return None
-    return next((name for name in _BODY if isinstance(document.get(name), str)), None)
+    for name in _BODY:
+        if isinstance(document.get(name), str):
+            return name
+    return None
 
 
 def _document_texts(kwargs: Mapping[str, Any]) -> list[str]:
-    """The text of each document that a template is given, or an empty one."""
-    documents = kwargs.get("documents") or ()
-    return [str(document[name]) if (name := _body(document)) else "" for document in documents]
+    """The text of each document among the template's arguments, or an empty one."""
+    texts: list[str] = []
+    for document in kwargs.get("documents") or ():
+        name = _body(document)
+        texts.append("" if name is None else str(document[name]))
+    return texts
 
 
 def _marked_documents(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,58 +432,79 @@ def _marked_documents(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     marked: list[Any] = []
     for number, document in enumerate(kwargs["documents"]):
         name = _body(document)
-        marked.append({**document, name: _mark(_DOCUMENTS + number)} if name else document)
+        if name is None:
+            marked.append(document)
+        else:
+            marked.append({**document, name: _mark(_DOCUMENTS + number)})
     return {**kwargs, "documents": marked}
+
+
+# ---- actions and what a template drops ----------------------------------------------------------
 
 
 def find_action(
     tokenizer: Any, prompt: Any, target: object, kwargs: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], str] | None:
-    """The messages before an assistant's message, named "action" or "action:3", and its text in the template."""
-    named = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
-    if named is None:
+    """The messages before an action, and the action's text in the template.
+
+    An action is an assistant's message. The target names it, "action" or "action:3"; None for
+    other targets.
+    """
+    name = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
+    if name is None:
         return None
     messages = check_messages(prompt)
-    own = [
-        index for index, message in enumerate(messages) if index and message["role"] == "assistant"
-    ]
-    chosen = (
-        int(named[1])
-        if named[1]
-        else max([i for i in own if messages[i].get("tool_calls")] or own, default=-1)
-    )
-    if chosen not in own:
-        there = f"one of {own}" if own else "and none stands after others"
+    actions = _actions(messages)
+    chosen = int(name[1]) if name[1] else _last_action(messages, actions)
+    if chosen not in actions:
+        expected = f"one of {actions}" if actions else "and none stands after others"
         raise TargetError(
-            f"target is {target!r}; expected the assistant's message of an action, {there}."
+            f"target is {target!r}; expected the assistant's message of an action, {expected}."
         )
     messages = fit_messages(tokenizer, messages[: chosen + 1], kwargs, closed=True)
     before = render_chat(tokenizer, messages[:chosen], kwargs)
-    whole = render_chat(tokenizer, messages[: chosen + 1], kwargs, closed=True)
-    ends, text = (
-        [t.content for t in tokenizer.added_tokens_decoder.values() if t.special],
-        whole.removeprefix(before),
-    )
-    while (text := text.rstrip()).endswith(tuple(ends)):
-        text = next(text.removesuffix(end) for end in ends if text.endswith(end))
-    if (
-        not whole.startswith(before)
-        or not text
-        or any(name not in text for name in _called(messages[chosen]))
-    ):
+    with_action = render_chat(tokenizer, messages, kwargs, closed=True)
+    text = _without_end_tokens(tokenizer, with_action.removeprefix(before))
+    has_all_calls = all(function in text for function in _called(messages[chosen]))
+    if not with_action.startswith(before) or not text or not has_all_calls:
         raise TargetError(
-            f"The chat template does not write message {chosen} as an answer with its tool calls. Pass the messages "
-            "before it, and as target= the text that the model wrote."
+            f"The chat template does not write message {chosen} as an answer with its tool calls. "
+            "Pass the messages before it, and as target= the text that the model wrote."
         )
     return messages[:chosen], text
+
+
+def _actions(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The indices of the assistant's messages that stand after others."""
+    actions: list[int] = []
+    for index, message in enumerate(messages):
+        if index > 0 and message["role"] == "assistant":
+            actions.append(index)
+    return actions
+
+
+def _last_action(messages: Sequence[Mapping[str, Any]], actions: Sequence[int]) -> int:
+    """The last action that calls a tool, else the last one; -1 if there is none."""
+    with_calls = [index for index in actions if messages[index].get("tool_calls")]
+    return max(with_calls or actions, default=-1)
+
+
+def _without_end_tokens(tokenizer: Any, text: str) -> str:
+    """The text without the special tokens and the whitespace at its end."""
+    specials = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    text = text.rstrip()
+    while text.endswith(tuple(specials)):
+        ending = next(special for special in specials if text.endswith(special))
+        text = text.removesuffix(ending).rstrip()
+    return text
 
 
 def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
     """Warns of thoughts and tool calls that are not in the rendered chat, and so are not units."""
     for index, message in enumerate(messages):
         thoughts = [str(message.get(name) or "") for name in _THOUGHTS]
-        for said in part_texts(message):
-            thoughts += re.findall(r"<think>(.*?)</think>", said, re.DOTALL)
+        for content in part_texts(message):
+            thoughts += re.findall(r"<think>(.*?)</think>", content, re.DOTALL)
         for kind, parts in (("thoughts", thoughts), ("tool calls", _called(message))):
             if any(part.strip() not in text for part in parts):
                 warnings.warn(
@@ -417,6 +515,8 @@ def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
 
 def _called(message: Mapping[str, Any]) -> list[str]:
     """The names of the functions that a message calls."""
-    return [
-        str(call.get("function", call).get("name", "")) for call in message.get("tool_calls") or ()
-    ]
+    names: list[str] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        names.append(str(function.get("name", "")))
+    return names

@@ -1,4 +1,4 @@
-"""Text to tokens to character spans, for any Hugging Face tokenizer with a Rust backend, and back."""
+"""Text to tokens to character spans, and back, for Hugging Face tokenizers with a Rust backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from noiser.text.segments import Offset
 from noiser.text.tokens import Tokens, continuation, cover, tokenise
 from noiser.types import Prompt, Span
 
-_CHARACTERS = 256  # per token: more than the tokens of any text have on average
+# Characters per token: more than the tokens of any text have on average.
+_CHARACTERS = 256
 _LOAD = "Load the model's tokenizer.json with transformers.PreTrainedTokenizerFast."
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
 
@@ -33,11 +34,15 @@ class Encoding:
     Attributes:
         text: the prompt, or the rendered chat; with a continuation, followed by its text.
         token_ids: what the model reads, special tokens included.
-        offsets: (start, end) of each token in `text`. Tokens of a region cover it without holes; added ones are empty.
-        frozen: whether a token is never changed or scored: special ones but the unknown one, and a template's text.
-        regions: (start, end) of the user's own text, of each content, and of a continuation, cut at special tokens.
+        offsets: (start, end) of each token in `text`. Tokens of a region cover it without holes;
+            added ones are empty.
+        frozen: whether a token is never changed or scored: special ones except the unknown one, and
+            a template's text.
+        regions: (start, end) of the user's own text, of each content, and of a continuation, cut at
+            special tokens.
         tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".
-        contents: (message, start, end) of the whole prompt, or of each content as the chat template shows it.
+        contents: (message, start, end) of the prompt, or of each content as the chat template shows
+            it.
     """
 
     text: str
@@ -50,18 +55,29 @@ class Encoding:
 
     @cached_property
     def pieces(self) -> list[list[Span]]:
-        """The smallest units of each region, in order: one token, or tokens that share a character."""
-        starts, pieces, last = [start for start, _ in self.regions], list[list[Span]](), -1
+        """The smallest units of each region: one token, or tokens that share a character."""
+        region_starts = [start for start, _ in self.regions]
+        by_region: list[list[Span]] = []
+        previous_region = -1
         for index, (start, end) in enumerate(self.offsets):
-            if not self.frozen[index]:
-                region, indices = bisect_right(starts, start), (index,)
-                pieces += [] if region == last else [[]]
-                if pieces[-1] and start < pieces[-1][-1].end:
-                    _, start, stop, before = pieces[-1].pop()
-                    end, indices = max(stop, end), (*before, index)
-                pieces[-1].append(Span(self.text[start:end], start, end, indices))
-                last = region
-        return pieces
+            if self.frozen[index]:
+                continue
+            region = bisect_right(region_starts, start)
+            if region != previous_region:
+                by_region.append([])
+                previous_region = region
+            pieces = by_region[-1]
+            token_indices = (index,)
+            if pieces and start < pieces[-1].end:  # shares a character with the piece before it
+                shared = pieces.pop()
+                start = shared.start
+                end = max(shared.end, end)
+                token_indices = (*shared.token_indices, index)
+            pieces.append(Span(self.text[start:end], start, end, token_indices))
+        return by_region
+
+
+# ---- a prompt as an encoding --------------------------------------------------------------------
 
 
 def encode(
@@ -75,107 +91,100 @@ def encode(
 ) -> Encoding:
     """A text or chat messages in tokens, with the characters of each token.
 
-    A text gets the tokenizer's own special tokens, but none that ends a text and no second BOS. `rendered` is the chat
-    as it was rendered before: a template may print the date. With `documents`, those that the template is given are
-    contents, too, and not frozen.
+    A text gets the tokenizer's own special tokens, except one that ends a text, and no second BOS.
+    `rendered` is the chat as it was rendered before: a template may print the date. With
+    `documents`, the documents among the template's arguments are contents, too, and not frozen.
 
     Raises:
-        PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or malformed messages.
-        UnsupportedModelError: a tokenizer without a Rust backend, or that reads a chat as other tokens than its text.
+        PromptError: empty, only whitespace or special tokens, too long, not valid Unicode, or
+            malformed messages.
+        UnsupportedModelError: a tokenizer without a Rust backend, or that reads a chat as other
+            tokens than its text.
     """
-    if not getattr(tokenizer, "is_fast", False) or not hasattr(tokenizer, "backend_tokenizer"):
-        text = f"{type(tokenizer).__name__} does not say where its tokens stand in a text; expected a Rust backend."
-        raise UnsupportedModelError(f"{text} {_LOAD}")
-    text, messages, kwargs = as_prompt(tokenizer, prompt), None, chat_template_kwargs or {}
+    _check_backend(tokenizer)
+    kwargs = chat_template_kwargs or {}
+    text = as_prompt(tokenizer, prompt)
+    messages = None
     if not isinstance(text, str):
         messages = fit_messages(tokenizer, check_messages(text), kwargs)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
     if context_length is not None and len(text) > context_length * _CHARACTERS:
         raise PromptError(
-            f"The prompt has {len(text):,} characters; the model can read {context_length:,} tokens."
+            f"The prompt has {len(text):,} characters; the model can read {context_length:,} "
+            "tokens."
         )
-    ids, offsets, added = tokenise(tokenizer, text, add_special_tokens=messages is None)
-    first, last = 0, len(ids)
-    while (
-        last
-        and added[last - 1]
-        and ids[last - 1] in (tokenizer.eos_token_id, tokenizer.sep_token_id)
-    ):
-        last -= 1  # the text is to go on
-    if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
-        first = 1  # it stands in the text, as in a chat that the caller has rendered
-    tokens = Tokens(ids[first:last], offsets[first:last], added[first:last])
-    if context_length is not None and (count := len(tokens.ids)) > context_length:
+    tokens = tokenise(tokenizer, text, add_special_tokens=messages is None)
+    tokens = _without_extra_specials(tokenizer, tokens)
+    count = len(tokens.ids)
+    if context_length is not None and count > context_length:
         raise PromptError(
-            f"The prompt has {count} tokens; the model can read {context_length}. Shorten the prompt."
+            f"The prompt has {count} tokens; the model can read {context_length}. Shorten the "
+            "prompt."
         )
-    if (
-        messages
-        and rendered is None
-        and list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids
-    ):
-        kind = type(tokenizer).__name__
-        raise UnsupportedModelError(
-            f"{kind} gives other token ids by apply_chat_template than for its text. {_LOAD}"
-        )
-    contents = (
-        content_places(tokenizer, messages, text, kwargs, documents=documents)
-        if messages
-        else [(0, 0, len(text))]
-    )
-    if messages and rendered is None:
-        warn_of_dropped(messages, text)
+    if messages is not None and rendered is None:
+        _check_chat_tokens(tokenizer, messages, kwargs, tokens)
+    contents = [(0, 0, len(text))]
+    if messages is not None:
+        contents = content_places(tokenizer, messages, text, kwargs, documents=documents)
+        if rendered is None:
+            warn_of_dropped(messages, text)
     encoding = _encoding(tokenizer, text, tokens, contents)
     if not any(text[start:end].strip() for start, end in encoding.regions):
         raise PromptError(
-            f"The prompt {text[:60]!r} holds only special tokens, whitespace or characters that the tokenizer drops; "
-            "expected text that is more than whitespace."
+            f"The prompt {text[:60]!r} holds only special tokens, whitespace or characters that "
+            "the tokenizer drops; expected text that is more than whitespace."
         )
     return encoding
 
 
-def as_prompt(tokenizer: Any, prompt: object) -> Any:
-    """The text or messages of a prompt that may be token ids, a tokenizer's output or {"messages": [...]}."""
-    if isinstance(prompt, Mapping):
-        prompt = prompt.get("messages", prompt.get("input_ids", prompt))
-    ids: Any = plain(prompt)
-    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
-        (ids,) = ids
-    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
-        return prompt
-    if all(0 <= token < len(tokenizer) for token in ids):
-        for first in range(
-            ids[0] == tokenizer.bos_token_id, -1, -1
-        ):  # better without a BOS that is added anyway
-            text = tokenizer.decode(ids[first:], clean_up_tokenization_spaces=False)
-            if list(encode(tokenizer, text).token_ids) == ids:
-                return text
-    raise PromptError(
-        f"The prompt is token ids, {ids!r:.60}, whose text has other ids; expected text. Pass the text."
-    )
+def _check_backend(tokenizer: Any) -> None:
+    """Raises UnsupportedModelError for a tokenizer without a Rust backend."""
+    is_fast = getattr(tokenizer, "is_fast", False) and hasattr(tokenizer, "backend_tokenizer")
+    if not is_fast:
+        raise UnsupportedModelError(
+            f"{type(tokenizer).__name__} does not say where its tokens stand in a text; "
+            f"expected a Rust backend. {_LOAD}"
+        )
+
+
+def _without_extra_specials(tokenizer: Any, tokens: Tokens) -> Tokens:
+    """The tokens without added ones that end a text, and without a second BOS."""
+    ids, offsets, added = tokens
+    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+    last = len(ids)
+    while last > 0 and added[last - 1] and ids[last - 1] in ends:
+        last -= 1  # the model is to continue the text
+    first = 0
+    # A chat that the caller has rendered begins with a BOS.
+    if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
+        first = 1
+    return Tokens(ids[first:last], offsets[first:last], added[first:last])
+
+
+def _check_chat_tokens(
+    tokenizer: Any, messages: list[dict[str, Any]], kwargs: Mapping[str, Any], tokens: Tokens
+) -> None:
+    """Raises UnsupportedModelError if the tokenizer reads a chat as other tokens than its text."""
+    if list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids:
+        kind = type(tokenizer).__name__
+        raise UnsupportedModelError(
+            f"{kind} gives other token ids by apply_chat_template than for its text. {_LOAD}"
+        )
 
 
 def _encoding(
     tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]
 ) -> Encoding:
-    """The encoding of a text whose special tokens are those that were added, and those typed as they are named."""
-    names = {
-        index: token.content
-        for index, token in tokenizer.added_tokens_decoder.items()
-        if token.special
-    }
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if all(
-        getattr(tokenizer, role, None) != unknown for role in _ROLES
-    ):  # in GPT-2 it has another role
-        names.pop(unknown, None)
-    rows = zip(*tokens, strict=True)
-    special = [
-        added or names.get(index) == text[start:end].strip() for index, (start, end), added in rows
-    ]
-    regions, offsets, frozen = cover(
-        text, tokens.offsets, special, [(start, end) for _, start, end in contents]
-    )
+    """The encoding of a text.
+
+    Special are the added tokens, and tokens whose characters in the text are a special name.
+    """
+    names = _special_names(tokenizer)
+    special: list[bool] = []
+    for token, (start, end), is_added in zip(*tokens, strict=True):
+        special.append(is_added or names.get(token) == text[start:end].strip())
+    spans = [(start, end) for _, start, end in contents]
+    regions, offsets, frozen = cover(text, tokens.offsets, special, spans)
     return Encoding(
         text=text,
         token_ids=tuple(tokens.ids),
@@ -187,21 +196,72 @@ def _encoding(
     )
 
 
+def _special_names(tokenizer: Any) -> dict[Any, str]:
+    """From the id of each special token to its text, without the unknown token."""
+    names: dict[Any, str] = {}
+    for index, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            names[index] = token.content
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    # In GPT-2 the unknown token is also BOS and EOS, and stays special.
+    if all(getattr(tokenizer, role, None) != unknown for role in _ROLES):
+        names.pop(unknown, None)
+    return names
+
+
+def as_prompt(tokenizer: Any, prompt: object) -> Any:
+    """The text or messages of a prompt.
+
+    The prompt may be token ids, a tokenizer's output or {"messages": [...]}.
+    """
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("messages", prompt.get("input_ids", prompt))
+    ids: Any = plain(prompt)
+    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        ids = ids[0]  # a batch of one
+    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
+        return prompt
+    text = _text_of_ids(tokenizer, ids)
+    if text is None:
+        raise PromptError(
+            f"The prompt is token ids, {ids!r:.60}, whose text has other ids; expected text. "
+            "Pass the text."
+        )
+    return text
+
+
+def _text_of_ids(tokenizer: Any, ids: list[int]) -> str | None:
+    """The text that has the given token ids, or None."""
+    if not all(0 <= token < len(tokenizer) for token in ids):
+        return None
+    candidates = [ids]
+    if ids[0] == tokenizer.bos_token_id:
+        candidates.insert(0, ids[1:])  # `encode` adds the BOS again
+    for candidate in candidates:
+        text = tokenizer.decode(candidate, clean_up_tokenization_spaces=False)
+        if list(encode(tokenizer, text).token_ids) == ids:
+            return text
+    return None
+
+
+# ---- what follows a prompt ----------------------------------------------------------------------
+
+
 def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
-    """The ids of a text after the prompt, literally; tokenised apart where the prompt's own tokens would change."""
-    before = [
-        i
-        for i, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True)
-        if start < end
-    ]
+    """The token ids of a text that follows the prompt, literally.
+
+    The text is tokenised together with the prompt. Where that changes the prompt's own tokens, it
+    is tokenised after another text, and the first reading that decodes to the text is taken.
+    """
     readings: list[tuple[int, ...]] = []
-    for anchor in (encoding.text, "\n", ".", "a", "") if text else ():
-        kept = before if anchor == encoding.text else tokenise(tokenizer, anchor).ids
-        ids = tokenise(tokenizer, anchor + text, error=TargetError).ids
-        if ids[: len(kept)] == kept and len(ids) > len(kept):
-            readings.append(tuple(ids[len(kept) :]))
-            if continuation(tokenizer, encoding.token_ids, readings[-1])[0] == text:
-                return readings[-1]
+    anchors = (encoding.text, "\n", ".", "a", "") if text else ()
+    for anchor in anchors:
+        reading = _ids_after(tokenizer, encoding, anchor, text)
+        if reading is None:
+            continue
+        if continuation(tokenizer, encoding.token_ids, reading)[0] == text:
+            return reading
+        readings.append(reading)
     if not readings:
         raise TargetError(
             f"The target {text[:60]!r} has no token; expected a text that the tokenizer can read."
@@ -209,27 +269,42 @@ def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, .
     return readings[0]
 
 
+def _ids_after(
+    tokenizer: Any, encoding: Encoding, anchor: str, text: str
+) -> tuple[int, ...] | None:
+    """The token ids of a text after an anchor, or None if it changes the anchor's tokens."""
+    if anchor == encoding.text:
+        before: list[int] = []
+        for token, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True):
+            if start < end:  # not an added special token
+                before.append(token)
+    else:
+        before = tokenise(tokenizer, anchor).ids
+    ids = tokenise(tokenizer, anchor + text, error=TargetError).ids
+    if ids[: len(before)] != before or len(ids) == len(before):
+        return None
+    return tuple(ids[len(before) :])
+
+
 def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Encoding:
-    """The encoding with a continuation's tokens, and its text as one more region; half a character reads U+FFFD."""
+    """The encoding with a continuation's tokens, and its text as one more region.
+
+    Bytes that complete no character read U+FFFD.
+    """
     if not token_ids:
         return encoding
     text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)
-    added = _encoding(
-        tokenizer, text, Tokens([*token_ids], offsets, [False] * len(offsets)), [(0, 0, len(text))]
-    )
+    tokens = Tokens(ids=[*token_ids], offsets=offsets, added=[False] * len(offsets))
+    added = _encoding(tokenizer, text, tokens, [(0, 0, len(text))])
     shift = len(encoding.text)
+    new_offsets = [(start + shift, end + shift) for start, end in added.offsets]
+    new_regions = [(start + shift, end + shift) for start, end in added.regions]
     return replace(
         encoding,
         text=encoding.text + text,
         token_ids=encoding.token_ids + added.token_ids,
-        offsets=(
-            *encoding.offsets,
-            *((start + shift, end + shift) for start, end in added.offsets),
-        ),
+        offsets=(*encoding.offsets, *new_offsets),
         frozen=encoding.frozen + added.frozen,
-        regions=(
-            *encoding.regions,
-            *((start + shift, end + shift) for start, end in added.regions),
-        ),
+        regions=(*encoding.regions, *new_regions),
         tokens=encoding.tokens + added.tokens,
     )

@@ -16,11 +16,19 @@ from noiser.types import (
 )
 
 TEMPLATE = "{sources}\n\nQuestion: {question}\nAnswer:"
-"""How sources and question make a prompt. Sources stand below each other, each under its title, if it has one."""
+"""How sources and question make a prompt.
+
+Sources stand below each other, each under its title, if it has one.
+"""
+
+
+# ---- placing sources ----------------------------------------------------------------------------
 
 
 def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -> Prompt:
-    r"""A prompt with the sources in it, in which `noiser.attribute(..., sources=sources)` finds them.
+    r"""A prompt with the sources in it.
+
+    `noiser.attribute(..., sources=sources)` finds them there.
 
     Args:
         question: a text; or chat messages, whose last one gets the sources.
@@ -30,92 +38,38 @@ def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -
     >>> place_sources("Where is the lute?", ["The lute is in the attic.", ("Notes", "It rains.")])
     'The lute is in the attic.\n\nNotes\nIt rains.\n\nQuestion: Where is the lute?\nAnswer:'
     """
-    if not isinstance(template, str) or any(
-        template.count(name) != 1 for name in ("{sources}", "{question}")
-    ):
+    _check_template(template)
+    checked_question = question if isinstance(question, str) else check_messages(question)
+    documents = [_forms(title, text)[0] for title, text in _check_sources(sources)]
+    return _filled(checked_question, template, "\n\n".join(documents))
+
+
+def _check_template(template: object) -> None:
+    """Raises ParameterError unless a template has one place for sources, one for the question."""
+    is_template = (
+        isinstance(template, str)
+        and template.count("{sources}") == 1
+        and template.count("{question}") == 1
+    )
+    if not is_template:
         raise ParameterError(
-            f"template is {template!r}; expected a text with {{sources}} and {{question}} once each."
+            f"template is {template!r}; expected a text with {{sources}} and {{question}} once "
+            "each."
         )
-    asked = question if isinstance(question, str) else check_messages(question)
-    return _filled(
-        asked, template, "\n\n".join(_forms(*pair)[0] for pair in _check_sources(sources))
-    )
-
-
-def without_sources(
-    question: Prompt, template: str | None, encoding: Encoding, sources: Sequence[Source]
-) -> Prompt | None:
-    """A prompt without its sources, or None if nothing else is in it; with `template` None they are in the question."""
-    if template is not None:
-        return _filled(question, template.replace("{sources}", "").strip(), "")
-    messages: list[dict[str, Any]] = (
-        [{"content": question}] if isinstance(question, str) else check_messages(question)
-    )
-    left_of = dict[int, list[str]]()  # each message's texts without the sources
-    if any(_is_in_document(encoding, source) for source in sources):
-        return None  # documents that the template itself places belong to the model
-    for index, start, end in (place for place in encoding.contents if place[0] >= 0):
-        edges = sorted(
-            edge
-            for source in sources
-            if start <= source.start < end
-            for edge in (source.start, source.end)
-        )
-        kept = zip([start, *edges[1::2]], [*edges[::2], end], strict=True)
-        text = "".join(encoding.text[first:last] for first, last in kept)
-        left_of.setdefault(index, []).append(text)
-    for index, texts in left_of.items():
-        if isinstance(messages[index]["content"], list):
-            messages[index]["content"] = [{"type": "text", "text": text} for text in texts]
-        else:
-            messages[index]["content"] = "".join(texts)
-    left = messages[0]["content"] if isinstance(question, str) else messages
-    return left if is_said(messages) else None
-
-
-def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int:
-    """Where to begin to look for the sources in a prompt of `place_sources`, so that no copy before them is taken."""
-    before = _filled(question, template.partition("{sources}")[0], "")
-    earlier, text = "", before
-    if not isinstance(before, str):
-        *parts, text = part_texts(before[-1]) or [""]
-        earlier = "".join(parts)
-    return encoding.contents[-1][1] + len((earlier + str(text)).lstrip())
-
-
-def _is_in_document(encoding: Encoding, source: Source) -> bool:
-    return any(index < 0 and a <= source.start < b for index, a, b in encoding.contents)
-
-
-def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
-    """Where each source stands in a prompt: after the one before it (the first: after `begin`), or else anywhere."""
-    found: list[Source] = []
-    for number, (title, text) in enumerate(_check_sources(sources), 1):
-        end = found[-1].end if found else begin
-        places = (
-            (form, _find(encoding, form, at)) for form in _forms(title, text) for at in (end, 0)
-        )
-        form, start = next((place for place in places if place[1] >= 0), (text, -1))
-        if start < 0:
-            raise UnitError(
-                f"Source {number}, {text!r:.60}, is not in the prompt, word for word and within one message. "
-                "noiser.place_sources makes a prompt from sources."
-            )
-        found.append(Source(title, form, start, start + len(form)))
-    checked_spans(
-        [(each.start, each.end) for each in found], len(encoding.text), name="sources", of="prompt"
-    )
-    return tuple(found)
 
 
 def _filled(question: Prompt, template: str, sources: str) -> Prompt:
-    """The template with the question, or with the last message's, in which braces mean nothing."""
+    """The template with sources and question; in a chat the last message is the question.
+
+    Braces within the sources or the question mean nothing. Of a message with several parts the last
+    part is the question.
+    """
     if not isinstance(question, str):
-        *earlier, last = part_texts(question[-1]) or [""]  # of several parts the last is filled
+        *earlier, last = part_texts(question[-1]) or [""]
         filled = str(_filled(last, template, sources))
         return [*question[:-1], with_texts(question[-1], [*earlier, filled])]
-    parts = {"{sources}": sources, "{question}": question}
-    return re.sub(r"{sources}|{question}", lambda match: parts[match[0]], template)
+    values = {"{sources}": sources, "{question}": question}
+    return re.sub(r"{sources}|{question}", lambda match: values[match[0]], template)
 
 
 def _check_sources(sources: object) -> list[tuple[str, str]]:
@@ -124,21 +78,27 @@ def _check_sources(sources: object) -> list[tuple[str, str]]:
         raise UnitError(
             f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs."
         )
-    checked: list[tuple[str, str]] = []
-    for number, source in enumerate(sources, 1):
-        pair: Any = ("", source) if isinstance(source, str) else source
-        if (
-            not isinstance(pair, Sequence)
-            or len(pair) != 2
-            or not all(isinstance(part, str) for part in pair)
-        ):
-            raise UnitError(
-                f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text)."
-            )
-        if not pair[1].strip():
-            raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
-        checked.append((pair[0].strip(), pair[1].strip()))
-    return checked
+    return [_check_source(number, source) for number, source in enumerate(sources, 1)]
+
+
+def _check_source(number: int, source: Any) -> tuple[str, str]:
+    """(title, text) of a source; the title of a text alone is empty."""
+    pair = ("", source) if isinstance(source, str) else source
+    is_pair = (
+        isinstance(pair, Sequence)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and isinstance(pair[1], str)
+    )
+    if not is_pair:
+        raise UnitError(
+            f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text)."
+        )
+    title = pair[0].strip()
+    text = pair[1].strip()
+    if not text:
+        raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
+    return title, text
 
 
 def _forms(title: str, text: str) -> list[str]:
@@ -146,13 +106,114 @@ def _forms(title: str, text: str) -> list[str]:
     return [f"{title}\n{text}", text] if title else [text]
 
 
+# ---- finding sources ----------------------------------------------------------------------------
+
+
+def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
+    """Where each source stands in a prompt.
+
+    A source is looked for after the one before it (the first: after `begin`), or else anywhere.
+    """
+    placed: list[Source] = []
+    for number, (title, text) in enumerate(_check_sources(sources), 1):
+        end = placed[-1].end if placed else begin
+        source = _find_source(encoding, title, text, end)
+        if source is None:
+            raise UnitError(
+                f"Source {number}, {text!r:.60}, is not in the prompt, word for word and within "
+                "one message. noiser.place_sources makes a prompt from sources."
+            )
+        placed.append(source)
+    spans = [(source.start, source.end) for source in placed]
+    checked_spans(spans, len(encoding.text), name="sources", of="prompt")
+    return tuple(placed)
+
+
+def _find_source(encoding: Encoding, title: str, text: str, begin: int) -> Source | None:
+    """A source in a prompt, if possible with its title, and if possible after `begin`."""
+    for form in _forms(title, text):
+        for earliest in (begin, 0):
+            start = _find(encoding, form, earliest)
+            if start >= 0:
+                return Source(title, form, start, start + len(form))
+    return None
+
+
 def _find(encoding: Encoding, text: str, begin: int) -> int:
-    """The first place of a text at or after an offset, within one content, or -1; it may hold special tokens."""
-    for start in (
-        match.start() + begin for match in re.finditer(re.escape(text), encoding.text[begin:])
-    ):
+    """The first place of a text at or after an offset, within one content, or -1.
+
+    A text of special tokens alone is not found: no part of it belongs to the user.
+    """
+    start = encoding.text.find(text, begin)
+    while start >= 0:
         end = start + len(text)
-        inside = any(a <= start and end <= b for _, a, b in encoding.contents)
-        if inside and any(a < end and start < b for a, b in encoding.regions):
+        in_content = any(first <= start and end <= stop for _, first, stop in encoding.contents)
+        meets_region = any(first < end and start < stop for first, stop in encoding.regions)
+        if in_content and meets_region:
             return start
+        start = encoding.text.find(text, end)
     return -1
+
+
+def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int:
+    """Where to begin to look for the sources in a prompt of `place_sources`.
+
+    Before it stand the template's own text and perhaps the question, which may quote a source.
+    """
+    before = _filled(question, template.partition("{sources}")[0], "")
+    text = before if isinstance(before, str) else "".join(part_texts(before[-1]))
+    return encoding.contents[-1][1] + len(text.lstrip())
+
+
+# ---- leaving sources out ------------------------------------------------------------------------
+
+
+def without_sources(
+    question: Prompt, template: str | None, encoding: Encoding, sources: Sequence[Source]
+) -> Prompt | None:
+    """A prompt without its sources, or None if nothing else is in it.
+
+    With `template` None the sources are in the question.
+    """
+    if template is not None:
+        return _filled(question, template.replace("{sources}", "").strip(), "")
+    if any(_is_in_document(encoding, source) for source in sources):
+        return None  # documents that the template itself places belong to the model
+    is_text = isinstance(question, str)
+    messages: list[dict[str, Any]] = (
+        [{"content": question}] if is_text else check_messages(question)
+    )
+    for message, texts in _texts_without(encoding, sources).items():
+        if isinstance(messages[message]["content"], list):
+            content = [{"type": "text", "text": text} for text in texts]
+        else:
+            content = "".join(texts)
+        messages[message]["content"] = content
+    if not is_said(messages):
+        return None
+    return messages[0]["content"] if is_text else messages
+
+
+def _texts_without(encoding: Encoding, sources: Sequence[Source]) -> dict[int, list[str]]:
+    """The texts of each message's contents without the sources."""
+    texts: dict[int, list[str]] = {}
+    in_order = sorted(sources, key=lambda source: source.start)
+    for message, start, end in encoding.contents:
+        if message < 0:  # a document of the template
+            continue
+        left: list[str] = []
+        position = start
+        for source in in_order:
+            if start <= source.start < end:
+                left.append(encoding.text[position : source.start])
+                position = source.end
+        left.append(encoding.text[position:end])
+        texts.setdefault(message, []).append("".join(left))
+    return texts
+
+
+def _is_in_document(encoding: Encoding, source: Source) -> bool:
+    """Whether a source stands in a document that the template places."""
+    return any(
+        message < 0 and start <= source.start < end for message, start, end in encoding.contents
+    )

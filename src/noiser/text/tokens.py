@@ -1,29 +1,34 @@
-"""Tokens with their characters, as a tokenizer with a Rust backend gives them, and the text of tokens."""
+"""A text's tokens with their characters, by a tokenizer with a Rust backend; the text of tokens."""
 
 from __future__ import annotations
 
 import re
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
-from itertools import chain, groupby, pairwise
+from functools import cache
+from itertools import groupby
 from operator import itemgetter
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from noiser.errors import NoiserError, PromptError
 from noiser.text.segments import Offset, owners
 
-_CONTEXT = 16  # the fewest tokens before a continuation that are decoded with it, so that its first space is kept
-_CHARACTER = 4  # the most tokens of one character: its bytes in UTF-8
-_BAD = "\ufffd"  # what bytes read that complete no character
+# The fewest tokens before a continuation that are decoded with it, so that its first space is kept.
+_CONTEXT = 16
+# The most tokens of one character: its bytes in UTF-8.
+_CHARACTER = 4
+# The character that a tokenizer writes for bytes that complete no character.
+_REPLACEMENT = "\ufffd"
+
+_Decode = Callable[[Sequence[int]], str]
+
 _settings = threading.Lock()
 
 
 class Tokens(NamedTuple):
-    """Token ids, (start, end) of each in the text, and whether the tokenizer added it to the text."""
+    """Token ids, the (start, end) of each in the text, and whether the tokenizer added it."""
 
     ids: list[int]
     offsets: list[Offset]
@@ -32,13 +37,15 @@ class Tokens(NamedTuple):
 
 @contextmanager
 def untruncated(tokenizer: Any, error: type[NoiserError] = PromptError) -> Generator[None]:
-    """Keeps other threads away, and makes the tokenizer truncate and pad afterwards as it did before."""
+    """Locks the tokenizer for this thread; restores its truncation and padding at the end."""
     backend = tokenizer.backend_tokenizer
     with _settings:
-        truncation, padding = backend.truncation, backend.padding
+        truncation = backend.truncation
+        padding = backend.padding
         try:
             yield
-        except BaseException as panic:  # the tokenizer's own is no Exception
+        except BaseException as panic:
+            # The Rust backend panics by a BaseException whose class cannot be imported.
             if type(panic).__name__ != "PanicException":
                 raise
             raise error(
@@ -58,132 +65,250 @@ def tokenise(
     add_special_tokens: bool = False,
     error: type[NoiserError] = PromptError,
 ) -> Tokens:
-    """The tokens of a text, whole."""
-    if half := re.search("[\ud800-\udfff]", text):
+    """All tokens of a text, whatever length the tokenizer is set to truncate to."""
+    surrogate = re.search("[\ud800-\udfff]", text)
+    if surrogate is not None:
         raise error(
-            f"The text has half of a surrogate pair, {half[0]!r}, at {half.start()}; expected valid Unicode."
+            f"The text has half of a surrogate pair, {surrogate[0]!r}, at {surrogate.start()}; "
+            "expected valid Unicode."
         )
-    options = {
-        "padding": False,
-        "truncation": False,
-        "verbose": False,
-        "add_special_tokens": add_special_tokens,
-    }
     with untruncated(tokenizer, error):
         out = tokenizer(
-            text, return_offsets_mapping=True, return_special_tokens_mask=True, **options
+            text,
+            add_special_tokens=add_special_tokens,
+            padding=False,
+            truncation=False,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            verbose=False,
         )
     return Tokens(
-        list(out["input_ids"]),
-        list(out["offset_mapping"]),
-        list(map(bool, out["special_tokens_mask"])),
+        ids=list(out["input_ids"]),
+        offsets=list(out["offset_mapping"]),
+        added=[bool(is_added) for is_added in out["special_tokens_mask"]],
     )
+
+
+# ---- the characters of each token ---------------------------------------------------------------
 
 
 def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
     """The offsets of tokens, changed so that they cover a region without holes and never decrease.
 
-    Characters of no token go to the token after them, at the end to the last one. A token without characters takes the
-    hole before it, or without one shares the characters of the token after it, as a lone prefix space does.
+    Characters of no token go to the token after them, at the end to the last one. A token without
+    characters takes the hole before it. Where there is no hole, it shares the characters of the
+    token after it, as a lone prefix space does.
     """
     start = covered = region[0]
-    mended: list[Offset | None] = []
+    mended: list[Offset | None] = []  # None: shares the characters of another token
     for raw_start, raw_end in offsets:
-        begin, end = min(max(raw_start, start), covered), min(max(raw_end, covered), region[1])
-        empty = begin == end or raw_end <= raw_start <= covered
-        if not empty:
-            start, covered = begin, end
-        mended.append(None if empty else (begin, end))
+        begin = min(max(raw_start, start), covered)
+        end = min(max(raw_end, covered), region[1])
+        if begin == end or raw_end <= raw_start <= covered:
+            mended.append(None)
+        else:
+            mended.append((begin, end))
+            start = begin
+            covered = end
     if mended and covered < region[1]:
-        mended[-1] = (mended[-1] or (covered, covered))[0], region[1]
-    following = next((offset for offset in reversed(mended) if offset), region)
-    for index in reversed(range(len(mended))):
-        following = mended[index] = mended[index] or following
-    return [offset or region for offset in mended]
+        last = mended[-1]
+        mended[-1] = (covered if last is None else last[0], region[1])
+
+    with_characters = [offset for offset in mended if offset is not None]
+    following = with_characters[-1] if with_characters else region
+    backwards: list[Offset] = []
+    for offset in reversed(mended):
+        if offset is not None:
+            following = offset
+        backwards.append(following)
+    return backwards[::-1]
+
+
+class CoveredText(NamedTuple):
+    """A text whose tokens are assigned to the user's own content or to the template around it."""
+
+    regions: list[Offset]
+    offsets: list[Offset]
+    frozen: list[bool]
 
 
 def cover(
     text: str, offsets: Sequence[Offset], special: Sequence[bool], contents: Sequence[Offset]
-) -> tuple[list[Offset], list[Offset], list[bool]]:
-    """The contents of a text, cut at special tokens; the offsets of all tokens, and which of them are frozen."""
-    found, frozen, own = list(offsets), [True] * len(offsets), list[Offset]()
-    starts, ends = [start for start, _ in contents], [end for _, end in contents]
-    first, run = 0, list[int]()
-    for index, (stop, end) in enumerate([*offsets, (len(text), len(text) + 1)]):
-        if index < len(offsets) and not special[index]:
-            run.append(index)
-        elif stop < end:  # a special token in the text, or its end
-            near = contents[bisect_right(ends, first) : bisect_left(starts, stop)]
-            parts = [(max(a, first), min(b, stop)) for a, b in near]
-            whole = mend([offsets[i] for i in run], (first, stop))
-            places = owners(text, whole, list(pairwise([first, *chain.from_iterable(parts), stop])))
-            for place, group in groupby(zip(run, whole, places, strict=True), itemgetter(2)):
-                inside, covered, _ = zip(*group, strict=True)
-                if place is not None and place % 2:  # even places are between the parts
-                    own.append(parts[place // 2])
-                    covered = mend(covered, own[-1])
-                for i, offset in zip(inside, covered, strict=True):
-                    found[i], frozen[i] = offset, place is None or place % 2 == 0
-            first, run = end, []
-    return own, found, frozen
+) -> CoveredText:
+    """A text's contents, cut at special tokens; the offsets of its tokens, and which are frozen."""
+    # A chat whose one content is "Hi Bob", where the user typed "</s>" between the words:
+    #
+    #     tokens     <s>   [user]   Hi     </s>   Bob    </s>
+    #     special    yes   no       no     yes    no     yes
+    #     frozen     yes   yes      no     yes    no     yes
+    #     regions                   "Hi"          "Bob"
+    covered = CoveredText(regions=[], offsets=list(offsets), frozen=[True] * len(offsets))
+    stretch_start = 0
+    ordinary: list[int] = []
+    for index, (start, end) in enumerate(offsets):
+        if not special[index]:
+            ordinary.append(index)
+        elif start < end:  # a special token of the text; one that was added has no characters
+            _cover_stretch(text, (stretch_start, start), ordinary, contents, covered)
+            stretch_start = end
+            ordinary = []
+    _cover_stretch(text, (stretch_start, len(text)), ordinary, contents, covered)
+    return covered
+
+
+def _cover_stretch(
+    text: str,
+    stretch: Offset,
+    ordinary: Sequence[int],
+    contents: Sequence[Offset],
+    covered: CoveredText,
+) -> None:
+    """Assigns the ordinary tokens between two special tokens to contents, or to the template."""
+    parts, is_content = _cut_at_contents(stretch, contents)
+    gapless = mend([covered.offsets[index] for index in ordinary], stretch)
+    parts_of_tokens = zip(ordinary, gapless, owners(text, gapless, parts), strict=True)
+    for part, members in groupby(parts_of_tokens, key=itemgetter(2)):
+        indices: list[int] = []
+        spans: list[Offset] = []
+        for index, span, _ in members:
+            indices.append(index)
+            spans.append(span)
+        region = parts[part] if part is not None and is_content[part] else None
+        if region is not None:
+            covered.regions.append(region)
+            spans = mend(spans, region)
+        for index, span in zip(indices, spans, strict=True):
+            covered.offsets[index] = span
+            covered.frozen[index] = region is None
+
+
+def _cut_at_contents(
+    stretch: Offset, contents: Sequence[Offset]
+) -> tuple[list[Offset], list[bool]]:
+    """The parts of a stretch (template, content, template, ...), and which of them are contents."""
+    start, stop = stretch
+    first = bisect_right(contents, start, key=itemgetter(1))
+    end = bisect_left(contents, stop, key=itemgetter(0))
+    parts: list[Offset] = []
+    is_content: list[bool] = []
+    position = start
+    for content_start, content_end in contents[first:end]:
+        content = (max(content_start, start), min(content_end, stop))
+        parts += [(position, content[0]), content]
+        is_content += [False, True]
+        position = content[1]
+    parts.append((position, stop))
+    is_content.append(False)
+    return parts, is_content
+
+
+# ---- the text of tokens -------------------------------------------------------------------------
 
 
 def continuation(
     tokenizer: Any, before: Sequence[int], token_ids: Sequence[int]
 ) -> tuple[str, list[Offset]]:
-    """The text of tokens that follow others, and (start, end) of each, in linear time; half a one reads U+FFFD."""
-    read = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    ids, done, begin, known = [*before, *token_ids], len(before), -2 * _CONTEXT, ""
-    text, first, offsets = "", "", list[Offset]()
-    while done < len(ids):
-        if done - begin >= 2 * _CONTEXT:
-            starts = [max(0, done - size) for size in range(_CONTEXT, _CONTEXT + _CHARACTER)]
-            begin = min(
-                starts, key=lambda start: read(ids[start:done]).count(_BAD)
-            )  # not within a character
-            known = read(ids[begin:done])
-            text, first = (text, first) if offsets else (known, known)
-        readings = (
-            (stop, read(ids[begin:stop]))
-            for stop in range(done + 1, min(done + _CHARACTER, len(ids)) + 1)
-        )
-        whole = (
-            (stop, now)
-            for stop, now in readings
-            if now.count(_BAD) <= known.count(_BAD)
-            and len(now) - now.count(_BAD) > len(known) - known.count(_BAD)
-        )
-        stop, now = next(whole, (done + 1, read(ids[begin : done + 1])))
-        same = len(commonprefix([known, now]))  # noqa: RUF071 - of characters
-        place = len(text) - len(known) + same
-        text = text[:place] + now[same:]
-        offsets += [(place, len(text))] * (stop - done)
-        known, done = now, stop
-    own = len(commonprefix([first, text]))  # noqa: RUF071 - half a character at the end is completed
-    return text[own:], [(max(0, start - own), max(0, end - own)) for start, end in offsets]
+    """The text of tokens that follow others, and the (start, end) of each token in it.
+
+    Tokens are decoded in a sliding window, so the time is linear. Tokens that make up a character
+    only together share its offsets. Bytes that complete no character read U+FFFD.
+    """
+
+    def decode(ids: Sequence[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    ids = [*before, *token_ids]
+    decoded = len(before)  # the number of tokens whose text is known
+    window_start = -2 * _CONTEXT  # makes the first pass open a window
+    window_text = ""
+    text = ""
+    prompt_tail = ""
+    offsets: list[Offset] = []
+    while decoded < len(ids):
+        if decoded - window_start >= 2 * _CONTEXT:
+            window_start = _window_start(decode, ids, decoded)
+            window_text = decode(ids[window_start:decoded])
+            if not offsets:
+                prompt_tail = window_text
+                text = window_text
+        stop, new_text = _next_character(decode, ids, window_start, decoded, window_text)
+        unchanged = _common_prefix_length(window_text, new_text)
+        start = len(text) - len(window_text) + unchanged
+        text = text[:start] + new_text[unchanged:]
+        offsets += [(start, len(text))] * (stop - decoded)
+        window_text = new_text
+        decoded = stop
+    # The first tokens may complete a character at the end of the prompt, which changes its tail.
+    shift = _common_prefix_length(prompt_tail, text)
+    shifted = [(max(0, start - shift), max(0, end - shift)) for start, end in offsets]
+    return text[shift:], shifted
+
+
+def _window_start(decode: _Decode, ids: Sequence[int], decoded: int) -> int:
+    """Where to begin a window that ends at `decoded`, preferably not within a character."""
+    candidates = [max(0, decoded - size) for size in range(_CONTEXT, _CONTEXT + _CHARACTER)]
+    return min(candidates, key=lambda start: decode(ids[start:decoded]).count(_REPLACEMENT))
+
+
+def _next_character(
+    decode: _Decode, ids: Sequence[int], window_start: int, decoded: int, window_text: str
+) -> tuple[int, str]:
+    """The end of the next tokens that complete a character, and the window's text with them.
+
+    Where no next tokens complete a character, the end of one token.
+    """
+    broken_before = window_text.count(_REPLACEMENT)
+    for stop in range(decoded + 1, min(decoded + _CHARACTER, len(ids)) + 1):
+        new_text = decode(ids[window_start:stop])
+        broken = new_text.count(_REPLACEMENT)
+        has_new_character = len(new_text) - broken > len(window_text) - broken_before
+        if broken <= broken_before and has_new_character:
+            return stop, new_text
+    return decoded + 1, decode(ids[window_start : decoded + 1])
+
+
+def _common_prefix_length(first: str, second: str) -> int:
+    """The number of characters that both texts begin with."""
+    length = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    r"""The text of each of some neighbouring tokens; a byte that completes no character shows as `\xf0`."""
-    text, offsets = continuation(tokenizer, tokenise(tokenizer, "a").ids[-1:], token_ids)
+    r"""The text of each of neighbouring tokens; bytes that complete no character show as `\xf0`."""
+    anchor = tokenise(tokenizer, "a").ids[-1:]  # keeps the space of the first token
+    text, offsets = continuation(tokenizer, anchor, token_ids)
     texts = [text[start:end] for start, end in mend(offsets, (0, len(text)))]
-    alphabet = byte_level_alphabet()
     for index, name in enumerate(tokenizer.convert_ids_to_tokens(list(token_ids))):
         if name is None:  # a padded row of the embedding table, which belongs to no token
             texts[index] = ""
-        elif _BAD in texts[index]:
-            if fallback := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
-                texts[index] = bytes.fromhex(fallback[1]).decode(errors="backslashreplace")
-            elif all(c in alphabet for c in name):
-                texts[index] = bytes(alphabet[c] for c in name).decode(errors="backslashreplace")
+        elif _REPLACEMENT in texts[index]:
+            token_bytes = _bytes_of_name(name)
+            if token_bytes is not None:
+                texts[index] = token_bytes.decode(errors="backslashreplace")
     return texts
+
+
+def _bytes_of_name(name: str) -> bytes | None:
+    """The bytes that a token's name writes, as a fallback ("<0xF0>") or at byte level ("ðŁ")."""
+    fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name)
+    if fallback is not None:
+        return bytes.fromhex(fallback[1])
+    alphabet = byte_level_alphabet()
+    if all(character in alphabet for character in name):
+        return bytes(alphabet[character] for character in name)
+    return None
 
 
 @cache
 def byte_level_alphabet() -> dict[str, int]:
-    """From each character of a byte-level vocabulary (Radford et al. 2019) to its byte."""
+    """The byte of each character of a byte-level vocabulary (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
-    }
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    for number, byte in enumerate(others):
+        alphabet[chr(0x100 + number)] = byte
+    return alphabet

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, groupby
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import NoReturn
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.text.encoding import Encoding
@@ -21,13 +23,19 @@ from noiser.types import (
 COARSE_UNITS = 16
 """About how many units a long prompt is cut into at first by "auto"."""
 
-_TURNS = 4  # of a chat with more messages "auto" begins with whole messages
+# In a chat with more messages "auto" begins with whole messages.
+_TURNS = 4
 
 _CUTS: dict[str, Callable[[str], list[Offset]]] = {
     "turn": lambda text: [(0, len(text))],
     **SEGMENTATIONS,
 }
+_UNIT_NAMES = ["token", *_CUTS, "auto", "source"]
+_TARGET_UNIT_NAMES = ["token", *SEGMENTATIONS, "all"]
 _SPANS = "Or give a list of (start, end) character spans."
+
+
+# ---- units of the input -------------------------------------------------------------------------
 
 
 def make_units(
@@ -38,49 +46,117 @@ def make_units(
     prompt_tokens: int | None = None,
     sources: Sequence[Source] = (),
 ) -> tuple[Span, ...]:
-    """The units of a prompt and its continuation, in the order of their tokens; each token is in at most one.
+    """The units of a prompt and its continuation, in the order of their tokens.
 
-    Tokens that share a character stay together. No named unit crosses from one region to another. "auto" cuts
-    sentences, joined to runs where there are many. Of two spans that meet in one token the one with more of its visible
-    characters gets it. With "turn", "auto", "source" and spans each token of the continuation, which begins after
-    `prompt_tokens`, is a unit. Parts of sources, where there are some, are the prompt's only units. Raises UnitError
-    for spans without a whole token or outside of the prompt, and for "source" without sources.
+    Each token is in at most one unit. Tokens that share a character stay together. No named unit
+    crosses from one region to another. "auto" cuts sentences, joined to runs where there are many.
+    Of two spans that meet in one token the one with more of its visible characters gets it. With
+    "turn", "auto", "source" and spans each token of the continuation, which begins after
+    `prompt_tokens`, is a unit. Parts of sources, where there are some, are the prompt's only units.
+
+    Raises:
+        UnitError: spans without a whole token or outside of the prompt; "source" without sources.
+        UnknownNameError: a name that is not a unit's.
     """
-    text, count = encoding.text, len(encoding.token_ids) if prompt_tokens is None else prompt_tokens
-    spans = sorted((source.start, source.end) for source in sources)
+    if prompt_tokens is None:
+        prompt_tokens = len(encoding.token_ids)
+    prompt_regions: list[list[Span]] = []
+    continuation_regions: list[list[Span]] = []
+    for pieces in encoding.pieces:
+        if pieces[0].token_indices[0] < prompt_tokens:
+            prompt_regions.append(pieces)
+        else:
+            continuation_regions.append(pieces)
+
     if not isinstance(unit, str):
-        end = encoding.offsets[count][0] if count < len(encoding.offsets) else len(text)
-        name, spans = "spans", sorted(checked_spans(unit, end, name="unit", of="prompt"))
-    elif (name := unit) not in (names := ["token", *_CUTS, "auto", "source"]):
-        raise UnknownNameError("unit", unit, names, _SPANS)
-    elif name == "source" and not sources:
-        raise UnitError(
-            "unit is 'source', and there are no sources; expected sources=[...], texts in the prompt."
-        )
-    own = [pieces for pieces in encoding.pieces if pieces[0].token_indices[0] < count]
-    if spans:
-        units = _of_spans(text, [piece for pieces in own for piece in pieces], spans)
-        if name in _CUTS or name == "token":
-            units = [part for each in units for part in _parts(encoding, each, name)]
+        units = _units_of_caller(encoding, unit, prompt_regions, prompt_tokens)
+        continuation_unit = "token"
     else:
-        turns = {index for index, _, _ in encoding.contents}
-        coarse = "turn" if len(turns) > _TURNS else "sentence"
-        regions = [_cut(text, pieces, coarse if name == "auto" else name) for pieces in own]
-        if name == "auto" and sum(map(len, regions)) > COARSE_UNITS:
-            size = (
-                sum(len(each.token_indices) for region in regions for each in region) / COARSE_UNITS
-            )
-            regions = [_runs(text, region, size) for region in regions]
-        units = [each for region in regions for each in region]
-    for pieces in encoding.pieces[len(own) :]:
-        units += _cut(text, pieces, name if name in SEGMENTATIONS else "token")
+        _check_unit_name(unit, sources)
+        if sources:
+            units = _units_of_sources(encoding, unit, prompt_regions, sources)
+        else:
+            units = _units_of_text(encoding, unit, prompt_regions)
+        continuation_unit = unit if unit in SEGMENTATIONS else "token"
+    for pieces in continuation_regions:
+        units += _cut(encoding.text, pieces, continuation_unit)
     if special_tokens == "perturbed":
-        for index, (start, stop) in enumerate(encoding.offsets):
-            if encoding.frozen[index]:
-                units.append(
-                    Span(text[start:stop] or encoding.tokens[index], start, stop, (index,))
-                )
+        units += _frozen_tokens(encoding)
     return tuple(sorted(units, key=lambda span: span.token_indices))
+
+
+def _check_unit_name(unit: str, sources: Sequence[Source]) -> None:
+    """Raises UnknownNameError for an unknown unit, UnitError for "source" without sources."""
+    if unit not in _UNIT_NAMES:
+        raise UnknownNameError("unit", unit, _UNIT_NAMES, _SPANS)
+    if unit == "source" and not sources:
+        raise UnitError(
+            "unit is 'source', and there are no sources; expected sources=[...], texts in the "
+            "prompt."
+        )
+
+
+def _units_of_caller(
+    encoding: Encoding, spans: object, prompt_regions: list[list[Span]], prompt_tokens: int
+) -> list[Span]:
+    """The caller's character spans of the prompt as units."""
+    has_continuation = prompt_tokens < len(encoding.offsets)
+    prompt_end = encoding.offsets[prompt_tokens][0] if has_continuation else len(encoding.text)
+    offsets = sorted(checked_spans(spans, prompt_end, name="unit", of="prompt"))
+    return _of_spans(encoding.text, list(chain(*prompt_regions)), offsets)
+
+
+def _units_of_sources(
+    encoding: Encoding, unit: str, prompt_regions: list[list[Span]], sources: Sequence[Source]
+) -> list[Span]:
+    """The sources as units, or their parts where the unit names parts of a text."""
+    offsets = sorted((source.start, source.end) for source in sources)
+    source_units = _of_spans(encoding.text, list(chain(*prompt_regions)), offsets)
+    if unit in ("auto", "source"):
+        return source_units
+    return list(chain(*[_parts(encoding, source, unit) for source in source_units]))
+
+
+def _units_of_text(encoding: Encoding, unit: str, prompt_regions: list[list[Span]]) -> list[Span]:
+    """The prompt in named units; by "auto" in turns or sentences, joined where there are many."""
+    text = encoding.text
+    if unit != "auto":
+        return list(chain(*[_cut(text, pieces, unit) for pieces in prompt_regions]))
+    messages = {message for message, _, _ in encoding.contents}
+    coarse = "turn" if len(messages) > _TURNS else "sentence"
+    regions = [_cut(text, pieces, coarse) for pieces in prompt_regions]
+    units = list(chain(*regions))
+    if len(units) <= COARSE_UNITS:
+        return units
+    tokens = sum(len(span.token_indices) for span in units)
+    size = tokens / COARSE_UNITS
+    return list(chain(*[_runs(text, spans, size) for spans in regions]))
+
+
+def _frozen_tokens(encoding: Encoding) -> list[Span]:
+    """Each frozen token as a unit; one without characters goes by its name in the vocabulary."""
+    units: list[Span] = []
+    for index, (start, end) in enumerate(encoding.offsets):
+        if encoding.frozen[index]:
+            shown = encoding.text[start:end] or encoding.tokens[index]
+            units.append(Span(shown, start, end, (index,)))
+    return units
+
+
+def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -> tuple[Span, ...]:
+    """The largest units that a unit is made of, or none.
+
+    They are the fields of JSON, the sentences of a run, words or tokens.
+    """
+    names = ["field", "sentence", "word", "token"]
+    for name in names[: names.index(finest) + 1]:
+        parts = _parts(encoding, unit, name)
+        if len(parts) > 1:
+            return tuple(parts)
+    return ()
+
+
+# ---- spans of the target ------------------------------------------------------------------------
 
 
 def make_target_spans(
@@ -88,59 +164,62 @@ def make_target_spans(
 ) -> list[tuple[int, ...]]:
     """The positions of each target span's tokens, in order of the text; no span is empty.
 
-    A token from position `first` on is in the span of its visible characters, if any; special ones are named units.
+    A token from position `first` on is in the span of its visible characters, if any. With a named
+    unit each special token is a span.
     """
     positions = range(first, len(encoding.token_ids))
-    if unit in ("token", "all"):
-        return [tuple(positions)] if unit == "all" else [(position,) for position in positions]
-    if isinstance(unit, str):
-        if unit not in SEGMENTATIONS:
-            raise UnknownNameError("target_unit", unit, ["token", *SEGMENTATIONS, "all"], _SPANS)
-        units = make_units(encoding, unit, special_tokens="perturbed")
-        return [span.token_indices for span in units if span.token_indices[0] >= first]
-    text, begin = encoding.text, encoding.offsets[first][0]
-    visible = [
-        (position, *visible_part(text, *encoding.offsets[position])) for position in positions
-    ]
-    found: list[tuple[int, ...]] = []
-    for span in sorted(
-        checked_spans(unit, len(text) - begin, name="target_unit", of="continuation")
-    ):
-        start, end = span[0] + begin, span[1] + begin
-        inside = [(position, a, b) for position, a, b in visible if max(a, start) < min(b, end)]
-        cut = [
-            f"{text[a:b]!r} at {(a - begin, b - begin)}"
-            for _, a, b in inside
-            if a < start or b > end
-        ]
+    if not isinstance(unit, str):
+        return _target_spans_of_caller(encoding, positions, unit)
+    if unit == "all":
+        return [tuple(positions)]
+    if unit == "token":
+        return [(position,) for position in positions]
+    if unit not in SEGMENTATIONS:
+        raise UnknownNameError("target_unit", unit, _TARGET_UNIT_NAMES, _SPANS)
+    units = make_units(encoding, unit, special_tokens="perturbed")
+    return [span.token_indices for span in units if span.token_indices[0] >= first]
+
+
+def _target_spans_of_caller(
+    encoding: Encoding, positions: range, spans: object
+) -> list[tuple[int, ...]]:
+    """The positions of each span's tokens; the spans are in characters of the target."""
+    text = encoding.text
+    begin = encoding.offsets[positions[0]][0]
+    visible = [visible_part(text, *encoding.offsets[position]) for position in positions]
+    offsets = checked_spans(spans, len(text) - begin, name="target_unit", of="continuation")
+    targets: list[tuple[int, ...]] = []
+    for span in sorted(offsets):
+        start = span[0] + begin
+        end = span[1] + begin
+        inside: list[int] = []
+        cut: list[str] = []
+        for position, (token_start, token_end) in zip(positions, visible, strict=True):
+            if max(token_start, start) >= min(token_end, end):
+                continue
+            inside.append(position)
+            if token_start < start or token_end > end:
+                place = (token_start - begin, token_end - begin)
+                cut.append(f"{text[token_start:token_end]!r} at {place}")
         if cut or not inside:
-            fault = (
-                f"cuts the token {cut[0]}"
-                if cut
-                else f"holds no token of the continuation {text[begin:]!r}"
-            )
+            has_none = f"holds no token of the continuation {text[begin:]!r}"
+            fault = f"cuts the token {cut[0]}" if cut else has_none
             raise UnitError(
-                f"Target span {span}, {text[start:end]!r}, {fault}; expected whole tokens. Move its ends."
+                f"Target span {span}, {text[start:end]!r}, {fault}; expected whole tokens. "
+                "Move its ends."
             )
-        found.append(tuple(position for position, *_ in inside))
-    return found
+        targets.append(tuple(inside))
+    return targets
 
 
-def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -> tuple[Span, ...]:
-    """The largest units that a unit is made of: JSON's fields, a run's sentences, words or tokens; else none."""
-    names = ["field", "sentence", "word", "token"]
-    divisions = (_parts(encoding, unit, name) for name in names[: names.index(finest) + 1])
-    return next((tuple(parts) for parts in divisions if len(parts) > 1), ())
+# ---- pieces joined to units ---------------------------------------------------------------------
 
 
 def _parts(encoding: Encoding, unit: Span, name: str) -> list[Span]:
-    """A unit cut into smaller ones, each of whole tokens."""
+    """A unit cut into smaller named units, each of whole tokens."""
     tokens = set(unit.token_indices)
-    return _cut(
-        encoding.text,
-        [p for pieces in encoding.pieces for p in pieces if p.token_indices[0] in tokens],
-        name,
-    )
+    pieces = [piece for piece in chain(*encoding.pieces) if piece.token_indices[0] in tokens]
+    return _cut(encoding.text, pieces, name)
 
 
 def _cut(text: str, pieces: list[Span], name: str) -> list[Span]:
@@ -148,54 +227,54 @@ def _cut(text: str, pieces: list[Span], name: str) -> list[Span]:
     if name == "token" or not pieces:
         return pieces
     first = pieces[0].start
-    spans = [
-        (start + first, end + first) for start, end in _CUTS[name](text[first : pieces[-1].end])
-    ]
+    end = pieces[-1].end
+    spans = [(start + first, stop + first) for start, stop in _CUTS[name](text[first:end])]
     groups = snap(text, spans, [(piece.start, piece.end) for piece in pieces])
     return [_joined(text, [pieces[index] for index in group]) for group in groups]
 
 
 def _runs(text: str, units: Sequence[Span], size: float) -> list[Span]:
-    """Neighbours joined to runs of about `size` tokens."""
-    ends = accumulate(len(unit.token_indices) for unit in units)
-    middles = (
-        (unit, end - len(unit.token_indices) / 2) for unit, end in zip(units, ends, strict=True)
-    )
-    return [
-        _joined(text, [unit for unit, _ in run])
-        for _, run in groupby(middles, lambda each: int(each[1] / size))
-    ]
+    """Neighbours joined to runs of about `size` tokens: a unit is in the run of its middle."""
+    numbered: list[tuple[int, Span]] = []
+    tokens_before = 0
+    for unit in units:
+        middle = tokens_before + len(unit.token_indices) / 2
+        numbered.append((int(middle / size), unit))
+        tokens_before += len(unit.token_indices)
+    runs = groupby(numbered, key=itemgetter(0))
+    return [_joined(text, [unit for _, unit in run]) for _, run in runs]
 
 
 def _joined(text: str, pieces: Sequence[Span]) -> Span:
-    start, end = pieces[0].start, pieces[-1].end
-    return Span(
-        text[start:end],
-        start,
-        end,
-        tuple(token for piece in pieces for token in piece.token_indices),
-    )
+    """One span from the first piece to the last, with the tokens of all."""
+    start = pieces[0].start
+    end = pieces[-1].end
+    tokens = tuple(chain(*[piece.token_indices for piece in pieces]))
+    return Span(text[start:end], start, end, tokens)
 
 
 def _of_spans(text: str, pieces: Sequence[Span], spans: Sequence[Offset]) -> list[Span]:
-    """Units of the caller's spans: each token is in the span that has most of its visible characters."""
+    """Units of character spans: a token is in the span with most of its visible characters."""
     members = [list[int]() for _ in spans]
-    for piece, index in zip(
-        pieces, owners(text, [(piece.start, piece.end) for piece in pieces], spans), strict=True
-    ):
-        if index is not None:
-            members[index] += piece.token_indices
-    for (start, end), inside in zip(spans, members, strict=True):
-        if not inside:
-            near = [
-                str((piece.start, piece.end))
-                for piece in pieces
-                if piece.end >= start and piece.start <= end
-            ]
-            raise UnitError(
-                f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: your text's tokens there are "
-                f"{', '.join(near) or 'none'}. Move its ends to the ends of tokens."
-            )
-    return [
-        Span(text[a:b], a, b, tuple(inside)) for (a, b), inside in zip(spans, members, strict=True)
-    ]
+    owner_of = owners(text, [(piece.start, piece.end) for piece in pieces], spans)
+    for piece, owner in zip(pieces, owner_of, strict=True):
+        if owner is not None:
+            members[owner] += piece.token_indices
+    units: list[Span] = []
+    for (start, end), tokens in zip(spans, members, strict=True):
+        if not tokens:
+            _refuse_without_token(text, pieces, start, end)
+        units.append(Span(text[start:end], start, end, tuple(tokens)))
+    return units
+
+
+def _refuse_without_token(text: str, pieces: Sequence[Span], start: int, end: int) -> NoReturn:
+    """Raises UnitError for a span that gets no token, with the tokens near it."""
+    near: list[str] = []
+    for piece in pieces:
+        if piece.end >= start and piece.start <= end:
+            near.append(str((piece.start, piece.end)))
+    raise UnitError(
+        f"Span {(start, end)}, {text[start:end]!r}, holds no whole token: your text's tokens there "
+        f"are {', '.join(near) or 'none'}. Move its ends to the ends of tokens."
+    )
