@@ -85,7 +85,7 @@ class PlayedInputs(NamedTuple):
         whole: Float64[Tensor, ""],
         values: Float64[Tensor, " inputs"],
     ) -> PlayedInputs:
-        """From values in this order: nothing, all but each unit, each alone, `kept`, complements."""
+        """From values of nothing, all but each unit, each unit alone, `kept`, its complements."""
         pairs, count = kept.shape
         nothing, without, alone, ones, others = values.split([1, count, count, pairs, pairs])
         return cls(
@@ -111,14 +111,14 @@ class PlayedInputs(NamedTuple):
         )
 
     def steps(self) -> Float64[Tensor, "2 seen"]:
-        """Each unit's last step, from all but it to all, and its first, from nothing to it alone."""
+        """Each unit's last step, from all but it to all, and first, from nothing to it alone."""
         last = self.whole - self.without
         first = self.alone - self.nothing
         return torch.stack([last, first])
 
 
 class _Candidates(NamedTuple):
-    """Pairs (i, j) of the units before a target, the likeliest first, and which kinds each may be."""
+    """Pairs (i, j) of units before a target, the likeliest first, and which kinds each may be."""
 
     i: Int64[np.ndarray, " candidates"]
     j: Int64[np.ndarray, " candidates"]
@@ -200,8 +200,8 @@ async def find_pairs(
 def _candidates(inputs: PlayedInputs) -> _Candidates:
     """Pairs that may interact, the likeliest first, and which kind of interaction each may have.
 
-    For "together" the last step of each unit, and for "either" its first, has a quarter of the whole
-    effect.
+    For "together" the last step of each unit, and for "either" its first, has a quarter of the
+    whole effect.
     """
     effect = inputs.whole - inputs.nothing
     last_step, first_step = (inputs.steps() / effect).numpy()
@@ -371,7 +371,8 @@ def _fitted_interactions(
     """
     rows, units = signs.shape
     products = signs[:, candidates.i] * signs[:, candidates.j]
-    # Row by row Σ_{i<j} (s_i s_j) (t_i t_j) = ((s·t)² - n) / 2, and Σ_{i<j} s_i s_j = ((Σ s)² - n) / 2.
+    # Of two rows s and t:  Σ_{i<j} (s_i s_j) (t_i t_j) = ((s·t)² - n) / 2.
+    # Of one row:           Σ_{i<j} s_i s_j             = ((Σ s)² - n) / 2.
     kernel = ((signs @ signs.T) ** 2 - units) / 2
     all_products = (signs.sum(1) ** 2 - units) / 2
     columns = [np.ones(rows), all_products]
