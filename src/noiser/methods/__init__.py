@@ -35,7 +35,8 @@ from noiser.methods.surrogates import ContextCite as ContextCite
 from noiser.methods.surrogates import Lime as Lime
 from noiser.registry import Family
 
-# The Hellinger distance does not say why the model said this token: what moves other tokens' probabilities scores too.
+# The Hellinger distance does not say why the model said this token: what moves other tokens'
+# probabilities scores too.
 _RELATIVE = partial(Noiser, bounding="relative", score="hellinger")
 
 for _name, _factory, _summary in (

@@ -19,8 +19,9 @@ from noiser.types import Profile
 class LastAttention(InnerMethod):
     """How much the position that predicts the target attends to each token in the last layer, mean over heads.
 
-    Scores are the weights themselves, not normalised again: the part that goes to frozen tokens, in most models the
-    larger one, is in no score. A target span has the mean over the positions that predict its tokens.
+    Scores are the weights themselves, not normalised again: the part that goes to frozen tokens, in
+    most models the larger one, is in no score. A target span has the mean over the positions that
+    predict its tokens.
 
     Args:
         profile: "paper", or "authors" for the script of the Noiser paper, which takes the softmax
@@ -29,7 +30,7 @@ class LastAttention(InnerMethod):
 
     profile: Profile = "paper"
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         maps = await _attentions(query)
         return _scores(query, maps[-1][list(query.logit_positions)], self.profile)
 
@@ -38,9 +39,10 @@ class LastAttention(InnerMethod):
 class AttentionRollout(InnerMethod):
     """How much of the position that predicts the target comes from each token, by attention over all layers.
 
-    Every layer passes on half of what a position attends to and half of the position itself: Â = ½A + ½I, with A the
-    mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar and Zuidema 2020, section 4).
-    Frozen tokens take part. A target span has the mean over the positions that predict its tokens.
+    Every layer passes on half of what a position attends to and half of the position itself: Â = ½A
+    + ½I, with A the mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar
+    and Zuidema 2020, section 4). Frozen tokens take part. A target span has the mean over the
+    positions that predict its tokens.
 
     Args:
         profile: as of `LastAttention`.
@@ -48,7 +50,7 @@ class AttentionRollout(InnerMethod):
 
     profile: Profile = "paper"
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         maps = await _attentions(query)
         return _scores(query, rollout(maps, query.logit_positions), self.profile)
 

@@ -26,19 +26,20 @@ Groups = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 class InputXGradient(InnerMethod):
     """Gradient of the target's probability with respect to each token's embedding, times that embedding.
 
-    With F the objective, the contribution of dimension j of token i is x_ij ∂F/∂x_ij (Shrikumar et al. 2016; Denil et
-    al. 2014). A unit's score is the sum over its tokens.
+    With F the objective, the contribution of dimension j of token i is x_ij ∂F/∂x_ij (Shrikumar et
+    al. 2016; Denil et al. 2014). A unit's score is the sum over its tokens.
 
     Args:
-        reduce: from dimensions to a token's score: "l2", the norm of the contributions, never negative; "sum", their
-            signed sum, which is the slope of F when the embedding is scaled.
-        score: what is differentiated: "prob" or "logprob"; with a foil, the difference of the two tokens'.
+        reduce: from dimensions to a token's score: "l2", the norm of the contributions, never
+            negative; "sum", their signed sum, which is the slope of F when the embedding is scaled.
+        score: what is differentiated: "prob" or "logprob"; with a foil, the difference of the two
+            tokens'.
     """
 
     reduce: Reduce = "l2"
     score: DifferentiableObjective = "prob"
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         # The end of the path from the zero row: its direction there is the embedding itself.
         positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
         contributions, _ = await Integrals(query, [Path(positions)], query.score(self.score))
@@ -49,14 +50,17 @@ class InputXGradient(InnerMethod):
 class IntegratedGradients(InnerMethod):
     """Integral of the gradient on the straight path from a baseline input to the input (Sundararajan et al. 2017).
 
-    With x' the input in which every token that is not frozen (nor of the target span) holds the baseline row, the
-    contribution of dimension j of token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x' + α (x - x')) dα over α from 0 to 1
-    (equation 1). All contributions together are F(x) - F(x'); what the quadrature leaves of that is `info["delta"]`.
+    With x' the input in which every token that is not frozen (nor of the target span) holds the
+    baseline row, the contribution of dimension j of token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x' + α (x
+    - x')) dα over α from 0 to 1 (equation 1). All contributions together are F(x) - F(x'); what the
+    quadrature leaves of that is `info["delta"]`.
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature.
-        reduce: from dimensions to a token's score: "sum", signed: scores add up to F(x) - F(x'); "l2", the norm.
-        baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or "mean".
+        reduce: from dimensions to a token's score: "sum", signed: scores add up to F(x) - F(x');
+            "l2", the norm.
+        baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or
+            "mean".
         score: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
     """
 
@@ -65,7 +69,7 @@ class IntegratedGradients(InnerMethod):
     baseline: Baseline = "zero"
     score: DifferentiableObjective = "prob"
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         contributions, losses = await self._integrated(query, movable_groups(query))
         difference = losses.nansum(1)
         delta = difference - contributions.sum((-1, -2)).cpu()
@@ -97,12 +101,14 @@ class IntegratedGradients(InnerMethod):
 class GradientShap(InnerMethod):
     """Expected gradients: random points on noisy paths from a baseline (Lundberg and Lee 2017; Erion et al. 2021).
 
-    For each sample, α ~ U(0, 1) and ε ~ N(0, stdev²) are drawn, the same for all targets; the contribution of
-    dimension j of token i is the mean over samples of (x_ij + ε_ij - x'_ij) ∂F/∂x_ij(x' + α (x + ε - x')).
+    For each sample, α ~ U(0, 1) and ε ~ N(0, stdev²) are drawn, the same for all targets; the
+    contribution of dimension j of token i is the mean over samples of (x_ij + ε_ij - x'_ij)
+    ∂F/∂x_ij(x' + α (x + ε - x')).
 
     Args:
         samples: random points.
-        stdev: standard deviation of the noise on every dimension of the rows of the embedding table.
+        stdev: standard deviation of the noise on every dimension of the rows of the embedding
+            table.
         reduce, baseline, score: as for `IntegratedGradients`; standard errors are given for "sum".
     """
 
@@ -143,16 +149,17 @@ class GradientShap(InnerMethod):
 class SequentialIntegratedGradients(IntegratedGradients):
     """Integrated gradients for one unit at a time, all other tokens unchanged (Enguehard 2023, section 2.2).
 
-    With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension j of its token i is
-    (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. By "sum" the score is F(x) - F(x'(u)), which `Occlusion` with
-    the same baseline finds in one pass; what the quadrature leaves of that is `info["delta"]`, targets by units.
+    With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension
+    j of its token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. By "sum" the score is
+    F(x) - F(x'(u)), which `Occlusion` with the same baseline finds in one pass; what the quadrature
+    leaves of that is `info["delta"]`, targets by units.
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature, for each unit.
         reduce, baseline, score: as for `IntegratedGradients`.
     """
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         every = zip(query.positions, query.targets_per_unit, strict=True)
         groups = [(positions, targets) for positions, targets in every if positions]
         contributions, losses = await self._integrated(query, groups)

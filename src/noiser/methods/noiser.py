@@ -57,33 +57,37 @@ ROUNDING = 16
 class Noiser(Parameters):
     """Scores each unit by how far the prediction falls when its embeddings get the noise that every unit tolerates.
 
-    With P̄(u, k) the mean next-token distribution over `samples` inputs in which unit u has k times standard normal
-    noise on its rows of the embedding table, unit u *flips* at k when the most probable token of P̄(u, k) is not
-    the model's own; k_u is the largest k found by bisection of [0, 1] at which it does not (paper, section 3).
-    The score is p(target | input) - P̄(u, k)[target], raw and signed. A target span flips when any of its tokens does.
+    With P̄(u, k) the mean next-token distribution over `samples` inputs in which unit u has k times
+    standard normal noise on its rows of the embedding table, unit u *flips* at k when the most
+    probable token of P̄(u, k) is not the model's own; k_u is the largest k found by bisection of
+    [0, 1] at which it does not (paper, section 3). The score is p(target | input) - P̄(u,
+    k)[target], raw and signed. A target span flips when any of its tokens does.
 
     Args:
         samples: noise vectors M, shared by all units, all k and all targets.
-        steps: halvings of the bisection, to a resolution of 2^-steps; more where a unit flips at every probe.
-        bounding: the k of each unit: "k_min" or "k_max", the smallest or largest k_u of all units (per target);
-            "k_max_per_unit", its own k_u; "norm_l1", "norm_l2", "norm_linf", 1 / E‖n‖; "random", one U(0, 1) number;
-            "none", 1; a number, that k; "relative", r ‖e‖ / E‖n‖₂ for a token with embedding e, which needs no search.
-        score: "prob" (the paper) or another of `noiser.engine.OBJECTIVES`; "hellinger", the distance between the whole
-            distributions, sees every token and is never negative.
+        steps: halvings of the bisection, to a resolution of 2^-steps; more where a unit flips at
+            every probe.
+        bounding: the k of each unit: "k_min" or "k_max", the smallest or largest k_u of all units
+            (per target); "k_max_per_unit", its own k_u; "norm_l1", "norm_l2", "norm_linf", 1 /
+            E‖n‖; "random", one U(0, 1) number; "none", 1; a number, that k; "relative", r ‖e‖ /
+            E‖n‖₂ for a token with embedding e, which needs no search.
+        score: "prob" (the paper) or another of `noiser.engine.OBJECTIVES`; "hellinger", the distance
+            between the whole distributions, sees every token and is never negative.
         r: size of "relative" noise, in norms of the embedding.
-        search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit flips, at half the
-            cost of "bisection", the paper's algorithm. The two differ where a unit flips at some k but not at a larger
-            one that bisection probes. None: "certified" where it can be; the other boundings need bisection.
+        search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit
+            flips, at half the cost of "bisection", the paper's algorithm. The two differ where a
+            unit flips at some k but not at a larger one that bisection probes. None: "certified"
+            where it can be; the other boundings need bisection.
         profile: "paper", or "authors" for the published script: special tokens are units too, the
             last probe of the bisection is returned rather than the last that did not flip, noise is
             divided by √d before the search, and norms are the paper's limits for large d, √(2 ln d)
             for "linf", in place of exact ones. docs/methods.md lists what else the script does.
-        noise: the caller's own noise, [samples, dim], or [samples, positions, dim] for units of several tokens, with
-            `samples` left out.
+        noise: the caller's own noise, [samples, dim], or [samples, positions, dim] for units of
+            several tokens, with `samples` left out.
         noise_norm: the norm by whose expectation E‖n‖ the noise is divided before the search. The
             paper's equations scale such bounded noise, k n / E‖n‖; its prose scales n. In both, k
-            is in [0, 1]. "none" is raw noise; None is the profile's own: raw for "paper", and "l2" for
-            "authors" where k is searched.
+            is in [0, 1]. "none" is raw noise; None is the profile's own: raw for "paper", and "l2"
+            for "authors" where k is searched.
     """
 
     samples: int = 10

@@ -15,16 +15,17 @@ from noiser.methods.removal import GameMethod
 class Occlusion(GameMethod):
     """Scores each unit by the signed drop of the prediction when all its rows are replaced by the baseline.
 
-    s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil) (Zeiler and Fergus 2014).
+    s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil) (Zeiler and Fergus
+    2014).
 
     Args:
-        baseline: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens are taken out, and
-            later ones move up; or "hidden", see `noiser.engine.hide`.
-        score: f; see `noiser.engine.OBJECTIVES`. With "hellinger" the score is the distance between the whole
-            distributions, which is never negative.
+        baseline: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens
+            are taken out, and later ones move up; or "hidden", see `noiser.engine.hide`.
+        score: f; see `noiser.engine.OBJECTIVES`. With "hellinger" the score is the distance between the
+            whole distributions, which is never negative.
     """
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002
         values = await game(~torch.eye(game.mask.shape[1], dtype=torch.bool), partial=True)
         return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))
 
@@ -36,7 +37,7 @@ class Added(GameMethod):
     s_u = f(units up to u) - f(units before u); a target's scores add up to f(X) - f(nothing).
     """
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002
         count = game.mask.shape[1]
         kept = torch.ones(count + 1, count, dtype=torch.bool).tril(-1)
         values = await game(kept, partial=True)

@@ -1,8 +1,11 @@
 """Pairs of units that need or repeat each other, from the inputs that joint removal runs.
 
-Complementary inputs z and 1 - z have a difference, which holds the effects of single units, and a mean,
-which holds their interactions. With s = 2z - 1 the mean is c + Σ c_ij s_i s_j + terms of four and more
-units, and 4 c_ij is the Banzhaf interaction index of i and j (Grabisch and Roubens 1999),
+Complementary inputs z and 1 - z have a difference, which holds the effects of single units, and a
+mean, which holds their interactions. With s = 2z - 1 the mean is
+
+    c + Σ c_ij s_i s_j + terms of four and more units,
+
+and 4 c_ij is the Banzhaf interaction index of i and j (Grabisch and Roubens 1999),
 
     I_ij = mean over z of the other units of g(z with i, j) - g(z with i) - g(z with j) + g(z).
 """
@@ -21,40 +24,48 @@ from noiser.engine import StoredGame
 from noiser.types import Pair
 
 Value = Callable[[Tensor], Tensor]
-"""From the values of the game to those of which the interactions are."""
+"""From the values of the game to the values whose interactions are estimated."""
 
 Matters = Callable[[float, float], bool]
 """Whether the units matter to a target, from its value with all of them and with none."""
 
+# A candidate for "together" loses this share of the whole effect without either unit, and one for
+# "either" has it with either unit alone.
+MIN_STEP = 0.25
+
+# Units that decide only together: the weaker one has less than this share of the effect alone ...
+MAX_ALONE = 0.2
+
+# ... and both of them alone have at least this share, where that input was run.
+MIN_BOTH = 0.5
+
+# The least size of an interaction, as a share of the largest effect of a single unit.
+MIN_TOGETHER = 0.1
+MIN_EITHER = 0.8
+
+# Of p-values, after Bonferroni's correction.
+SIGNIFICANCE = 0.05
+
 RIDGE = 1.0
 
-STEP = 0.25
-"""The least share of the whole effect that each unit of a pair has, alone or as the last one to go."""
-
-ALONE = 0.2
-"""The share of the whole effect that the weaker unit of two that decide only together must not have alone."""
-
-BOTH = 0.5
-"""The least share of the whole effect that both units alone have, where that was run."""
-
-EITHER = 0.8
-TOGETHER = 0.1
-"""The least size of an interaction as a share of the largest effect of a single unit."""
-
-LEVEL = 0.05
+MIN_NOT_EXPLAINED = 0.05
+"""The least 1 - leverage that a residual is divided by."""
 
 NORMAL = 1.959964  # the 97.5 % quantile of a normal number
 
 
 class PlayedInputs(NamedTuple):
-    """The values of one target under the inputs of joint removal, for the units that it sees.
+    """The values of one target under the inputs of joint removal, for the units before it.
 
     Attributes:
-        kept: one of each pair of complementary inputs that were drawn.
-        units: the indices of the seen units among all.
-        whole, nothing: the value with all units and with none.
-        without, alone: with all but each unit, and with each unit alone.
-        ones, others: under `kept` and under the complements.
+        kept: one input of each complementary pair that was drawn.
+        units: the indices of the seen units among all units.
+        whole: the value with all units.
+        nothing: the value with no unit.
+        without: the value with all but each unit.
+        alone: the value with each unit alone.
+        ones: the values under `kept`.
+        others: the values under the complements of `kept`.
     """
 
     kept: Bool[Tensor, "pairs seen"]
@@ -74,11 +85,18 @@ class PlayedInputs(NamedTuple):
         whole: Float64[Tensor, ""],
         values: Float64[Tensor, " inputs"],
     ) -> PlayedInputs:
-        """From the values of nothing, all but each unit, each unit alone, the kept sets, their complements."""
+        """From values of nothing, all but each unit, each unit alone, `kept`, its complements."""
         pairs, count = kept.shape
         nothing, without, alone, ones, others = values.split([1, count, count, pairs, pairs])
         return cls(
-            kept[:, units], units, whole, nothing[0], without[units], alone[units], ones, others
+            kept=kept[:, units],
+            units=units,
+            whole=whole,
+            nothing=nothing[0],
+            without=without[units],
+            alone=alone[units],
+            ones=ones,
+            others=others,
         )
 
     def map(self, value: Value) -> PlayedInputs:
@@ -93,43 +111,43 @@ class PlayedInputs(NamedTuple):
         )
 
     def steps(self) -> Float64[Tensor, "2 seen"]:
-        """Each unit's last step, from all but it to all, and its first, from nothing to it alone."""
-        return torch.stack([self.whole - self.without, self.alone - self.nothing])
+        """Each unit's last step, from all but it to all, and first, from nothing to it alone."""
+        last = self.whole - self.without
+        first = self.alone - self.nothing
+        return torch.stack([last, first])
 
 
 class _Candidates(NamedTuple):
-    """Pairs of the units that a target has, the likeliest first, and which kinds each may be."""
+    """Pairs (i, j) of units before a target, the likeliest first, and which kinds each may be."""
 
     i: Int64[np.ndarray, " candidates"]
     j: Int64[np.ndarray, " candidates"]
-    needed: Bool[np.ndarray, " candidates"]
-    enough: Bool[np.ndarray, " candidates"]
+    can_be_together: Bool[np.ndarray, " candidates"]
+    can_be_either: Bool[np.ndarray, " candidates"]
 
-    def at(self, chosen: Int64[np.ndarray, " _"]) -> _Candidates:
-        """Some of them."""
-        return _Candidates(*(column[chosen] for column in self))
+    def at(self, indices: Int64[np.ndarray, " _"]) -> _Candidates:
+        """The candidates at these indices, in their order."""
+        return _Candidates(*(column[indices] for column in self))
 
 
 class _Rows(NamedTuple):
-    """Distinct pairs of complementary inputs: kept sets, and the values of these and of the complements."""
+    """Distinct pairs of complementary inputs: the kept sets, and the values under both inputs."""
 
     kept: Bool[Tensor, "rows seen"]
     ones: Float64[Tensor, " rows"]
     others: Float64[Tensor, " rows"]
 
 
-def _candidates(inputs: PlayedInputs) -> _Candidates:
-    """Pairs whose last steps (for "together") or first steps (for "either") each have a quarter of the whole effect."""
-    effect = inputs.whole - inputs.nothing
-    shares = (inputs.steps() / effect).numpy()
-    last = np.triu(np.minimum.outer(shares[0], shares[0]), 1)
-    first = np.triu(np.minimum.outer(shares[1], shares[1]), 1)
-    needed = (last >= STEP) & (first < ALONE)
-    enough = first >= STEP
-    size = np.where(needed | enough, np.maximum(last * needed, first * enough), 0)
-    likeliest = (-size).argsort(axis=None, kind="stable")[: np.count_nonzero(size)]
-    i, j = np.unravel_index(likeliest, size.shape)
-    return _Candidates(i, j, needed[i, j], enough[i, j])
+class _Interactions(NamedTuple):
+    """The interaction of each candidate, its standard error, and its two-sided p-value."""
+
+    scores: Float64[np.ndarray, " candidates"]
+    stderr: Float64[np.ndarray, " candidates"]
+    p: Float64[np.ndarray, " candidates"]
+
+    def at(self, indices: Int64[np.ndarray, " _"]) -> _Interactions:
+        """The interactions of the candidates at these indices, in their order."""
+        return _Interactions(*(column[indices] for column in self))
 
 
 async def find_pairs(
@@ -146,172 +164,250 @@ async def find_pairs(
     Args:
         game: plays the inputs that check candidates.
         played: for each target, the values of the inputs that were run.
-        value: from the values of the game to those of `played`.
-        complete: for each target, whether its drawn inputs are all there are: interactions have no error.
-        checks: further inputs for each target: with both units of a candidate alone, and with all others.
+        value: from the values of the game to the values in `played`.
+        complete: for each target, whether its drawn inputs are all there are. Interactions then
+            have no error.
+        checks: further inputs for each target: both units of a candidate alone, and all others.
         matters: whether a target depends on the units enough to name pairs.
     """
-    targets = [
-        target
-        for target, inputs in enumerate(played)
-        if matters(float(inputs.whole), float(inputs.nothing)) and inputs.whole > inputs.nothing
-    ]
-    candidates = {target: _candidates(played[target]) for target in targets}
-    both_alone: list[Bool[Tensor, "checks units"]] = []
+    candidates: dict[int, _Candidates] = {}
     for target, inputs in enumerate(played):
-        rows = torch.zeros(0, game.mask.shape[1], dtype=torch.bool)
-        if target in candidates:
-            checked = candidates[target].at(np.arange(len(candidates[target].i))[: checks // 2])
-            columns = inputs.units[torch.from_numpy(np.stack([checked.i, checked.j], 1))]
-            rows = torch.zeros(len(columns), game.mask.shape[1], dtype=torch.bool)
-            rows = rows.scatter(1, columns, value=True)
-        both_alone.append(rows)
-    values = await game.values([torch.cat([rows, ~rows]) for rows in both_alone])
+        whole = float(inputs.whole)
+        nothing = float(inputs.nothing)
+        if whole > nothing and matters(whole, nothing):
+            candidates[target] = _candidates(inputs)
+
+    units = game.mask.shape[1]
+    both_alone = [torch.zeros(0, units, dtype=torch.bool)] * len(played)
+    for target, pairs_of_units in candidates.items():
+        both_alone[target] = _both_alone(pairs_of_units, played[target].units, units, checks // 2)
+    checked = await game.values([torch.cat([rows, ~rows]) for rows in both_alone])
+
     pairs: list[Pair] = []
-    for target in targets:
+    for target, pairs_of_units in candidates.items():
         inputs = played[target]
-        ones, others = value(values[target]).tensor_split(2)
+        ones, others = value(checked[target]).tensor_split(2)
         checked_rows = _Rows(both_alone[target][:, inputs.units], ones, others)
-        rows = _distinct(_run_anyway(inputs, complete=complete[target]), checked_rows)
-        likely = _enough_together(candidates[target], rows, inputs)
+        rows = _distinct(_rows_of(inputs, complete=complete[target]), checked_rows)
+        likely = _enough_together(pairs_of_units, rows, inputs)
         for i, j, score, stderr in _large_pairs(likely, rows, complete=complete[target]):
-            pairs.append(
-                Pair(
-                    target,
-                    (int(inputs.units[i]), int(inputs.units[j])),
-                    score,
-                    stderr,
-                    "together" if score > 0 else "either",
-                )
-            )
+            units_of_pair = (int(inputs.units[i]), int(inputs.units[j]))
+            kind = "together" if score > 0 else "either"
+            pairs.append(Pair(target, units_of_pair, score, stderr, kind))
     return tuple(pairs)
 
 
-def _run_anyway(inputs: PlayedInputs, *, complete: bool) -> _Rows:
-    """The pairs of the single steps and the drawn ones; all pairs are among the drawn ones if they are complete."""
+def _candidates(inputs: PlayedInputs) -> _Candidates:
+    """Pairs that may interact, the likeliest first, and which kind of interaction each may have.
+
+    For "together" the last step of each unit, and for "either" its first, has a quarter of the
+    whole effect.
+    """
+    effect = inputs.whole - inputs.nothing
+    last_step, first_step = (inputs.steps() / effect).numpy()
+    # A pair is as strong as its weaker unit. The upper triangle has each pair once.
+    weaker_last = np.triu(np.minimum.outer(last_step, last_step), k=1)
+    weaker_first = np.triu(np.minimum.outer(first_step, first_step), k=1)
+    can_be_together = (weaker_last >= MIN_STEP) & (weaker_first < MAX_ALONE)
+    can_be_either = weaker_first >= MIN_STEP
+
+    strength = np.zeros_like(weaker_last)
+    strength[can_be_together] = weaker_last[can_be_together]
+    strength[can_be_either] = weaker_first[can_be_either]  # no pair can be both
+    strongest_first = np.argsort(-strength, axis=None, kind="stable")
+    strongest_first = strongest_first[: np.count_nonzero(strength)]
+    i, j = np.unravel_index(strongest_first, strength.shape)
+    return _Candidates(i, j, can_be_together[i, j], can_be_either[i, j])
+
+
+def _both_alone(
+    candidates: _Candidates, seen: Int64[Tensor, " seen"], units: int, count: int
+) -> Bool[Tensor, "checks units"]:
+    """The inputs that keep only both units of a candidate, for the `count` likeliest candidates."""
+    pairs = torch.from_numpy(np.stack([candidates.i, candidates.j], axis=1)[:count])
+    rows = torch.zeros(len(pairs), units, dtype=torch.bool)
+    return rows.scatter(1, seen[pairs], value=True)
+
+
+def _rows_of(inputs: PlayedInputs, *, complete: bool) -> _Rows:
+    """The complementary pairs that were run: those of single steps, and the drawn ones.
+
+    If the drawn pairs are complete, single steps are among them.
+    """
     if complete:
         return _Rows(inputs.kept, inputs.ones, inputs.others)
     units = len(inputs.units)
     everything = torch.ones(1, units, dtype=torch.bool)
     alone = torch.eye(units, dtype=torch.bool)
     return _Rows(
-        torch.cat([everything, alone, inputs.kept]),
-        torch.cat([inputs.whole[None], inputs.alone, inputs.ones]),
-        torch.cat([inputs.nothing[None], inputs.without, inputs.others]),
+        kept=torch.cat([everything, alone, inputs.kept]),
+        ones=torch.cat([inputs.whole[None], inputs.alone, inputs.ones]),
+        others=torch.cat([inputs.nothing[None], inputs.without, inputs.others]),
     )
 
 
 def _distinct(rows: _Rows, more: _Rows) -> _Rows:
-    """Rows, then those of `more` that are neither there nor the complement of one that is."""
+    """All of `rows`, then the pairs of `more` that are not among them."""
     names = {name_of_pair(row) for row in rows.kept}
     new = [index for index, row in enumerate(more.kept) if name_of_pair(row) not in names]
     return _Rows(
-        torch.cat([rows.kept, more.kept[new]]),
-        torch.cat([rows.ones, more.ones[new]]),
-        torch.cat([rows.others, more.others[new]]),
+        kept=torch.cat([rows.kept, more.kept[new]]),
+        ones=torch.cat([rows.ones, more.ones[new]]),
+        others=torch.cat([rows.others, more.others[new]]),
     )
 
 
 def name_of_pair(row: Bool[Tensor, " units"]) -> bytes:
-    """The same for a set and its complement."""
+    """A key that is the same for a set and its complement."""
     return (row ^ row[:1]).numpy().tobytes()
 
 
 def _enough_together(candidates: _Candidates, rows: _Rows, inputs: PlayedInputs) -> _Candidates:
-    """The candidates without those of which both units alone were run and have less than half of the effect."""
+    """The candidates, without those whose two units alone have less than half of the effect.
+
+    Candidates whose two units were not run alone stay.
+    """
     values: dict[bytes, Tensor] = {}
     for row, one, other in zip(rows.kept, rows.ones, rows.others, strict=True):
         values[row.numpy().tobytes()] = one
         values[(~row).numpy().tobytes()] = other
-    least = inputs.nothing + BOTH * (inputs.whole - inputs.nothing)
-    kept: list[int] = []
+
+    threshold = inputs.nothing + MIN_BOTH * (inputs.whole - inputs.nothing)
+    enough: list[int] = []
     for index, (i, j) in enumerate(zip(candidates.i, candidates.j, strict=True)):
         both = torch.zeros(len(inputs.units), dtype=torch.bool)
         both[[int(i), int(j)]] = True
-        found = values.get(both.numpy().tobytes())
-        if found is None or found >= least:
-            kept.append(index)
-    return candidates.at(np.array(kept, dtype=np.int64))
+        value = values.get(both.numpy().tobytes())
+        if value is None or value >= threshold:
+            enough.append(index)
+    return candidates.at(np.array(enough, dtype=np.int64))
 
 
 def _large_pairs(
-    likely: _Candidates, rows: _Rows, *, complete: bool
+    candidates: _Candidates, rows: _Rows, *, complete: bool
 ) -> list[tuple[int, int, float, float]]:
-    """The large pairs that differ from 0, the largest first: two units, the interaction and its standard error.
+    """The large pairs that differ from 0, the largest first.
 
-    Interactions are fitted to the means of complementary inputs by kernel ridge regression over all
-    pairs; p-values are those of t, corrected by Bonferroni.
+    Each is two units, the interaction and its standard error. With incomplete rows all candidates
+    are fitted with a penalty, and then the large ones without it. There are at most a quarter as
+    many of these as there are rows.
     """
-    tests = len(likely.i)
+    tests = len(candidates.i)
     if not tests:
         return []
     signs = (2 * rows.kept.double() - 1).numpy()
     means = ((rows.ones + rows.others) / 2).numpy()
     differences = (rows.ones - rows.others).numpy()
-    units = signs.shape[1]
-    singles = np.linalg.solve(signs.T @ signs + RIDGE * np.eye(units), signs.T @ differences)
-    largest = np.abs(singles).max()
-    most = tests if complete else max(1, len(means) // 4)
-    scores = stderr = np.zeros(tests)
-    # All candidates with a penalty; then, without one, those that are large.
-    for penalty in (True, False):
-        if complete:
-            scores = 4 * (signs[:, likely.i] * signs[:, likely.j]).T @ means / len(means)
-            stderr = np.zeros(len(scores))
-            chance = np.zeros(len(scores))
-        else:
-            scores, stderr, freedom = _interactions(signs, means, likely, penalty=penalty)
-            chance = tests * _two_sided(scores / np.maximum(stderr, 1e-12), freedom)
-            stderr = stderr * wider(freedom)
-        together = likely.needed & (scores / largest >= TOGETHER)
-        either = likely.enough & (scores / largest <= -EITHER)
-        chosen = ((together | either) & (chance <= LEVEL)).nonzero()[0]
-        chosen = chosen[np.argsort(-np.abs(scores[chosen]), kind="stable")][:most]
-        likely, scores, stderr = likely.at(chosen), scores[chosen], stderr[chosen]
-    columns = (likely.i.tolist(), likely.j.tolist(), scores.tolist(), stderr.tolist())
+    largest_single = np.abs(_single_effects(signs, differences)).max()
+
+    if complete:
+        interactions = _exact_interactions(signs, means, candidates)
+        large = _large(candidates, interactions, largest_single, tests)
+        candidates = candidates.at(large)
+        interactions = interactions.at(large)
+    else:
+        max_pairs = max(1, len(means) // 4)
+        for penalty in (True, False):
+            interactions = _fitted_interactions(signs, means, candidates, penalty=penalty)
+            large = _large(candidates, interactions, largest_single, tests)[:max_pairs]
+            candidates = candidates.at(large)
+            interactions = interactions.at(large)
+
+    columns = (
+        candidates.i.tolist(),
+        candidates.j.tolist(),
+        interactions.scores.tolist(),
+        interactions.stderr.tolist(),
+    )
     return list(zip(*columns, strict=True))
 
 
-def _interactions(
+def _single_effects(
+    signs: Float64[np.ndarray, "rows seen"], differences: Float64[np.ndarray, " rows"]
+) -> Float64[np.ndarray, " seen"]:
+    """The φ that minimise ‖differences - signs φ‖² + RIDGE ‖φ‖²."""
+    # φ = (sᵀs + RIDGE)⁻¹ sᵀd
+    gram = signs.T @ signs + RIDGE * np.eye(signs.shape[1])
+    return np.linalg.solve(gram, signs.T @ differences)
+
+
+def _large(
+    candidates: _Candidates, interactions: _Interactions, largest_single: float, tests: int
+) -> Int64[np.ndarray, " large"]:
+    """Indices of the candidates with a large and significant interaction, the largest first."""
+    share = interactions.scores / largest_single
+    together = candidates.can_be_together & (share >= MIN_TOGETHER)
+    either = candidates.can_be_either & (share <= -MIN_EITHER)
+    significant = tests * interactions.p <= SIGNIFICANCE  # Bonferroni
+    large = ((together | either) & significant).nonzero()[0]
+    largest_first = np.argsort(-np.abs(interactions.scores[large]), kind="stable")
+    return large[largest_first]
+
+
+def _exact_interactions(
+    signs: Float64[np.ndarray, "rows seen"],
+    means: Float64[np.ndarray, " rows"],
+    candidates: _Candidates,
+) -> _Interactions:
+    """I_ij = 4 mean(s_i s_j means), if the rows are all pairs of complementary inputs."""
+    products = signs[:, candidates.i] * signs[:, candidates.j]
+    scores = 4 * products.T @ means / len(means)
+    no_error = np.zeros(len(scores))
+    return _Interactions(scores, stderr=no_error, p=no_error)
+
+
+def _fitted_interactions(
     signs: Float64[np.ndarray, "rows seen"],
     means: Float64[np.ndarray, " rows"],
     candidates: _Candidates,
     *,
     penalty: bool,
-) -> tuple[Float64[np.ndarray, " candidates"], Float64[np.ndarray, " candidates"], float]:
-    """The interaction of each candidate, its standard error, and the degrees of freedom.
+) -> _Interactions:
+    """Interactions by kernel ridge regression of the means m on the products of all pairs of units.
 
-    The kernel is that of products of two signs, ((s·t)² - n) / 2. A constant and the sum of all products
-    have no penalty, and the candidates' own products only with `penalty`.
+    The model is m ≈ F β + Σ_{i<j} c_ij s_i s_j, with a ridge on the c. The columns of F have no
+    penalty: a constant, the sum of all products, and without `penalty` each candidate's product.
+    An interaction is 4 times all that multiplies s_i s_j.
     """
     rows, units = signs.shape
     products = signs[:, candidates.i] * signs[:, candidates.j]
+    # Of two rows s and t:  Σ_{i<j} (s_i s_j) (t_i t_j) = ((s·t)² - n) / 2.
+    # Of one row:           Σ_{i<j} s_i s_j             = ((Σ s)² - n) / 2.
     kernel = ((signs @ signs.T) ** 2 - units) / 2
-    inverse = np.linalg.inv(kernel + RIDGE * np.eye(rows))
-    free = [np.ones(rows), (signs.sum(1) ** 2 - units) / 2]
+    all_products = (signs.sum(1) ** 2 - units) / 2
+    columns = [np.ones(rows), all_products]
     if not penalty:
-        free += [*products.T]
-    free = np.stack(free, 1)
-    common = np.linalg.pinv(free.T @ inverse @ free) @ free.T @ inverse
-    dual = inverse @ (np.eye(rows) - free @ common)
-    own = products.T @ dual if penalty else common[2:]
-    moves = 4 * (common[1] + own)
-    remain = RIDGE * dual.diagonal()  # 1 - leverage
-    outside = RIDGE * dual @ means / np.maximum(remain, 0.05)  # HC3
-    left = max(1 - rows / 2.0 ** (units - 1), 0.0)  # finite population correction
-    stderr = np.linalg.norm(moves * outside, axis=1) * np.sqrt(left)
-    return moves @ means, stderr, max(float(remain.sum()), 2.0)
+        columns += [*products.T]
+    free = np.stack(columns, axis=1)
+
+    # With K⁻ = (K + RIDGE)⁻¹:  β = (Fᵀ K⁻ F)⁺ Fᵀ K⁻ m,  α = K⁻ (m - F β),  c_ij = (s_i s_j)·α.
+    inverse = np.linalg.inv(kernel + RIDGE * np.eye(rows))
+    beta = np.linalg.pinv(free.T @ inverse @ free) @ free.T @ inverse
+    alpha = inverse @ (np.eye(rows) - free @ beta)
+    own = products.T @ alpha if penalty else beta[2:]
+    weights = 4 * (beta[1] + own)  # I = weights m
+
+    # The residuals are RIDGE α m. HC3 divides each by 1 - leverage, the diagonal of RIDGE α.
+    not_explained = RIDGE * alpha.diagonal()
+    residuals = RIDGE * alpha @ means / np.maximum(not_explained, MIN_NOT_EXPLAINED)
+    not_run = max(1 - rows / 2.0 ** (units - 1), 0.0)  # finite population correction
+    stderr = np.linalg.norm(weights * residuals, axis=1) * np.sqrt(not_run)
+
+    scores = weights @ means
+    freedom = max(float(not_explained.sum()), 2.0)
+    p = _two_sided(scores / np.maximum(stderr, 1e-12), freedom)
+    return _Interactions(scores, stderr * wider(freedom), p)
 
 
 def _two_sided(t: Float64[np.ndarray, " tests"], freedom: float) -> Float64[np.ndarray, " tests"]:
-    """The chance of a t that is as far from 0."""
+    """The probability that a number with the t distribution is at least as far from 0."""
     from scipy.special import stdtr
 
     return 2 * stdtr(freedom, -np.abs(t))
 
 
 def wider(freedom: float) -> float:
-    """The 97.5 % quantile of t over that of a normal number.
+    """The 97.5 % quantile of the t distribution over the quantile of the normal distribution.
 
     Standard errors are multiplied by it, so that twice the error is right for every reader.
 

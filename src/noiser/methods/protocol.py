@@ -64,8 +64,8 @@ class Scores:
 class Method(Protocol):
     """An attribution method: a frozen dataclass of hyper-parameters, whose call awaits requests and returns scores.
 
-    A class that asks for gradients, attention, relevance or the model itself has `looks_inside = True`: what is not a
-    model in this process is then refused before anything runs.
+    A class that asks for gradients, attention, relevance or the model itself has `looks_inside =
+    True`: what is not a model in this process is then refused before anything runs.
     """
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:

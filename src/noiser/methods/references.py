@@ -29,7 +29,7 @@ class Random:
 class Constant:
     """Score 1 for every unit: what a metric gives to the number of units alone."""
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         ones = torch.ones_like(query.causal_mask, dtype=torch.float32)
         return Scores(scores=_seen(query, ones))
 
@@ -38,7 +38,7 @@ class Constant:
 class Position:
     """Scores 1, 2, ..., n by position in the text, which on short prompts come close to those of other methods."""
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         return Scores(scores=_seen(query, query.causal_mask.float().cumsum(-1)))
 
 
@@ -46,7 +46,7 @@ class Position:
 class Length:
     """The number of characters of each unit."""
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         lengths = [float(len(unit.text)) for unit in query.units]
         row = torch.tensor(lengths, dtype=torch.float32, device="cpu")
         return Scores(scores=_seen(query, row.expand(query.causal_mask.shape)))
@@ -56,12 +56,13 @@ class Length:
 class Overlap:
     """Word overlap: the cosine of each unit's TF-IDF vector with that of question and target.
 
-    Vectors are those of scikit-learn's `TfidfVectorizer` with its defaults, fitted to the units before the target and
-    to the text of question and target. Words have at least two letters or digits; upper and lower case are the same. A
-    unit without such a word has the score 0. `question_of` says what the question is.
+    Vectors are those of scikit-learn's `TfidfVectorizer` with its defaults, fitted to the units
+    before the target and to the text of question and target. Words have at least two letters or
+    digits; upper and lower case are the same. A unit without such a word has the score 0.
+    `question_of` says what the question is.
     """
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         question = question_of(query)
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for row, seen, target in zip(scores, query.causal_mask, query.target_texts, strict=True):
@@ -73,9 +74,10 @@ class Overlap:
 def question_of(query: Query) -> str:
     """The part of the prompt that asks.
 
-    In a prompt with sources it is the text after the last source, or the text before the first one if nothing follows.
-    In another prompt it is the last sentence, and the one before it if that one ends with a question mark, as in
-    "Where is the lute? Answer: in the". In a chat without sources only the last message is read.
+    In a prompt with sources it is the text after the last source, or the text before the first one
+    if nothing follows. In another prompt it is the last sentence, and the one before it if that one
+    ends with a question mark, as in "Where is the lute? Answer: in the". In a chat without sources
+    only the last message is read.
     """
     prompt = query.encoding.text[: query.prompt_length]
     if query.sources:

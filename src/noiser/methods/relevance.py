@@ -28,12 +28,13 @@ the weights, and of that half each to queries and keys."""
 class DeepLift(InnerMethod):
     """Contribution of each token to the difference between two predictions: of the input and of a baseline input.
 
-    The baseline input b runs first, then x. At every activation function f (a module of torch or transformers: SiLU,
-    GELU, tanh, ReLU, ...) the way back multiplies by Δf/Δx instead of f'(x), the rescale rule (Shrikumar et al. 2017,
-    section 3.5.1); products, attention, normalisation and the final softmax pass their gradients at x. A token's
-    contribution is Σ_d (x_d - b_d) m_d, with m the multipliers that arrive at its row of the embedding table; a
-    unit's is the sum over its tokens. What the contributions leave of F(x) - F(b), nothing in a network of affine
-    layers and elementwise nonlinearities, is in `info["delta"]`, one number per target.
+    The baseline input b runs first, then x. At every activation function f (a module of torch or
+    transformers: SiLU, GELU, tanh, ReLU, ...) the way back multiplies by Δf/Δx instead of f'(x),
+    the rescale rule (Shrikumar et al. 2017, section 3.5.1); products, attention, normalisation and
+    the final softmax pass their gradients at x. A token's contribution is Σ_d (x_d - b_d) m_d, with
+    m the multipliers that arrive at its row of the embedding table; a unit's is the sum over its
+    tokens. What the contributions leave of F(x) - F(b), nothing in a network of affine layers and
+    elementwise nonlinearities, is in `info["delta"]`, one number per target.
 
     Args:
         baseline, score: as for `IntegratedGradients`.
@@ -42,7 +43,7 @@ class DeepLift(InnerMethod):
     baseline: Baseline = "zero"
     score: DifferentiableObjective = "prob"
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         read = query.score(self.score)
         difference = torch.zeros(len(query.targets))
         contributions = torch.zeros(
@@ -66,24 +67,27 @@ class DeepLift(InnerMethod):
 class AttnLrp(InnerMethod):
     """Relevance of each token for the target's logit, by rules for attention too (Achtibat et al. 2024, section 3).
 
-    In the form input × gradient, the gradient being that of a network with other derivatives: an elementwise
-    nonlinearity passes relevance unchanged, (f(x) - f(0))/x; a product of two activations (gates, queries with keys,
-    attention with values) halves it between them; the factor of a normalisation is a constant; the softmax of attention
-    is linearised where it stands. A token's relevance is Σ_d x_d g_d, a unit's the sum over its tokens.
+    In the form input × gradient, the gradient being that of a network with other derivatives: an
+    elementwise nonlinearity passes relevance unchanged, (f(x) - f(0))/x; a product of two
+    activations (gates, queries with keys, attention with values) halves it between them; the factor
+    of a normalisation is a constant; the softmax of attention is linearised where it stands. A
+    token's relevance is Σ_d x_d g_d, a unit's the sum over its tokens.
 
-    Biases, position embeddings and the softmax take or add some relevance, other layers conserve it: `info` holds, one
-    number per target, the logit ("explained"), the sum over all tokens ("relevance"; of frozen ones: "frozen") and
-    their ratio ("conservation"). State-space models have no rules. Its inventors describe the method as patented, and
-    free for personal and scientific use.
+    Biases, position embeddings and the softmax take or add some relevance, other layers conserve
+    it: `info` holds, one number per target, the logit ("explained"), the sum over all tokens
+    ("relevance"; of frozen ones: "frozen") and their ratio ("conservation"). State-space models
+    have no rules. Its inventors describe the method as patented, and free for personal and
+    scientific use.
 
     Args:
-        softmax: "taylor", the paper's rule; "constant", attention weights are constants, as in CP-LRP (Ali et al.
-            2022): the values then get all the relevance, and without biases the sum is exactly the logit.
+        softmax: "taylor", the paper's rule; "constant", attention weights are constants, as in
+            CP-LRP (Ali et al. 2022): the values then get all the relevance, and without biases the
+            sum is exactly the logit.
     """
 
     softmax: Softmax = "taylor"
 
-    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         values, relevance = await Relevance(
             query, _logit(query), identity, attention=ATTENTION[self.softmax]
         )

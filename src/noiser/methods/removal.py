@@ -36,9 +36,9 @@ async def score_first_token(
 ) -> Scores:
     """The scores with one for a unit that is only the sink: what the deletion of its text takes away.
 
-    Such a unit is always kept, since a model without the first token that it read breaks whatever the
-    text says (`Query.sink`), so the method has no score for it. This one is in none of the method's
-    sums and has no standard error.
+    Such a unit is always kept, since a model without the first token that it read breaks whatever
+    the text says (`Query.sink`), so the method has no score for it. This one is in none of the
+    method's sums and has no standard error.
 
     Args:
         game: the game that was played.

@@ -1,7 +1,8 @@
 """Searches for the largest noise that does not change the prediction: bisection of every unit, a certified minimum.
 
-A search is a generator: it yields probes, round by round, is sent their effects, and returns thresholds. Several (one
-per target) run side by side, so that a pair that two of them want is evaluated once.
+A search is a generator: it yields probes, round by round, is sent their effects, and returns
+thresholds. Several (one per target) run side by side, so that a pair that two of them want is
+evaluated once.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ SMALLEST = 2.0**-40
 def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False) -> Search:
     """Bisection of [0, 1] for every unit at once, which leaves out units that cannot decide the answer.
 
-    All units that are still searched have made the same probes. So when only some flip at k the others tolerate more:
-    they are dropped in mode "min", those that flip in mode "max". The rest have the thresholds of a bisection of their
-    own. A unit that flips at every one of the `steps` probes goes on, halving k, until it does not. `last_probe`
-    returns the last probe instead of the largest k that did not flip, as the authors' script does.
+    All units that are still searched have made the same probes. So when only some flip at k the
+    others tolerate more: they are dropped in mode "min", those that flip in mode "max". The rest
+    have the thresholds of a bisection of their own. A unit that flips at every one of the `steps`
+    probes goes on, halving k, until it does not. `last_probe` returns the last probe instead of the
+    largest k that did not flip, as the authors' script does.
     """
     interval, done, tied = dict.fromkeys(units, (0.0, 1.0)), 0, False
     active = set(interval)
@@ -92,9 +94,10 @@ STRIDE = (
 def certified(units: Iterable[int], *, steps: int, samples: int, first: float = FIRST) -> Search:
     """The largest k of the grid at which no unit flips, in little more than the pass that scores with it.
 
-    *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root finding*: their lead
-    is followed to the last k at which none of them flips. *Certifying*: the others are probed at that k. When none
-    flips the search is over, and these probes are the scores' own; units that do flip are then followed as well.
+    *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root
+    finding*: their lead is followed to the last k at which none of them flips. *Certifying*: the
+    others are probed at that k. When none flips the search is over, and these probes are the
+    scores' own; units that do flip are then followed as well.
 
     One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k; or k is the grid's last.
     Screening takes a fifth of the samples, and begins at `first`.
@@ -140,8 +143,9 @@ def certified(units: Iterable[int], *, steps: int, samples: int, first: float = 
 class _Root:
     """The last k of the grid 1/n, 2/n, ... below 1, n = 2^steps, where a lead that starts at 1 is not lost.
 
-    Regula falsi with the Illinois rule, and bisection where that is slow. A lead that is lost at 1/n is followed
-    further, halving k. `guess` is where to look first; `low` the largest k so far below all that have lost the lead.
+    Regula falsi with the Illinois rule, and bisection where that is slow. A lead that is lost at
+    1/n is followed further, halving k. `guess` is where to look first; `low` the largest k so far
+    below all that have lost the lead.
     """
 
     def __init__(self, guess: float, *, steps: int) -> None:

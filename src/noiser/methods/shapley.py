@@ -23,13 +23,14 @@ class KernelShap(GameMethod):
 
         Σ_z π(z) (f(z) - f(0) - z·φ)²   with   Σ φ = f(X) - f(0),    π(z) = (n - 1) / (C(n, |z|) |z| (n - |z|)),
 
-    (Lundberg and Lee 2017, theorem 2). With fewer than all 2^n coalitions, sizes are taken whole from the outside in
-    (one unit missing, one unit kept, ...) while they deserve it by their weight, and the rest of `samples` is drawn
-    from π in complementary pairs. The sum is met exactly in any case. Targets with the same units share coalitions.
+    (Lundberg and Lee 2017, theorem 2). With fewer than all 2^n coalitions, sizes are taken whole
+    from the outside in (one unit missing, one unit kept, ...) while they deserve it by their
+    weight, and the rest of `samples` is drawn from π in complementary pairs. The sum is met exactly
+    in any case. Targets with the same units share coalitions.
 
     Args:
-        samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the units before
-            the target: exact up to 8 units. 2^n or more is exact.
+        samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the
+            units before the target: exact up to 8 units. 2^n or more is exact.
         baseline, score: how a unit is removed, and f; as for `Occlusion`.
     """
 
@@ -60,10 +61,10 @@ class KernelShap(GameMethod):
 class ShapleySampling(GameMethod):
     """Scores each unit by its mean marginal contribution when units join the baseline input in random orders.
 
-    φ_u = mean over orders of f(u and the units before it) - f(the units before it): an unbiased estimate of the
-    Shapley value (Castro, Gómez and Tejada 2009), whose sum is f(X) - f(all units replaced). Each random order is
-    walked forwards and backwards; `Attribution.stderr` is the standard error over these pairs. All targets share the
-    orders.
+    φ_u = mean over orders of f(u and the units before it) - f(the units before it): an unbiased
+    estimate of the Shapley value (Castro, Gómez and Tejada 2009), whose sum is f(X) - f(all units
+    replaced). Each random order is walked forwards and backwards; `Attribution.stderr` is the
+    standard error over these pairs. All targets share the orders.
 
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs per order.
@@ -140,7 +141,8 @@ def shapley_regression(
     sizes = kept.sum(1)
     use = (sizes > 0) & (sizes < units)
     z, scale = kept[use].double(), weights[use].sqrt()
-    # φ = gain / units + β with Σ β = 0: on centred rows the least-squares solution of least norm has that sum.
+    # φ = gain / units + β with Σ β = 0: on centred rows the least-squares solution of least norm
+    # has that sum.
     rest = values[use] - gain / units * sizes[use]
     centred = z - z.mean(1, keepdim=True)
     solution = np.linalg.lstsq((scale[:, None] * centred).numpy(), (scale * rest).numpy())[0]

@@ -22,13 +22,15 @@ LEAST = 2  # inputs that a fit needs where time went by
 class Lime(GameMethod):
     """Scores each unit by its weight in a linear model of the prediction, fitted to inputs with units missing.
 
-    In each of `samples` inputs every unit is replaced by the baseline with probability `mask_probability`,
-    independently. With z in {0, 1}^units marking the units that are left and f the prediction, the scores are the w of
+    In each of `samples` inputs every unit is replaced by the baseline with probability
+    `mask_probability`, independently. With z in {0, 1}^units marking the units that are left and f
+    the prediction, the scores are the w of
 
         min over w, b of  Σ_z π(z) (f(z) - b - z·w)² + alpha ‖w‖²,    π(z) = exp(-D(z)² / (2 kernel_width²)),
 
-    where D(z) = 1 - sqrt(share of units left) is the cosine distance between z and the whole input, one sample more,
-    as in the authors' code for text (there a distance of 100 D and a width of 25). All targets share the masks.
+    where D(z) = 1 - sqrt(share of units left) is the cosine distance between z and the whole input,
+    one sample more, as in the authors' code for text (there a distance of 100 D and a width of 25).
+    All targets share the masks.
 
     Args:
         samples: inputs with units missing.
@@ -62,18 +64,20 @@ class Lime(GameMethod):
 class ContextCite(GameMethod):
     """Scores each unit by its weight in a sparse linear model of the prediction's log-odds.
 
-    In each of `samples` inputs every unit is kept with probability `keep_probability`, independently. The scores are
-    the weights of a Lasso of log p / (1 - p), or with a foil log p(target) / p(foil), on the marks of the units that
-    are kept, which are standardised for the fit. Many scores are exactly 0. It is meant for sources:
-    `unit="sentence"`, or spans of the caller's.
+    In each of `samples` inputs every unit is kept with probability `keep_probability`,
+    independently. The scores are the weights of a Lasso of log p / (1 - p), or with a foil log
+    p(target) / p(foil), on the marks of the units that are kept, which are standardised for the
+    fit. Many scores are exactly 0. It is meant for sources: `unit="sentence"`, or spans of the
+    caller's.
 
-    Two defaults differ from the paper, which deletes the text of a source (`baseline="delete"`), and explains the
-    log-odds of a whole response (`target_unit="all"`).
+    Two defaults differ from the paper, which deletes the text of a source (`baseline="delete"`),
+    and explains the log-odds of a whole response (`target_unit="all"`).
 
     Args:
         samples: inputs with units missing.
         keep_probability: of each unit in each of them.
-        alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of the score.
+        alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of
+            the score.
         baseline, score: how a unit is removed, and the predicted number; as for `Occlusion`.
     """
 

@@ -37,13 +37,15 @@ class Settings:
         normalization: for metrics of shares of the score; None for each metric's own.
         profile: "paper" or "authors".
         rates: shares of the input that the mass-matched curves keep, ascending.
-        draws: random scores, and permutations of the attribution's, that each reference is the mean of.
+        draws: random scores, and permutations of the attribution's, that each reference is the mean
+            of.
         removal: how metrics that remove units do it; see `noiser.engine.remover`.
         k: number or numbers of the highest units, for metrics of the top k.
         judge: for answerability.
 
     Raises:
-        ParameterError: a number is outside its domain. UnknownNameError: no such profile, removal or normalization.
+        ParameterError: a number is outside its domain. UnknownNameError: no such profile, removal
+            or normalization.
     """
 
     seed: int = 0
@@ -105,10 +107,13 @@ class Case(Settings):
         query: the question that the attribution answers.
         att: the attribution.
         spans: named character spans, for localisation and gold spans.
-        reattribute: attributes the same prompt with another seed, for stability: a coroutine, or a function.
+        reattribute: attributes the same prompt with another seed, for stability: a coroutine, or a
+            function.
         gold: the answer that a data set gives, for answerability; None for the model's own.
-        cache: numbers of scores without information, which all cases of one prompt and model may share.
-        special: whether special tokens that the attribution scores are removed and masked like any unit.
+        cache: numbers of scores without information, which all cases of one prompt and model may
+            share.
+        special: whether special tokens that the attribution scores are removed and masked like any
+            unit.
     """
 
     query: Query

@@ -1,13 +1,14 @@
 """Rank correlations: of summed scores with the model's predictions (LDS), and of two runs (stability).
 
-LDS, the linear datamodeling score, is Park et al. 2023 (TRAK), for a model's context Cohen-Wang et al.
-2024 (ContextCite, arXiv 2409.00729, section 4): Spearman's rank correlation, over random masks, of the
-summed scores of the units that are kept with the target's log odds.
+LDS, the linear datamodeling score, is Park et al. 2023 (TRAK), for a model's context Cohen-Wang et
+al. 2024 (ContextCite, arXiv 2409.00729, section 4): Spearman's rank correlation, over random masks,
+of the summed scores of the units that are kept with the target's log odds.
 
-As published, each mask keeps each unit with probability 1/2. The number of units that a mask keeps then
-foretells much of the prediction: a *constant* vector has .66 on short prompts, where the best additive
-scores have .9. So our masks keep exactly half of the units. Among these a constant says nothing, and
-scores without information have 0 on average. Masks depend on the text and the seed alone.
+As published, each mask keeps each unit with probability 1/2. The number of units that a mask keeps
+then foretells much of the prediction: a *constant* vector has .66 on short prompts, where the best
+additive scores have .9. So our masks keep exactly half of the units. Among these a constant says
+nothing, and scores without information have 0 on average. Masks depend on the text and the seed
+alone.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def lds_at_equal_size(
 ) -> Float64[Tensor, " rows"]:
     """The rank correlation of each row of summed scores with the values, among masks of equal size.
 
-    Ranks are taken within each size, and all masks count together. NaN where either side does not vary.
+    Ranks are taken within each size, and all masks count together. NaN where either side does not
+    vary.
     """
     one = rank_within_sizes(sums, sizes)
     other = rank_within_sizes(values, sizes)
@@ -188,7 +190,8 @@ async def _lds(case: Case) -> Measured:
 async def _lds_with_pairs(case: Case) -> Measured:
     """The correlation of Σ scores of kept units + Σ of pairs' I_ij s_i s_j / 4.
 
-    With s = 2 kept - 1, the second sum is what interaction indices say of an input beyond single units.
+    With s = 2 kept - 1, the second sum is what interaction indices say of an input beyond single
+    units.
     """
     kept = masks_of(case, case.masks or LDS_MASKS)
     odds = await case.cached("lds", lambda: case.game("logit").values(kept))

@@ -22,7 +22,8 @@ class Scale(NamedTuple):
 
     Attributes:
         low, high: its range.
-        no_signal: what scores without information give, or None where that depends on the prompt or the model.
+        no_signal: what scores without information give, or None where that depends on the prompt or
+            the model.
         higher_is_better: None where neither is.
         meaning: the number in a few words.
     """
@@ -42,8 +43,8 @@ class Scale(NamedTuple):
 class Summary(NamedTuple):
     """A number over prompts: a statistic of some of the columns that a metric measures, and how to read it.
 
-    A contrast sets the first half of the columns against the second, so that exchanging them turns its sign: 0 is no
-    difference, and there is a p-value for it.
+    A contrast sets the first half of the columns against the second, so that exchanging them turns
+    its sign: 0 is no difference, and there is a p-value for it.
     """
 
     statistic: Statistic
@@ -86,15 +87,18 @@ class Metric:
     """A metric.
 
     Attributes:
-        measure: from a case to named numbers and texts, the columns: a coroutine, or a function where no
-            model is asked.
-        measure_all: likewise for all cases at once, as judges take them: columns or errors in their order. One of the
-            two is there.
+        measure: from a case to named numbers and texts, the columns: a coroutine, or a function
+            where no model is asked.
+        measure_all: likewise for all cases at once, as judges take them: columns or errors in their
+            order. One of the two is there.
         summaries: the numbers over prompts, by name.
-        primary: the number that is compared first: its p-values are corrected for the other metrics' primary numbers
-            alone, and its differences from references say whether scores can be believed; "" for none.
-        others: scales of the means of other columns, by the beginnings of their names; with no summaries either, all.
-        reads: which of `SETTINGS` matter to it, so that others are refused, and "judge" if it needs one; None: any may.
+        primary: the number that is compared first: its p-values are corrected for the other
+            metrics' primary numbers alone, and its differences from references say whether scores
+            can be believed; "" for none.
+        others: scales of the means of other columns, by the beginnings of their names; with no
+            summaries either, all.
+        reads: which of `SETTINGS` matter to it, so that others are refused, and "judge" if it needs
+            one; None: any may.
     """
 
     measure: Callable[[Case], Measured | Steps[Measured]] | None = None
@@ -125,7 +129,8 @@ def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) ->
 
     Raises:
         UnknownNameError: no such metric; a setting that is neither one of `Settings` nor of `more`.
-        ParameterError: there is no metric, one has no judge, or none reads a setting that is not its default.
+        ParameterError: there is no metric, one has no judge, or none reads a setting that is not
+            its default.
     """
     entries = map(
         METRICS.get, [names] if isinstance(names, str | Metric) else names
@@ -192,7 +197,8 @@ def answers(
 ) -> list[str]:
     """For each primary number a sentence: is it better than for scores without information?"""
     gaps, told = gaps_of(primary, summaries), dict[str, list[str]]()
-    # n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the number of tests.
+    # n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the
+    # number of tests.
     needed = max(FEWEST, 2 + math.floor(math.log2(max(1, len(gaps)) / (1 - confidence))))
     for name, (number, reference) in gaps.items():
         one, higher = estimates[name], summaries[name].scale.higher_is_better

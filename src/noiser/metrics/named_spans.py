@@ -1,7 +1,8 @@
-"""Named parts of the text: their share of the score, how high those that decide the answer stand, and their pair."""
+"""Named parts of the text: their share of the score, the rank of the gold ones, and their pair."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -17,46 +18,59 @@ from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
 from noiser.text import checked_spans, visible_part
 
 REST = "rest"
-GOLD = ("gold", "antecedent")  # names of the spans that decide the answer: the second is LongRA's
+
+# Names of the spans that decide the answer; the second is LongRA's.
+GOLD = ("gold", "antecedent")
 
 Spans = Mapping[str, Sequence[tuple[int, int]]]
 
 
 def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
-    """For each name the indices of its units, by most of their visible characters, and for "rest" all others.
+    """For each name the indices of its units, and for "rest" the indices of all other units.
+
+    A unit belongs to the name that holds most of its visible characters.
 
     Raises:
-        UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name is "rest".
+        UnitError: a span is empty, leaves the text, overlaps another, or holds no unit; or a name
+            is "rest".
     """
     if not isinstance(spans, Mapping):
         raise UnitError(
-            f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in {{'gold': [(0, 5)]}}."
+            f"spans is {spans!r:.200}; expected lists of (start, end) by name, as in "
+            "{'gold': [(0, 5)]}."
         )
     if REST in spans:
         raise UnitError(
             f"A span is named {REST!r}, the name of what remains; expected another name."
         )
-    checked_spans(
-        [span for parts in spans.values() for span in parts], len(att.text), name="spans", of="text"
-    )
+    all_spans = list(itertools.chain.from_iterable(spans.values()))
+    checked_spans(all_spans, len(att.text), name="spans", of="text")
     units: dict[str, list[int]] = {name: [] for name in (*spans, REST)}
-    for i, unit in enumerate(att.units):
+    for index, unit in enumerate(att.units):
         start, end = visible_part(att.text, unit.start, unit.end)
-        overlaps = {
-            name: sum(max(0, min(end, b) - max(start, a)) for a, b in parts)
-            for name, parts in spans.items()
-        }
-        best = max(overlaps, key=overlaps.__getitem__)
-        units[best if overlaps[best] else REST].append(i)
-    for name in (name for name in spans if not units[name]):
-        raise UnitError(
-            f"The spans of {name!r}, {list(spans[name])}, hold no {att.unit} of this attribution. Widen them."
-        )
+        overlaps = {name: _overlap(start, end, parts) for name, parts in spans.items()}
+        largest = max(overlaps, key=overlaps.__getitem__)
+        name = largest if overlaps[largest] else REST
+        units[name].append(index)
+    for name, parts in spans.items():
+        if not units[name]:
+            raise UnitError(
+                f"The spans of {name!r}, {list(parts)}, hold no {att.unit} of this attribution. "
+                "Widen them."
+            )
     return units
 
 
+def _overlap(start: int, end: int, parts: Sequence[tuple[int, int]]) -> int:
+    """How many of the characters from start to end lie in the parts."""
+    return sum(max(0, min(end, b) - max(start, a)) for a, b in parts)
+
+
 def _measure_localisation(case: Case) -> Measured:
-    """The share of the normalised score on each name (paper, figure on LongRA), and of the units, mean over targets."""
+    """The share of the normalised score, and of the units, on each name; means over targets.
+
+    See the figure on LongRA in the paper.
+    """
     if not case.spans:
         raise ParameterError(
             "The example names no spans; expected `spans`, lists of (start, end) by name."
@@ -65,12 +79,12 @@ def _measure_localisation(case: Case) -> Measured:
     shares = normalize(case.att.scores, case.normalization or "positive").nan_to_num(0.0)
     uniform = (~case.att.scores.isnan()).to(shares.dtype)
     uniform /= uniform.sum(-1, keepdim=True)
-    columns = {
-        f"share_{name}": float(shares[:, some].sum(-1).mean()) for name, some in units.items()
-    }
-    return columns | {
-        f"uniform_{name}": float(uniform[:, some].sum(-1).mean()) for name, some in units.items()
-    }
+    columns: dict[str, float] = {}
+    for name, indices in units.items():
+        columns[f"share_{name}"] = float(shares[:, indices].sum(-1).mean())
+    for name, indices in units.items():
+        columns[f"uniform_{name}"] = float(uniform[:, indices].sum(-1).mean())
+    return columns
 
 
 LOCALISATION = Metric(
@@ -84,56 +98,78 @@ LOCALISATION = Metric(
 
 
 def gold_units(case: Case) -> list[int]:
-    """The units on the spans named "gold" or "antecedent". Raises ParameterError if no spans are."""
+    """The units on the spans named "gold" or "antecedent".
+
+    Raises ParameterError if no spans are named so.
+    """
     spans = case.spans or {}
-    name = next((name for name in GOLD if isinstance(spans, Mapping) and spans.get(name)), None)
-    if name is None:
-        got = f"No spans have the name {' or '.join(map(repr, GOLD))}; got {', '.join(map(repr, spans)) or 'no spans'}"
-        raise ParameterError(f"{got}, expected a list of (start, end) of what decides the answer.")
-    return units_by_name(case.att, spans)[name]
+    for name in GOLD:
+        if isinstance(spans, Mapping) and spans.get(name):
+            return units_by_name(case.att, spans)[name]
+    expected = " or ".join(map(repr, GOLD))
+    got = ", ".join(map(repr, spans)) or "no spans"
+    raise ParameterError(
+        f"No spans have the name {expected}; got {got}, expected a list of (start, end) of what "
+        "decides the answer."
+    )
 
 
 def _measure_gold(case: Case) -> Measured:
-    """Where the gold units stand in the order of the scores, mean over the targets that have one before them.
-
-    Of equal scores the mean over all their orders, and one step of the average precision, as scikit-learn has it.
-    """
+    """How high the gold units rank by score, mean over the targets that have one before them."""
     gold = torch.zeros(len(case.att.units), dtype=torch.bool)
     gold[gold_units(case)] = True
-    rows = torch.stack(
-        [_of_target(scores, gold, case.k) for scores in case.att.scores.detach().double().cpu()]
-    )
+    all_scores = case.att.scores.detach().double().cpu()
+    rows = torch.stack([_ranking_numbers(scores, gold, case.k) for scores in all_scores])
     names = ("auprc", "mrr", "gold_share", *(f"recall@{number}" for number in case.k))
     return dict(zip(names, rows.nanmean(0).tolist(), strict=True))
 
 
-def _of_target(
+def _ranking_numbers(
     scores: Float64[Tensor, " units"], gold: Bool[Tensor, " units"], k: Sequence[int]
 ) -> Float64[Tensor, " numbers"]:
-    """Average precision, reciprocal rank, the share of gold units, and recalls, of one target."""
-    valid = ~scores.isnan()
-    scores, gold = scores[valid], gold[valid]
+    """Average precision, reciprocal rank, share of gold units, and recall at each k, of one target.
+
+    Equal scores have no order: every number is its mean over all orders of equal scores. Only in
+    the average precision they are one step, as in scikit-learn.
+    """
+    has_score = ~scores.isnan()
+    scores = scores[has_score]
+    gold = gold[has_score]
     if not gold.any():
         return scores.new_full((3 + len(k),), math.nan)
-    above = (scores > scores[:, None]).sum(-1)  # units above each
-    tied = (scores == scores[:, None]).sum(-1)  # those level with it, itself too
-    among = ((torch.tensor(k)[:, None] - above).double() / tied).clamp(
-        0, 1
-    )  # chance to be among the k highest
-    precision = (gold & (scores >= scores[:, None])).sum(-1).double() / (above + tied)
-    first = int(above[gold].argmin())
-    best = above[gold][first], tied[gold][first], (gold & (scores == scores[gold][first])).sum()
-    rank, share = mean_reciprocal_rank(*map(int, best)), float(gold.double().mean())
-    return torch.cat(
-        [scores.new_tensor([float(precision[gold].mean()), rank, share]), among[:, gold].mean(-1)]
-    )
+    is_higher = scores > scores[:, None]  # [unit, other]: whether the other is higher
+    is_equal = scores == scores[:, None]
+    higher = is_higher.sum(-1)
+    equal = is_equal.sum(-1)  # with the unit itself
+
+    gold_so_far = (gold & (is_higher | is_equal)).sum(-1)
+    precision = gold_so_far.double() / (higher + equal)
+    average_precision = float(precision[gold].mean())
+
+    first = int(scores.masked_fill(~gold, -torch.inf).argmax())
+    gold_at_first = int((gold & is_equal[first]).sum())
+    reciprocal_rank = mean_reciprocal_rank(int(higher[first]), int(equal[first]), gold_at_first)
+
+    # A unit is among the k highest in this share of the orders of equal scores.
+    share_of_orders = ((torch.tensor(k)[:, None] - higher).double() / equal).clamp(0, 1)
+    recall = share_of_orders[:, gold].mean(-1)
+
+    gold_share = float(gold.double().mean())
+    numbers = scores.new_tensor([average_precision, reciprocal_rank, gold_share])
+    return torch.cat([numbers, recall])
 
 
 def mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
-    """Mean 1 / rank of the first gold unit over the orders of `tied` units, `gold` of them gold, after `above`."""
-    orders = math.comb(
-        tied, gold
-    )  # may be more than a float holds; a quotient of integers is never
+    """Mean 1 / rank of the first gold unit over the orders of equal scores.
+
+    Args:
+        above: units with a higher score than the first gold unit.
+        tied: units with an equal score, itself too.
+        gold: how many of these are gold.
+    """
+    # The first gold unit has a place in C(tied - place, gold - 1) of C(tied, gold) orders. Both may
+    # be more than a float holds, but their quotient never is.
+    orders = math.comb(tied, gold)
     places = range(1, tied - gold + 2)
     return sum(math.comb(tied - place, gold - 1) / orders / (above + place) for place in places)
 
@@ -158,23 +194,38 @@ GOLD_SPANS = Metric(
 
 
 def _measure_pairs(case: Case) -> Measured:
-    """Whether the two units that decide the answer are named as a pair of the right kind; NaN unless there are two."""
-    gold, text = tuple(gold_units(case)), case.att.text
-    parts = {text[case.att.units[unit].start : case.att.units[unit].end].strip() for unit in gold}
-    right = "either" if len(parts) == 1 else "together"
-    found, named, false = [], [], []
-    for target in range(len(case.att.targets)):
-        named_here = (pair for pair in case.att.pairs if pair.target == target)
-        pairs: dict[tuple[int, ...], str] = {pair.units: pair.kind for pair in named_here}
-        kind = pairs.pop(gold, None)
-        found.append(kind is not None)
-        named.append(kind == right)
-        false.append(len(pairs) + (kind is not None and kind != right))
-    pair, count = len(gold) == 2, len(found)
+    """Whether the two gold units are named as a pair of the right kind.
+
+    NaN unless there are two gold units.
+    """
+    gold = tuple(gold_units(case))
+    text = case.att.text
+    texts: set[str] = set()
+    for index in gold:
+        unit = case.att.units[index]
+        texts.add(text[unit.start : unit.end].strip())
+    right_kind = "either" if len(texts) == 1 else "together"
+
+    targets = len(case.att.targets)
+    found = named_right = false_pairs = 0
+    for target in range(targets):
+        kinds: dict[tuple[int, ...], str] = {}
+        for pair in case.att.pairs:
+            if pair.target == target:
+                kinds[pair.units] = pair.kind
+        kind = kinds.pop(gold, None)
+        false_pairs += len(kinds)
+        if kind is not None:
+            found += 1
+            if kind == right_kind:
+                named_right += 1
+            else:
+                false_pairs += 1
+    is_pair = len(gold) == 2
     return {
-        "pair_found": sum(found) / count if pair else math.nan,
-        "pair_named_right": sum(named) / count if pair else math.nan,
-        "false_pairs": sum(false) / count,
+        "pair_found": found / targets if is_pair else math.nan,
+        "pair_named_right": named_right / targets if is_pair else math.nan,
+        "false_pairs": false_pairs / targets,
     }
 
 

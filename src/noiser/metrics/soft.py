@@ -1,16 +1,17 @@
 """Soft masks: sufficiency and comprehensiveness (Zhao and Aletras 2023; Zhao and Shan 2024), and mass-matched curves.
 
-A unit's share s is its normalised score, clipped to [0, 1]. Every dimension of its embeddings is kept with probability
-s (retain) or 1 - s (remove). With D the distance to the clean next-token distribution, Soft-NS = max(0, D(zero) -
-D(retained)) / D(zero) and Soft-NC = D(removed) / D(zero) (paper, appendix "Soft-NC and Soft-NS Metrics"). Special
-tokens and template text are never masked, not in the zero input either. Masks depend on text and seed alone. With a
-foil, D is the distance between distributions over two outcomes, target and foil, in proportion to their probabilities
-(of several tokens the geometric mean). The authors' profile is that of the
-published script: special tokens that have a score are masked, there is one mask, and the distance is squared.
+A unit's share s is its normalised score, clipped to [0, 1]. Every dimension of its embeddings is
+kept with probability s (retain) or 1 - s (remove). With D the distance to the clean next-token
+distribution, Soft-NS = max(0, D(zero) - D(retained)) / D(zero) and Soft-NC = D(removed) / D(zero)
+(paper, appendix "Soft-NC and Soft-NS Metrics"). Special tokens and template text are never masked,
+not in the zero input either. Masks depend on text and seed alone. With a foil, D is the distance
+between distributions over two outcomes, target and foil, in proportion to their probabilities (of
+several tokens the geometric mean). The authors' profile is that of the published script: special
+tokens that have a score are masked, there is one mask, and the distance is squared.
 
-Mass-matched curves compare methods that keep the same share of the input: for each rate, `keep_rates` turns scores (or
-their ranks) into probabilities whose mean over the units is the rate. Masks drawn from them keep, their complements
-remove, and all scores meet the same random numbers.
+Mass-matched curves compare methods that keep the same share of the input: for each rate,
+`keep_rates` turns scores (or their ranks) into probabilities whose mean over the units is the rate.
+Masks drawn from them keep, their complements remove, and all scores meet the same random numbers.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def soft_masks(
 ) -> Change:
     """The change that keeps dimensions of a target's units with probability q, and after it the one that removes them.
 
-    Sample i has draw i of q and mask i, each from the start again after its last. `kept` and `removed` name the random
-    numbers of both; without the second, the complement of what keeps removes.
+    Sample i has draw i of q and mask i, each from the start again after its last. `kept` and
+    `removed` name the random numbers of both; without the second, the complement of what keeps
+    removes.
     """
     positions, units = _tokens(case, target)
     samples = torch.arange(max(masks, len(q)))
@@ -87,7 +89,8 @@ async def soft_ns_nc(
 ) -> list[Float64[Tensor, "2 samples"]]:
     """Soft-NS and Soft-NC of each change that `soft_masks` makes, by the Hellinger distance or the squared one.
 
-    Raises NumericalError if the zero input changes nothing, so that nothing can be divided by its distance.
+    Raises NumericalError if the zero input changes nothing, so that nothing can be divided by its
+    distance.
     """
     zeros = [
         keep(_tokens(case, g)[0], lambda: torch.zeros(1, 1, 1), 1, [g])
