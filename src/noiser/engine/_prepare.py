@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -28,133 +27,251 @@ from noiser.text import (
     make_units,
     token_texts,
 )
-from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target
+from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target, TargetUnit
+
+Readings = list[tuple[int, ...]]
+"""What a text may be as a continuation: token ids with and without a space before it."""
 
 
 async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = None) -> Query:
-    """Tokenises the prompt (unless its tokens are given), settles the targets and cuts the input into units.
+    """The query of a question: prompt and target in tokens, the input in units.
 
-    Where a target or foil may begin with a space or not, the reading whose first token the model finds more probable is
-    taken. Units of the continuation that stand before no target are left out.
+    Where a target or foil may begin with a space or not, the reading whose first token the model
+    finds more probable is taken. Units of the continuation that stand before no target are left
+    out.
 
     Raises:
-        PromptError, TargetError, UnitError: texts, spans or sources do not fit the model, or each other.
-        UnsupportedModelError: the model does not predict from embeddings what it predicts from their tokens.
+        PromptError, TargetError, UnitError: texts, spans or sources do not fit the model, or each
+            other.
+        UnsupportedModelError: the model does not predict from embeddings what it predicts from
+            their tokens.
     """
-    prompt, target, action = as_prompt(lm.tokenizer, question.prompt), question.target, None
-    if not isinstance(prompt, str):
-        action = find_action(lm.tokenizer, prompt, target, lm.chat_template_kwargs)
-    if action is not None:
-        (prompt, target), encoding = action, None
-    answers = not isinstance(prompt, str) and (target, question.foil, question.of) == (
-        None,
-        None,
-        None,
-    )
-    most = question.max_new_tokens or (WHOLE_ANSWER if answers else 1)
-    question = replace(question, prompt=prompt, target=target, max_new_tokens=most)
-    encoding = encoding or lm.encode(prompt, documents=question.sources is not None)
+    question, encoding, is_literal = _settle_prompt(lm, question, encoding)
+    explains_answer = _explains_answer(question)
+    if not question.max_new_tokens:
+        question = replace(question, max_new_tokens=WHOLE_ANSWER if explains_answer else 1)
+    if encoding is None:
+        encoding = lm.encode(question.prompt, documents=question.sources is not None)
     prompt_tokens = len(encoding.token_ids)
-    documents = (
-        ()
-        if question.sources is None
-        else find_sources(encoding, question.sources, question.sources_begin)
-    )
-    if question.foil is not None and question.target_unit not in (None, "token", "all"):
-        raise TargetError(
-            f"A foil is contrasted with the whole target, and target_unit is {question.target_unit!r}; "
-            "leave target_unit out."
-        )
-    targets, foils = (
-        _readings(lm, encoding, question, role, literal=action is not None)
-        for role in ("target", "foil")
-    )
-    named = {"prompt": encoding.token_ids, "target": chain(*targets), "foil": chain(*foils)}
-    for role, token in (
-        (role, token) for role, ids in named.items() for token in ids if token >= lm.vocabulary_size
-    ):
-        raise (PromptError if role == "prompt" else TargetError)(
-            f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}; expected ids below "
-            f"{lm.vocabulary_size}, the rows of the embedding table. Load the tokenizer that belongs to the model."
-        )
-    longest = prompt_tokens - 1
-    longest += max([*map(len, foils), *(map(len, targets) if targets else [most])])
+    sources: tuple[Source, ...] = ()
+    if question.sources is not None:
+        sources = find_sources(encoding, question.sources, question.sources_begin)
+    _check_unit_of_foil(question)
+
+    targets = _readings(lm, encoding, question.target, "target", literal=is_literal)
+    foils = _readings(lm, encoding, question.foil, "foil", literal=is_literal)
+    _check_vocabulary(lm, encoding, targets, foils)
+    longest = _longest_sequence(question, prompt_tokens, targets, foils)
     check_length(lm, longest)
-    ahead = targets[0] if len(targets) == 1 else ()  # there is one reading: it runs with the prompt
-    context = lm.context((*encoding.token_ids, *ahead[:-1]), longest)
-    exact = [tuple(ids[0] for ids in (*targets, *foils)), *((token,) for token in ahead[1:])]
-    logits = await Prefill(context, range(prompt_tokens - 1, len(context.inputs)), exact)
 
-    def likeliest(readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        return max(readings, key=lambda reading: float(first_row[reading[0]]))
-
-    for role, readings in (("target", targets), ("foil", foils)):
-        for token in chain(*readings):
-            if token >= logits.shape[-1]:
-                raise TargetError(
-                    f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, id {token}, which "
-                    f"{lm.identity.name} reads and cannot predict: it has logits for {logits.shape[-1]} of "
-                    f"{lm.vocabulary_size} tokens. Name another {role}."
-                )
-    first_row, first, foil_ids = logits[0], 0, ()
+    context, logits = await _run_prompt(lm, encoding, targets, foils, longest)
+    _check_predictable(lm, logits, targets, foils)
+    first_logits = logits[0]
     ties: tuple[int, ...] = ()
-    if question.target is None:
-        own = lm.generated(encoding.token_ids, most)
-        if own is None:
-            ids, logits = await _greedy(lm, context, first_row, question)
+    if question.target is not None:
+        ids = _likeliest(targets, first_logits)
+    else:
+        generated = _generated(lm, encoding, question)
+        if generated is None:
+            ids, logits = await _greedy(lm, context, first_logits, question)
             ties = near_ties(lm, logits)
         else:
-            ids = tuple(
-                own[
-                    : next(
-                        (i for i in range(1, len(own)) if _ends(lm, own[: i + 1], question.stop)),
-                        None,
-                    )
-                ]
-            )
-    else:
-        ids = likeliest(targets)
+            ids = generated
+    shared = 0  # tokens with which both the target and the foil begin
+    foil_ids: tuple[int, ...] = ()
     if question.foil is not None:
-        foil_ids = likeliest(foils)
-        first = _first_difference(lm, ids, foil_ids)
-        foil_ids = foil_ids[first:]
-    one_row = len(ids) > 1 and (answers or isinstance(question.target, str))
-    target_unit = (
-        ("all" if one_row else "token") if question.target_unit is None else question.target_unit
-    )
-    if question.foil is not None:
-        target_unit = "all" if len(ids) > first + 1 else "token"
-    spans = make_target_spans(
-        extend(lm.tokenizer, encoding, ids), prompt_tokens + first, target_unit
-    )
+        whole_foil = _likeliest(foils, first_logits)
+        shared = _first_difference(lm, ids, whole_foil)
+        foil_ids = whole_foil[shared:]
+
+    target_unit = _target_unit(question, ids, shared, explains_answer)
+    question = replace(question, target_unit=target_unit)
+    whole = extend(lm.tokenizer, encoding, ids)
+    spans = make_target_spans(whole, prompt_tokens + shared, target_unit)
     ids = ids[: spans[-1][-1] + 1 - prompt_tokens]  # nothing is asked about the rest
-    if len(ids) > len(logits):  # all of a target but its first token has yet to run
-        context.extend(lm.context(ids[:-1]).inputs)
-        after = range(prompt_tokens, prompt_tokens + len(ids) - 1)
-        logits = torch.cat([logits, await Prefill(context, after, [(token,) for token in ids[1:]])])
+    if len(ids) > len(logits):
+        logits = await _run_target(lm, context, prompt_tokens, ids, logits)
     foil = None
     if foil_ids:
-        foil = await foil_run(lm, encoding, context, logits, ids, first, foil_ids)
-    special = question.special_tokens or "frozen"
-    whole = extend(lm.tokenizer, encoding, ids[:-1])
-    units = make_units(
-        whole, question.unit, special_tokens=special, prompt_tokens=prompt_tokens, sources=documents
-    )
+        foil = await foil_run(lm, encoding, context, logits, ids, shared, foil_ids)
+    units = _cut_input(lm, question, encoding, ids, sources)
     end = spans[-1][0] if question.continuation_units else prompt_tokens
-    asked = [
-        unit
-        for unit in units
-        if max(unit.token_indices) < end or unit.token_indices[0] < prompt_tokens
-    ]
-    question = replace(question, target_unit=target_unit)
-    query = query_of(lm, question, encoding, ids, spans, asked, context, logits, foil, documents)
-    if (query.before.any(1) & ~query.causal_mask.any(1)).any():
-        raise UnitError(
-            f"{units[0].text!r}, the first token of the input, is the only unit; the model leans on "
-            "it whatever it says, so it is always kept, and nothing is left to score. Give a longer "
-            "prompt, or other units."
-        )
+    units_before = [unit for unit in units if _stands_before(unit, end, prompt_tokens)]
+    query = query_of(
+        lm, question, encoding, ids, spans, units_before, context, logits, foil, sources
+    )
+    _check_players(query, units)
     return replace(query, near_ties=ties) if ties else query
+
+
+def _settle_prompt(
+    lm: LanguageModel, question: Question, encoding: Encoding | None
+) -> tuple[Question, Encoding | None, bool]:
+    """The question with its prompt in the form that is encoded, and whether the target is literal.
+
+    Where the target is an action of a chat, the prompt becomes the text before the action. An
+    encoding of the chat no longer fits then, so it is dropped, and no space may be put before the
+    target.
+    """
+    prompt = as_prompt(lm.tokenizer, question.prompt)
+    action = None
+    if not isinstance(prompt, str):
+        action = find_action(lm.tokenizer, prompt, question.target, lm.chat_template_kwargs)
+    if action is None:
+        return replace(question, prompt=prompt), encoding, False
+    prompt, target = action
+    return replace(question, prompt=prompt, target=target), None, True
+
+
+def _explains_answer(question: Question) -> bool:
+    """Whether the model's own answer to a chat is explained."""
+    names_nothing = question.target is None and question.foil is None and question.of is None
+    return names_nothing and not isinstance(question.prompt, str)
+
+
+def _check_unit_of_foil(question: Question) -> None:
+    if question.foil is not None and question.target_unit not in (None, "token", "all"):
+        raise TargetError(
+            "A foil is contrasted with the whole target, and target_unit is "
+            f"{question.target_unit!r}; leave target_unit out."
+        )
+
+
+def _check_vocabulary(
+    lm: LanguageModel, encoding: Encoding, targets: Readings, foils: Readings
+) -> None:
+    """Raises PromptError or TargetError for a token id beyond the embedding table."""
+    ids_of_roles = {
+        "prompt": encoding.token_ids,
+        "target": chain(*targets),
+        "foil": chain(*foils),
+    }
+    for role, token_ids in ids_of_roles.items():
+        for token in token_ids:
+            if token >= lm.vocabulary_size:
+                error = PromptError if role == "prompt" else TargetError
+                raise error(
+                    f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, "
+                    f"id {token}; expected ids below {lm.vocabulary_size}, the rows of the "
+                    "embedding table. Load the tokenizer that belongs to the model."
+                )
+
+
+def _check_predictable(
+    lm: LanguageModel, logits: Tensor, targets: Readings, foils: Readings
+) -> None:
+    """Raises TargetError for a token that the model reads and has no logit for."""
+    predicted = logits.shape[-1]
+    for role, readings in (("target", targets), ("foil", foils)):
+        for token in chain(*readings):
+            if token >= predicted:
+                raise TargetError(
+                    f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, "
+                    f"id {token}, which {lm.identity.name} reads and cannot predict: it has "
+                    f"logits for {predicted} of {lm.vocabulary_size} tokens. "
+                    f"Name another {role}."
+                )
+
+
+def _longest_sequence(
+    question: Question, prompt_tokens: int, targets: Readings, foils: Readings
+) -> int:
+    """The most tokens that will be read: the last token of a continuation is only predicted."""
+    lengths = [len(reading) for reading in (*targets, *foils)]
+    if not targets:
+        lengths.append(question.max_new_tokens or 1)
+    return prompt_tokens - 1 + max(lengths)
+
+
+async def _run_prompt(
+    lm: LanguageModel, encoding: Encoding, targets: Readings, foils: Readings, longest: int
+) -> tuple[Context, Float[Tensor, "tokens vocab"]]:
+    """The clean sequence, and its logits from the prompt's last token on.
+
+    A target of one reading runs with the prompt. Else its tokens depend on the first logits.
+    """
+    target = targets[0] if len(targets) == 1 else ()
+    context = lm.context((*encoding.token_ids, *target[:-1]), longest)
+    first_tokens = tuple(reading[0] for reading in (*targets, *foils))
+    exact = [first_tokens, *((token,) for token in target[1:])]
+    positions = range(len(encoding.token_ids) - 1, len(context.inputs))
+    return context, await Prefill(context, positions, exact)
+
+
+async def _run_target(
+    lm: LanguageModel,
+    context: Context,
+    prompt_tokens: int,
+    ids: tuple[int, ...],
+    logits: Float[Tensor, "known vocab"],
+) -> Float[Tensor, "tokens vocab"]:
+    """The logits of all of a target's tokens, of which only the first has been predicted."""
+    context.extend(lm.context(ids[:-1]).inputs)
+    positions = range(prompt_tokens, prompt_tokens + len(ids) - 1)
+    rest = await Prefill(context, positions, [(token,) for token in ids[1:]])
+    return torch.cat([logits, rest])
+
+
+def _likeliest(readings: Readings, first_logits: Float[Tensor, " vocab"]) -> tuple[int, ...]:
+    """The reading whose first token is the most probable."""
+    return max(readings, key=lambda reading: float(first_logits[reading[0]]))
+
+
+def _generated(lm: LanguageModel, encoding: Encoding, question: Question) -> tuple[int, ...] | None:
+    """The continuation by `generate()`; None where it is the most probable tokens."""
+    ids = lm.generated(encoding.token_ids, question.max_new_tokens or 1)
+    if ids is None:
+        return None
+    for length in range(1, len(ids)):
+        if _ends(lm, ids[: length + 1], question.stop):
+            return tuple(ids[:length])
+    return tuple(ids)
+
+
+def _target_unit(
+    question: Question, ids: Sequence[int], shared: int, explains_answer: bool
+) -> TargetUnit:
+    """The segmentation of the target: a text or an answer of several tokens is one target."""
+    if question.foil is not None:
+        return "all" if len(ids) > shared + 1 else "token"
+    if question.target_unit is not None:
+        return question.target_unit
+    is_text = explains_answer or isinstance(question.target, str)
+    return "all" if is_text and len(ids) > 1 else "token"
+
+
+def _cut_input(
+    lm: LanguageModel,
+    question: Question,
+    encoding: Encoding,
+    ids: tuple[int, ...],
+    sources: tuple[Source, ...],
+) -> tuple[Span, ...]:
+    """The units of the prompt and of the continuation up to the token before the last."""
+    return make_units(
+        extend(lm.tokenizer, encoding, ids[:-1]),
+        question.unit,
+        special_tokens=question.special_tokens or "frozen",
+        prompt_tokens=len(encoding.token_ids),
+        sources=sources,
+    )
+
+
+def _stands_before(unit: Span, end: int, prompt_tokens: int) -> bool:
+    """Whether a unit begins in the prompt, or ends before the position `end`."""
+    return unit.token_indices[0] < prompt_tokens or max(unit.token_indices) < end
+
+
+def _check_players(query: Query, units: Sequence[Span]) -> None:
+    """Raises UnitError where a target has no unit before it that can be removed."""
+    has_units = query.before.any(1)
+    has_players = query.causal_mask.any(1)
+    if (has_units & ~has_players).any():
+        raise UnitError(
+            f"{units[0].text!r}, the first token of the input, is the only unit; the model leans "
+            "on it whatever it says, so it is always kept, and nothing is left to score. Give a "
+            "longer prompt, or other units."
+        )
 
 
 async def foil_run(
@@ -168,27 +285,28 @@ async def foil_run(
 ) -> FoilRun:
     """The foil after the tokens that it shares with the target, with the logits that predict it.
 
-    Where target and foil are one token each, the target's logits predict both. Else the foil is run by itself:
+    Where target and foil are one token each, the target's logits predict both. Else the foil is run
+    by itself:
 
         prompt | Yes , you     predicts  Yes , you can
         prompt | No            predicts  No .
 
     Args:
         lm: the model.
-        encoding: of the prompt.
+        encoding: the prompt.
         context: the clean sequence of prompt and target.
-        logits: of the target's tokens, the shared ones included.
+        logits: the logits at the target's tokens, the shared ones included.
         ids: the target's tokens, the shared ones included.
         shared: how many tokens of the continuation target and foil share.
         foil_ids: the foil's tokens after the shared ones.
     """
     if len(foil_ids) == 1 and len(ids) == shared + 1:
         return FoilRun(foil_ids, context, logits[[shared]])
-    own = lm.context((*encoding.token_ids, *ids[:shared], *foil_ids[:-1]))
+    foil_context = lm.context((*encoding.token_ids, *ids[:shared], *foil_ids[:-1]))
     first = len(encoding.token_ids) + shared - 1
     positions = range(first, first + len(foil_ids))
-    found = await Prefill(own, positions, [(token,) for token in foil_ids])
-    return FoilRun(foil_ids, own, found)
+    foil_logits = await Prefill(foil_context, positions, [(token,) for token in foil_ids])
+    return FoilRun(foil_ids, foil_context, foil_logits)
 
 
 def query_of(
@@ -205,51 +323,31 @@ def query_of(
 ) -> Query:
     """The query about some tokens of a continuation, `ids`, whose logits are known.
 
-    `spans` has the positions of each target's tokens, counted from the beginning of the prompt; `encoding` is that of
-    the prompt alone.
+    `spans` has the positions of each target's tokens, counted from the beginning of the prompt;
+    `encoding` is the prompt alone.
     """
-    begin, positions, sizes = (
-        len(encoding.token_ids),
-        [*chain(*spans)],
-        [len(span) for span in spans],
-    )
-    clean = logits[[position - begin for position in positions]].log_softmax(-1)
+    prompt_tokens = len(encoding.token_ids)
+    positions = [*chain(*spans)]
+    explained_ids = [ids[position - prompt_tokens] for position in positions]
+    clean = logits[[position - prompt_tokens for position in positions]].log_softmax(-1)
     check_finite(lm, clean)
-    wanted = [ids[position - begin] for position in positions]
-    numbers = _probabilities_and_ranks(clean, wanted, sizes)
-    whole, texts = extend(lm.tokenizer, encoding, ids), token_texts(lm.tokenizer, ids)
-    last, targets = 0, list[Target]()
-    for span, known in zip(spans, numbers, strict=True):
-        first, stop = span[0] - begin, span[-1] + 1 - begin
-        # a single token as `token_texts` has it, several as the continuation reads there
-        start, end = whole.offsets[span[0]][0], max(whole.offsets[position][1] for position in span)
-        text = texts[first] if len(span) == 1 else whole.text[start:end]
-        targets.append(
-            Target(text, ids[first], *known, rest=ids[first + 1 : stop], before=ids[last:first])
-        )
-        last = stop
     foil_target, foil_clean = None, None
     if foil is not None:
         foil_clean = foil.logits.log_softmax(-1)
         check_finite(lm, foil_clean)
-        (known,) = _probabilities_and_ranks(foil_clean, foil.ids, [len(foil.ids)])
-        shared = ids[: spans[0][0] - begin]
-        text = _text_of_foil(lm, encoding, shared, foil.ids)
-        foil_target = Target(text, foil.ids[0], *known, rest=foil.ids[1:])
-    unit, target_unit = (
-        u if isinstance(u, str) else "spans" for u in (question.unit, question.target_unit)
-    )
+        shared = ids[: spans[0][0] - prompt_tokens]
+        foil_target = _foil_of(lm, encoding, shared, foil.ids, foil_clean)
     return Query(
         prompt=question.prompt,
         encoding=extend(lm.tokenizer, encoding, ids[:-1]),
-        prompt_tokens=begin,
+        prompt_tokens=prompt_tokens,
         prompt_length=len(encoding.text),
-        target_ids=tuple(wanted),
+        target_ids=tuple(explained_ids),
         logit_positions=tuple(position - 1 for position in positions),
-        targets=tuple(targets),
-        target_unit=target_unit,
+        targets=_targets_of(lm, encoding, ids, spans, clean),
+        target_unit=_unit_name(question.target_unit),
         units=tuple(units),
-        unit=unit,
+        unit=_unit_name(question.unit),
         foil=foil_target,
         foil_context=foil.context if foil else None,
         foil_clean=foil_clean,
@@ -263,15 +361,70 @@ def query_of(
     )
 
 
+def _unit_name(unit: object) -> str:
+    """The name of a segmentation; "spans" for the caller's own."""
+    return unit if isinstance(unit, str) else "spans"
+
+
+def _targets_of(
+    lm: LanguageModel,
+    encoding: Encoding,
+    ids: tuple[int, ...],
+    spans: Sequence[Sequence[int]],
+    clean: Float[Tensor, "tokens vocab"],
+) -> tuple[Target, ...]:
+    """The targets with their texts, ids, and clean probabilities and ranks."""
+    prompt_tokens = len(encoding.token_ids)
+    explained_ids = [ids[position - prompt_tokens] for position in chain(*spans)]
+    sizes = [len(span) for span in spans]
+    probabilities_and_ranks = _probabilities_and_ranks(clean, explained_ids, sizes)
+    whole = extend(lm.tokenizer, encoding, ids)
+    texts = token_texts(lm.tokenizer, ids)
+    targets: list[Target] = []
+    previous_stop = 0
+    for span, (probability, rank) in zip(spans, probabilities_and_ranks, strict=True):
+        first = span[0] - prompt_tokens
+        stop = span[-1] + 1 - prompt_tokens
+        if len(span) == 1:
+            text = texts[first]
+        else:  # several tokens, as the continuation reads there
+            start = whole.offsets[span[0]][0]
+            end = max(whole.offsets[position][1] for position in span)
+            text = whole.text[start:end]
+        rest = ids[first + 1 : stop]
+        before = ids[previous_stop:first]
+        targets.append(Target(text, ids[first], probability, rank, rest=rest, before=before))
+        previous_stop = stop
+    return tuple(targets)
+
+
+def _foil_of(
+    lm: LanguageModel,
+    encoding: Encoding,
+    shared: tuple[int, ...],
+    ids: tuple[int, ...],
+    clean: Float[Tensor, "tokens vocab"],
+) -> Target:
+    """The foil after the tokens that it shares with the target, as a target."""
+    ((probability, rank),) = _probabilities_and_ranks(clean, ids, [len(ids)])
+    text = _text_of_foil(lm, encoding, shared, ids)
+    return Target(text, ids[0], probability, rank, rest=ids[1:])
+
+
 def _probabilities_and_ranks(
     log_p: Float[Tensor, "tokens vocab"], ids: Sequence[int], sizes: Sequence[int]
 ) -> list[tuple[float, int]]:
-    """For spans of so many tokens the geometric mean of their probabilities, and the largest of their ranks."""
-    of_ids = log_p.gather(-1, torch.tensor([*ids], device=log_p.device)[:, None])
-    ranks = 1 + (log_p > of_ids).sum(-1)
+    """For each span: the geometric mean of its tokens' probabilities, and their largest rank.
+
+    `sizes` has the number of tokens of each span.
+    """
+    token_log_p = log_p.gather(-1, torch.tensor([*ids], device=log_p.device)[:, None])
+    token_ranks = 1 + (log_p > token_log_p).sum(-1)
+    log_p_of_spans = token_log_p.split([*sizes])
+    ranks_of_spans = token_ranks.split([*sizes])
     return [
-        (float(some.mean().exp()), int(rank.max()))
-        for some, rank in zip(of_ids.split([*sizes]), ranks.split([*sizes]), strict=True)
+        (float(span_log_p.mean().exp()), int(span_ranks.max()))
+        for span_log_p, span_ranks in zip(log_p_of_spans, ranks_of_spans, strict=True)
     ]
 
 
@@ -283,14 +436,17 @@ def _text_of_foil(
         return token_texts(lm.tokenizer, ids)[0]
     whole = extend(lm.tokenizer, encoding, (*shared, *ids))
     offsets = whole.offsets[len(encoding.token_ids) + len(shared) :]
-    return whole.text[offsets[0][0] : max(end for _, end in offsets)]
+    start = offsets[0][0]
+    end = max(end for _, end in offsets)
+    return whole.text[start:end]
 
 
 async def _greedy(
     lm: LanguageModel, context: Context, row: Float[Tensor, " vocab"], question: Question
-) -> tuple[tuple[int, ...], Tensor]:
-    """The most probable next tokens, up to one that ends the text, and the logits [tokens, vocab] of each."""
-    ids, rows = list[int](), list[Tensor]()
+) -> tuple[tuple[int, ...], Float[Tensor, "tokens vocab"]]:
+    """The most probable next tokens, up to one that ends the text, and the logits of each."""
+    ids: list[int] = []
+    rows: list[Tensor] = []
     while True:
         token = int(row.argmax())
         if ids and _ends(lm, [*ids, token], question.stop):
@@ -305,15 +461,18 @@ async def _greedy(
 
 
 def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple[int, ...]:
-    """The tokens of a greedy continuation, by index, whose lead is within half precision's rounding; warns of them.
+    """The indices of near ties in a greedy continuation; warns where there are any.
 
-    The largest logits here are sums in float32. `generate()` rounds them: bfloat16 has steps of 1/8 between 16 and 32.
+    A near tie is a token whose margin over the second is within half precision's rounding. The
+    largest logits here are sums in float32. `generate()` rounds them: bfloat16 has steps of 1/8
+    between 16 and 32.
     """
     if lm.dtype not in (torch.bfloat16, torch.float16) or not lm.looks_inside:
         return ()
     first, second = logits.float().topk(2).values.unbind(-1)
     step = torch.finfo(lm.dtype).eps * first.abs()
-    ties = tuple((first - second <= 2 * step).nonzero().flatten().tolist())
+    is_near_tie = first - second <= 2 * step
+    ties = tuple(is_near_tie.nonzero().flatten().tolist())
     if ties:
         warnings.warn(
             f"{lm.identity.name}: token {ties[0]} of the continuation leads by less than "
@@ -326,59 +485,69 @@ def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple
 
 def _ends(lm: LanguageModel, ids: Sequence[int], stop: str | None) -> bool:
     """Whether the last of two or more tokens ends the text, or completes `stop`."""
-    return ids[-1] in lm.end_tokens or bool(
-        stop and stop in lm.tokenizer.decode(ids[1:][-len(stop) - 1 :])
-    )
+    if ids[-1] in lm.end_tokens:
+        return True
+    if not stop:
+        return False
+    # The first token is always taken.
+    # So many tokens hold every `stop` that the last one completes.
+    tail = ids[1:][-len(stop) - 1 :]
+    return stop in lm.tokenizer.decode(tail)
 
 
 def check_length(lm: LanguageModel, length: int) -> None:
     """Raises PromptError when the model cannot read that many tokens."""
     if lm.context_length is not None and length > lm.context_length:
         raise PromptError(
-            f"The prompt and its continuation have {length} tokens; {lm.identity.name} can read {lm.context_length}. "
-            "Shorten the prompt or ask for fewer targets."
+            f"The prompt and its continuation have {length} tokens; {lm.identity.name} can read "
+            f"{lm.context_length}. Shorten the prompt or ask for fewer targets."
         )
 
 
 def _readings(
-    lm: LanguageModel, encoding: Encoding, question: Question, role: str, *, literal: bool
-) -> list[tuple[int, ...]]:
+    lm: LanguageModel, encoding: Encoding, continuation: object, role: str, *, literal: bool
+) -> Readings:
     """The tokens of a target or foil; two readings where a space may stand before its text."""
-    wanted: Any = getattr(question, role)
-    if wanted is None:
+    if continuation is None:
         return []
-    if wanted and isinstance(wanted, tuple):  # as a model wrote them
-        return [wanted]
-    if isinstance(wanted, bool) or not isinstance(wanted, str | int):
+    if continuation and isinstance(continuation, tuple):  # token ids, as a model wrote them
+        return [continuation]
+    if isinstance(continuation, bool) or not isinstance(continuation, str | int):
         raise TargetError(
-            f"The {role} is a {type(wanted).__name__}; expected a text or a token id."
+            f"The {role} is a {type(continuation).__name__}; expected a text or a token id."
         )
-    if isinstance(wanted, int):
-        if not 0 <= wanted < lm.vocabulary_size:
+    if isinstance(continuation, int):
+        if not 0 <= continuation < lm.vocabulary_size:
             raise TargetError(
-                f"The {role} is token id {wanted}; expected 0 to {lm.vocabulary_size - 1}."
+                f"The {role} is token id {continuation}; expected 0 to {lm.vocabulary_size - 1}."
             )
-        return [(wanted,)]
-    if not wanted:
+        return [(continuation,)]
+    if not continuation:
         raise TargetError(
-            f"The {role} {wanted!r} has no tokens; expected a text that follows the prompt."
+            f"The {role} {continuation!r} has no tokens; expected a text that follows the prompt."
         )
-    spaces = [""] if literal or wanted[0].isspace() or encoding.text[-1:].isspace() else ["", " "]
-    return [encode_target(lm.tokenizer, encoding, space + wanted) for space in spaces]
+    readings = [encode_target(lm.tokenizer, encoding, continuation)]
+    has_space = continuation[0].isspace() or encoding.text[-1:].isspace()
+    if not literal and not has_space:
+        readings.append(encode_target(lm.tokenizer, encoding, " " + continuation))
+    return readings
 
 
 def _first_difference(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """The index of the first token in which target and foil differ. Raises TargetError where there is none."""
-    texts = [token_texts(lm.tokenizer, each) for each in (ids, other)]
+    """The index of the first token in which target and foil differ, or a TargetError."""
+    texts = [token_texts(lm.tokenizer, ids), token_texts(lm.tokenizer, other)]
     if ids == other:
         raise TargetError(
             f"Target and foil are the same tokens, {texts[0]}; expected a foil that differs."
         )
-    at = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), None)
-    if at is None:
-        longer, shorter = ("foil", "target") if len(other) > len(ids) else ("target", "foil")
-        raise TargetError(
-            f"The {longer} begins with the {shorter}, {min(texts, key=len)}; expected two that differ at some token. "
-            f"Give a longer {shorter}, or with target=None a larger max_new_tokens."
-        )
-    return at
+    for index, (token, other_token) in enumerate(zip(ids, other, strict=False)):
+        if token != other_token:
+            return index
+    if len(other) > len(ids):
+        longer, shorter = "foil", "target"
+    else:
+        longer, shorter = "target", "foil"
+    raise TargetError(
+        f"The {longer} begins with the {shorter}, {min(texts, key=len)}; expected two that differ "
+        f"at some token. Give a longer {shorter}, or with target=None a larger max_new_tokens."
+    )

@@ -33,133 +33,163 @@ AT_ONCE = 64
 
 @dataclass(eq=False)
 class _Work(Generic[T]):
-    """A coroutine; what it is sent next, or the error raised in it."""
+    """A coroutine, its request, and the answer or error that it gets next."""
 
     number: int
     steps: Steps[Any]
     request: Any = None
     answer: Any = None
     error: Exception | None = None
-    left: int = 0
+    left: int = 0  # parts of the answer that have yet to run
 
 
 @dataclass(eq=False)
 class _Item:
-    """Samples `first` to `last` of one change, or a clean sequence, as sequences to be run from `start` to `stop`.
+    """Equally long sequences: samples `first` to `last` of one change, or a clean sequence.
 
-    A change of a question with a foil of several tokens is two items, of the target and of the foil, with one reading.
+    They run from position `start` to `stop`. With a foil of several tokens a change is two items,
+    one for the target and one for the foil, with one reading.
     """
 
     work: _Work[Any]
     context: Context
     start: int
     stop: int
-    wanted: Sequence[int]
-    tokens: Sequence[tuple[int, ...]]
-    reading: _Reading | None = None
-    run: int = 0
+    wanted: Sequence[int]  # positions whose logits are read
+    tokens: Sequence[tuple[int, ...]]  # at each of them: ids whose probabilities must be exact
+    reading: _Reading | None = None  # None for a clean sequence
+    run: int = 0  # 0 for the target, 1 for a foil that runs by itself
     first: int = 0
     last: int = 1
+
+    @property
+    def samples(self) -> int:
+        """How many sequences the item has."""
+        return self.last - self.first
+
+    @property
+    def length(self) -> int:
+        """How many tokens of each of its sequences run."""
+        return self.stop - self.start
+
+    @property
+    def size(self) -> int:
+        """How many tokens run in all."""
+        return self.samples * self.length
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A change, the targets that are read under it, its place in the answer, and the logits of each run so far."""
+    """A change, the targets that are read under it, and the logits of each run so far."""
 
     change: Change
     targets: Sequence[int]
-    index: int
+    index: int  # its place in the answer
     runs: list[list[Tensor]]
 
     @property
     def is_whole(self) -> bool:
         """Whether all samples of all runs are there."""
-        return all(sum(map(len, parts)) == self.change.samples for parts in self.runs)
+        samples = self.change.samples
+        return all(sum(map(len, parts)) == samples for parts in self.runs)
 
     def logits(self) -> Tensor:
         """[samples, tokens, vocab], the target's tokens before the foil's."""
         runs = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self.runs]
         return runs[0] if len(runs) == 1 else torch.cat(runs, 1)
 
+    def count_rows(self) -> int:
+        """How many rows of logits are there."""
+        return sum(part.shape[:2].numel() for parts in self.runs for part in parts)
+
 
 @dataclass(eq=False)
 class Engine:
-    """A model at work on many coroutines; `progress` hears of done and expected token-forwards before each pass.
+    """A queue that answers the requests of many coroutines with passes of one model.
 
-    When `max_seconds` have gone by, an OutOfTimeError is raised wherever a coroutine awaits an answer. It can return
-    what it has by then: sequences are then run in the order in which they were asked for.
+    `progress` is called before each pass with the token-forwards that are done and expected.
+
+    When `max_seconds` have gone by, an OutOfTimeError is raised wherever a coroutine awaits an
+    answer. It can return what it has by then: sequences are then run in the order of the requests.
     """
 
     lm: LanguageModel
     progress: Progress | None = None
     max_seconds: float | None = None
     _queue: deque[_Item] = field(default_factory=deque[_Item], init=False)
-    _most_tokens: int | None = field(
-        default=None, init=False
-    )  # of a pass, after memory has run out
+    # The limit of tokens in a pass after memory has run out.
+    _most_tokens: int | None = field(default=None, init=False)
     _done: int = field(default=0, init=False)
     _deadline: float = field(default=math.inf, init=False)
 
     def run(self, works: Iterable[Steps[T]]) -> Generator[tuple[int, T | Exception]]:
-        """The number and the result, or the error, of every coroutine, in the order in which they end.
+        """The number and the result or error of every coroutine, in the order in which they end.
 
         Coroutines are taken from `works` as others end, `AT_ONCE` are open at a time.
         """
         if self.max_seconds is not None:
             self._deadline = monotonic() + self.max_seconds
-        coming, working, ready = enumerate(works), dict[int, _Work[T]](), list[_Work[Any]]()
+        waiting = enumerate(works)
+        opened: dict[int, _Work[T]] = {}
+        ready: list[_Work[Any]] = []  # those that can go on without a pass
         try:
             while True:
-                new = [
-                    _Work[T](number, steps)
-                    for number, steps in islice(coming, AT_ONCE - len(working))
-                ]
-                working |= {work.number: work for work in new}
-                if self.progress and not new:  # what is expected is known before it runs
-                    waiting = sum(
-                        (item.last - item.first) * (item.stop - item.start) for item in self._queue
-                    )
-                    self.progress(self._done, self._done + waiting)
-                if not working:
+                new: list[_Work[T]] = []
+                for number, steps in islice(waiting, AT_ONCE - len(opened)):
+                    work = _Work[T](number, steps)
+                    opened[number] = work
+                    new.append(work)
+                if not new:  # new coroutines ask first, so that what is expected is known
+                    self._show_progress()
+                if not opened:
                     return
                 outcomes: list[tuple[int, T | Exception]] = []
                 with own_defaults():
-                    turn, ready = [*ready, *new] or self._pass(), []
+                    turn = [*ready, *new] or self._pass()
+                    ready = []
                     for work in turn:
-                        if outcome := self._advance(work):
+                        outcome = self._advance(work)
+                        if outcome is not None:
                             outcomes.append((work.number, *outcome))
                         elif not work.left:  # it was answered at once
                             ready.append(work)
                 for number, result in outcomes:
-                    del working[number]
+                    del opened[number]
                     yield number, result
         finally:
-            for work in working.values():
+            for work in opened.values():
                 work.steps.close()
-            if not isinstance(works, Iterator):  # of a list also those that did not begin
-                for _, steps in coming:
+            # A coroutine that never begins warns. An iterator makes them as they are taken.
+            if not isinstance(works, Iterator):
+                for _, steps in waiting:
                     steps.close()
 
+    def _show_progress(self) -> None:
+        if self.progress:
+            expected = self._done + sum(item.size for item in self._queue)
+            self.progress(self._done, expected)
+
     def _advance(self, work: _Work[T]) -> tuple[T | Exception] | None:
-        """Sends a coroutine its answer; its result or error if it ends, else its next sequences are in the queue."""
+        """Sends a coroutine its answer; returns its result or error if it ends.
+
+        Else it has a next request: its sequences join the queue, or its answer is there at once.
+        """
         try:
             request: Any = _next_request(work)
         except StopIteration as stop:
             return (stop.value,)
-        except Exception as error:  # of one coroutine: the others go on
+        except Exception as error:  # it ends one coroutine: the others go on
             return (error,)
         work.request = request
         items: list[_Item] = []
         try:
             if not isinstance(request, Request):
                 raise ParameterError(
-                    f"A method or metric awaited {request!r}; expected a request, such as noiser.engine.Ask."
+                    f"A method or metric awaited {request!r}; expected a request, such as "
+                    "noiser.engine.Ask."
                 )
-            if isinstance(request, Inside):  # the model answers at once
-                before = request.query.spent.token_forwards
-                with self._stopped_in_time():
-                    work.answer = request.answer(self.lm)
-                self._done += request.query.spent.token_forwards - before
+            if isinstance(request, Inside):
+                self._answer_at_once(work, request)
             else:
                 items = _items(self.lm, work)
         except Exception as error:
@@ -172,16 +202,24 @@ class Engine:
         self._queue.extend(items)
         return None
 
-    def _out_of_time(self, found: Any = None) -> OutOfTimeError:
+    def _answer_at_once(self, work: _Work[Any], request: Inside[Any]) -> None:
+        """Answers a request that looks inside the model, which makes its own passes."""
+        before = request.query.spent.token_forwards
+        with self._stopped_in_time():
+            work.answer = request.answer(self.lm)
+        self._done += request.query.spent.token_forwards - before
+
+    def _out_of_time(self, partial_answer: Any = None) -> OutOfTimeError:
         return OutOfTimeError(
-            f"max_seconds={self.max_seconds:g} went by before there was a result. Allow more time; or take larger "
-            "units, such as unit='sentence', or the method 'occlusion', which returns the units that it reached.",
-            found,
+            f"max_seconds={self.max_seconds:g} went by before there was a result. Allow more time; "
+            "or take larger units, such as unit='sentence', or the method 'occlusion', which "
+            "returns the units that it reached.",
+            partial_answer,
         )
 
     @contextmanager
     def _stopped_in_time(self) -> Generator[None]:
-        """Within it every forward pass of the model checks the time: a request that looks inside makes many."""
+        """Within it every forward pass checks the time: a request that looks inside makes many."""
         if self.max_seconds is None:
             yield
             return
@@ -197,81 +235,81 @@ class Engine:
             handle.remove()
 
     def _give_up(self) -> list[_Work[Any]]:
-        """All coroutines that wait, each with the part of its answer that is there; nothing of the queue is run."""
-        works = list(dict.fromkeys(item.work for item in self._queue))
+        """All coroutines that wait, each with what there is of its answer; empties the queue."""
+        works = _works_of(self._queue)
         self._queue.clear()
         for work in works:
-            found = None
+            partial_answer = None
             if isinstance(work.request, Ask):
-                found, spent = work.answer, work.request.query.spent
-                spent.unfinished += sum(value is None for value in found)
+                partial_answer = work.answer
+                spent = work.request.query.spent
+                spent.unfinished += sum(value is None for value in partial_answer)
                 spent.max_seconds = self.max_seconds
-            work.error = self._out_of_time(found)
+            work.error = self._out_of_time(partial_answer)
             work.left = 0
         return works
 
     def _pass(self) -> list[_Work[Any]]:
-        """Runs as many of the waiting sequences as fit; the coroutines whose answers are complete now."""
+        """Runs as many of the waiting sequences as fit.
+
+        Returns the coroutines that can go on: their answers are complete, or they have an error.
+        """
         if monotonic() >= self._deadline:
             return self._give_up()
-        items, branches = self._fill(), list[Branch]()
-        contexts = {
-            context: i for i, context in enumerate(dict.fromkeys(item.context for item in items))
-        }
-        items.sort(key=lambda item: (contexts[item.context], -item.start))
-        sizes = [(item.last - item.first) * (item.stop - item.start) for item in items]
+        items = self._fill()
+        _sort_by_context(items)
         try:
-            for item in items:
-                context, start, stop = item.context, item.start, item.stop
-                if item.reading:
-                    change = item.reading.change
-                    inputs = change.inputs(context, start, stop, slice(item.first, item.last))
-                    hidden, record = change.positions if change.hidden else (), False
-                else:
-                    inputs, hidden, record = (
-                        context.inputs[start:stop][None],
-                        (),
-                        context.packs,
-                    )
-                branches.append(
-                    Branch(context, start, inputs, item.wanted, hidden, record, item.tokens)
-                )
+            branches = [_branch_of(item) for item in items]
             logits = self.lm.run(branches)
         except Exception as error:  # of any kind: it ends the coroutines whose sequences these were
-            if is_out_of_memory(error):
-                free_memory()
-                if sum(item.last - item.first for item in items) > 1:
-                    self._most_tokens = max(1, sum(sizes) // 2)
-                    self._queue.extendleft(reversed(items))
-                    return []
-                error = _too_large(self.lm, items[0].stop)
-            works = [*dict.fromkeys(item.work for item in items)]
-            self._queue = deque(item for item in self._queue if item.work not in works)
-            for work in works:
-                work.error = error
-            return works
-        self._done += sum(sizes)
-        spent = Counter[Spent]()
-        for item, size in zip(items, sizes, strict=True):
-            if item.reading:
-                spent[item.work.request.query.spent] += size
-        for query, tokens in spent.items():
-            query.add(tokens)
+            return self._recover(items, error)
+        self._count(items)
         return self._take(items, logits)
 
+    def _recover(self, items: Sequence[_Item], error: Exception) -> list[_Work[Any]]:
+        """Halves the passes when memory has run out; else fails the coroutines of some items."""
+        if is_out_of_memory(error):
+            free_memory()
+            if sum(item.samples for item in items) > 1:
+                self._most_tokens = max(1, sum(item.size for item in items) // 2)
+                self._queue.extendleft(reversed(items))
+                return []
+            error = _too_large(self.lm, items[0].stop)
+        works = _works_of(items)
+        self._queue = deque(item for item in self._queue if item.work not in works)
+        for work in works:
+            work.error = error
+        return works
+
+    def _count(self, items: Sequence[_Item]) -> None:
+        """Adds a pass to what has been spent: to every query that took part in it, its tokens."""
+        self._done += sum(item.size for item in items)
+        tokens_of = Counter[Spent]()
+        for item in items:
+            if item.reading:  # clean sequences are not counted
+                tokens_of[item.work.request.query.spent] += item.size
+        for spent, tokens in tokens_of.items():
+            spent.add(tokens)
+
     def _fill(self) -> list[_Item]:
-        """Takes sequences from the queue, in their order, up to the limits of a pass; at least one."""
+        """Takes sequences from the queue, in their order, up to the limits of a pass; at least one.
+
+        An item of many samples may be cut: its first samples run now, the others stay in the queue.
+        """
         items: list[_Item] = []
-        tokens, rows = self._most_tokens or self.lm.batch_tokens, self.lm.logit_rows
+        tokens_left = self._most_tokens or self.lm.batch_tokens
+        rows_left = self.lm.logit_rows
         while self._queue:
             item = self._queue[0]
-            room = min(tokens // (item.stop - item.start), rows // max(1, len(item.wanted)))
+            rows_per_sample = len(item.wanted)
+            room = min(tokens_left // item.length, rows_left // max(1, rows_per_sample))
             if room < 1 and items:
                 break
             middle = min(item.last, item.first + max(1, room))
-            items.append(replace(item, last=middle))
-            tokens -= (middle - item.first) * (item.stop - item.start)
-            rows -= (middle - item.first) * len(item.wanted)
+            part = replace(item, last=middle)
+            items.append(part)
+            tokens_left -= part.size
+            rows_left -= part.samples * rows_per_sample
             if middle == item.last:
                 self._queue.popleft()
             else:
@@ -279,117 +317,199 @@ class Engine:
         return items
 
     def _take(self, items: Sequence[_Item], logits: Sequence[Tensor]) -> list[_Work[Any]]:
-        """Stores what was run; the coroutines that have all of their answers now."""
-        whole: dict[tuple[Any, ...], list[_Reading]] = {}
+        """Stores the logits of a pass; returns the coroutines whose answers are complete."""
+        # Readings of one request with the same shape of logits are read together.
+        groups: dict[tuple[Any, ...], list[_Reading]] = {}
         for item, part in zip(items, logits, strict=True):
-            if reading := item.reading:
-                reading.runs[item.run].append(part)
-                if reading.is_whole:
-                    key = (item.work, reading.change.samples, *reading.targets)
-                    whole.setdefault(key, []).append(reading)
-            else:
-                item.work.answer = part[0].to(
-                    torch.float32, copy=True
-                )  # a copy: other prompts' logits are let go
+            reading = item.reading
+            if reading is None:
+                # A copy, so that the logits of other prompts in this pass can be freed.
+                item.work.answer = part[0].to(torch.float32, copy=True)
                 item.work.left = 0
-        for (work, *_), group in whole.items():
-            rows = sum(part.shape[:2].numel() for parts in group[0].runs for part in parts)
-            size = max(1, self.lm.logit_rows // 4 // rows)
-            for first in range(0, len(group), size):
-                self._read(work, group[first : first + size])
-            work.left -= sum(len(reading.runs) for reading in group)
-        return [work for work in dict.fromkeys(item.work for item in items) if not work.left]
+                continue
+            reading.runs[item.run].append(part)
+            if reading.is_whole:
+                key = (item.work, reading.change.samples, *reading.targets)
+                groups.setdefault(key, []).append(reading)
+        for (work, *_), readings in groups.items():
+            # Reading makes several copies of the logits, so a quarter of a pass at a time.
+            size = max(1, self.lm.logit_rows // 4 // readings[0].count_rows())
+            for first in range(0, len(readings), size):
+                self._read(work, readings[first : first + size])
+            work.left -= sum(len(reading.runs) for reading in readings)
+        return [work for work in _works_of(items) if not work.left]
 
     def _read(self, work: _Work[Any], readings: Sequence[_Reading]) -> None:
         """Reads changes of one request with the same targets and number of samples together."""
-        targets, request = readings[0].targets, work.request
+        targets = readings[0].targets
+        request = work.request
+        query: Query = request.query
         try:
             logits = torch.stack([reading.logits() for reading in readings])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
-            ids, clean = request.query.ids, request.query.clean_of
-            of_targets = zip(logits.split([len(ids[g]) for g in targets], 2), targets, strict=True)
-            values = torch.stack(
-                [request.read(part, clean[g], ids[g]) for part, g in of_targets], 1
-            )
-            for reading, value in zip(readings, values.cpu().double(), strict=True):
-                work.answer[reading.index] = value
+            sizes = [len(query.ids[target]) for target in targets]
+            values_of_targets: list[Tensor] = []
+            for target, part in zip(targets, logits.split(sizes, 2), strict=True):
+                values = request.read(part, query.clean_of[target], query.ids[target])
+                values_of_targets.append(values)
+            answers = torch.stack(values_of_targets, 1).cpu().double()  # [changes, targets, ...]
+            for reading, answer in zip(readings, answers, strict=True):
+                work.answer[reading.index] = answer
                 for parts in reading.runs:
-                    parts.clear()
+                    parts.clear()  # frees the logits
         except Exception as error:  # of the reading: it ends this coroutine
-            length = len(request.query.token_ids)
-            work.error = _too_large(self.lm, length) if is_out_of_memory(error) else error
+            if is_out_of_memory(error):
+                work.error = _too_large(self.lm, len(query.token_ids))
+            else:
+                work.error = error
+
+
+def _works_of(items: Iterable[_Item]) -> list[_Work[Any]]:
+    """The coroutines whose sequences these are, each once."""
+    return list(dict.fromkeys(item.work for item in items))
+
+
+def _sort_by_context(items: list[_Item]) -> None:
+    """Puts sequences of one prompt side by side, short ones first: they then attend together."""
+    number_of: dict[Context, int] = {}
+    for item in items:
+        number_of.setdefault(item.context, len(number_of))
+    items.sort(key=lambda item: (number_of[item.context], -item.start))
+
+
+def _branch_of(item: _Item) -> Branch:
+    """An item's sequences, as the model runs them."""
+    context = item.context
+    if item.reading is None:
+        inputs = context.inputs[item.start : item.stop][None]
+        hidden: tuple[int, ...] = ()
+        record = context.packs
+    else:
+        change = item.reading.change
+        samples = slice(item.first, item.last)
+        inputs = change.inputs(context, item.start, item.stop, samples)
+        hidden = change.positions if change.hidden else ()
+        record = False
+    return Branch(context, item.start, inputs, item.wanted, hidden, record, item.tokens)
 
 
 def _next_request(work: _Work[Any]) -> Request[Any]:
-    """The next request, once the coroutine got its answer or error. StopIteration has the result."""
-    answer, error = work.answer, work.error
-    work.answer = work.error = None
-    return work.steps.throw(error) if error else work.steps.send(answer)
+    """Sends a coroutine its answer or error; the next request. StopIteration has the result."""
+    answer = work.answer
+    error = work.error
+    work.answer = None
+    work.error = None
+    if error:
+        return work.steps.throw(error)
+    return work.steps.send(answer)
 
 
 def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
-    """The sequences that answer a coroutine's request; without any the answer is there."""
-    if isinstance(work.request, Prefill):
-        context, wanted, tokens = work.request.context, work.request.positions, work.request.tokens
+    """The sequences that answer a coroutine's request; where there are none the answer is set."""
+    request = work.request
+    if isinstance(request, Prefill):
+        context = request.context
         start = context.done if context.packs else 0
-        return [_Item(work, context, start, len(context.inputs), wanted, tokens)]
-    query, items = work.request.query, list[_Item]()
-    nothing = torch.zeros(0, 1, dtype=torch.float64)  # the answer to a change without targets
-    work.answer = [nothing] * len(work.request.changes)
-    every = range(len(query.targets))
-    for index, change in enumerate(work.request.changes):
-        targets = every if change.targets is None else change.targets
-        if not targets:
-            continue
-        packs = query.context.packs
-        if (change.rows and not lm.takes_embeddings) or (change.hidden and not packs):
-            raise UnsupportedModelError(
-                f"Tokens can be taken out of {lm.identity.name} ({type(lm.model).__name__}), but not "
-                f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such as "
-                "noiser.Occlusion(baseline='delete')."
-            )
-        runs = _runs(query, targets)
-        reading = _Reading(change, targets, index, [[] for _ in runs])
-        work.answer[index] = None
-        for run, (context, rows, tokens) in enumerate(runs):
-            first = change.positions[0]
-            wanted = rows
-            if change.hidden:
-                first = max(first + 1, query.sources_stop)
-            elif (
-                not change.rows
-            ):  # a token that is taken out is read where the last before it stands
-                wanted = [row - bisect_right(change.positions, row) for row in rows]
-            if -1 in wanted:
-                raise ParameterError(
-                    f"Deleting {len(change.positions)} tokens leaves none before a target to predict it from. Remove "
-                    "units in another way, such as 'zero', or give the prompt as chat messages, whose template stays."
-                )
-            start = min(first, *wanted) if context.packs else 0
-            place = context, start, max(wanted) + 1
-            items.append(_Item(work, *place, wanted, tokens, reading, run, last=change.samples))
+        stop = len(context.inputs)
+        return [_Item(work, context, start, stop, request.positions, request.tokens)]
+    query: Query = request.query
+    no_values = torch.zeros(0, 1, dtype=torch.float64)  # the answer to a change without targets
+    work.answer = [no_values] * len(request.changes)
+    items: list[_Item] = []
+    for index, change in enumerate(request.changes):
+        targets = range(len(query.targets)) if change.targets is None else change.targets
+        if targets:
+            _check_change(lm, query, change)
+            work.answer[index] = None
+            items += _items_of_change(work, query, change, targets, index)
     return items
+
+
+def _check_change(lm: LanguageModel, query: Query, change: Change) -> None:
+    """Raises UnsupportedModelError where the model cannot be run with such a change."""
+    cannot_change = change.rows and not lm.takes_embeddings
+    cannot_hide = change.hidden and not query.context.packs
+    if cannot_change or cannot_hide:
+        raise UnsupportedModelError(
+            f"Tokens can be taken out of {lm.identity.name} ({type(lm.model).__name__}), but not "
+            f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such "
+            "as noiser.Occlusion(baseline='delete')."
+        )
+
+
+def _items_of_change(
+    work: _Work[Any], query: Query, change: Change, targets: Sequence[int], index: int
+) -> list[_Item]:
+    """The sequences of one change: the target's, and those of a foil that runs by itself."""
+    runs = _runs(query, targets)
+    reading = _Reading(change, targets, index, [[] for _ in runs])
+    items: list[_Item] = []
+    for run, (context, rows, tokens) in enumerate(runs):
+        wanted = _rows_after(change, rows)
+        start = 0
+        if context.packs:
+            # From the first token on that the change makes different, or that is read.
+            start = min(_first_changed(query, change), *wanted)
+        stop = max(wanted) + 1
+        item = _Item(work, context, start, stop, wanted, tokens, reading, run, last=change.samples)
+        items.append(item)
+    return items
+
+
+def _first_changed(query: Query, change: Change) -> int:
+    """The first position that may differ under a change."""
+    first = change.positions[0]
+    if change.hidden:
+        # The hidden token itself is as it was, and so is what stands in the sources after it.
+        return max(first + 1, query.sources_stop)
+    return first
+
+
+def _rows_after(change: Change, rows: list[int]) -> list[int]:
+    """Where the tokens at `rows` stand under a change: a deletion moves them up.
+
+    A token that is itself deleted is read where the last one before it stands.
+    """
+    if change.rows or change.hidden:
+        return rows
+    moved = [row - bisect_right(change.positions, row) for row in rows]
+    if -1 in moved:
+        raise ParameterError(
+            f"Deleting {len(change.positions)} tokens leaves none before a target to predict it "
+            "from. Remove units in another way, such as 'zero', or give the prompt as chat "
+            "messages, whose template stays."
+        )
+    return moved
 
 
 def _runs(
     query: Query, targets: Sequence[int]
 ) -> list[tuple[Context, list[int], list[tuple[int, ...]]]]:
-    """The clean sequences that some targets, and the foil, are read in: rows and the ids that must be exact there."""
-    rows = [row for target in targets for row in query.rows_of(target)]
-    explained = [query.targets[target] for target in targets]
-    tokens = [(token,) for target in explained for token in target.token_ids]
+    """The clean sequences in which some targets, and the foil, are read.
+
+    For each sequence: the rows that are read, and the ids whose probabilities must be exact there.
+    """
+    rows: list[int] = []
+    tokens: list[tuple[int, ...]] = []
+    for target in targets:
+        rows += query.rows_of(target)
+        tokens += [(token,) for token in query.targets[target].token_ids]
     if query.foil_runs and query.foil_context is not None:
-        foils = [(token,) for token in query.foil_ids]
-        return [(query.context, rows, tokens), (query.foil_context, list(query.foil_rows), foils)]
+        foil_tokens = [(token,) for token in query.foil_ids]
+        return [
+            (query.context, rows, tokens),
+            (query.foil_context, list(query.foil_rows), foil_tokens),
+        ]
     if query.foil_ids:  # one token each, read at the same place
-        tokens = [(tokens[0][0], query.foil_ids[0])] * 2
+        both = (tokens[0][0], query.foil_ids[0])
+        tokens = [both, both]
     return [(query.context, rows, tokens)]
 
 
 def _too_large(lm: LanguageModel, tokens: int) -> ModelError:
     return ModelError(
-        f"Not enough memory on {lm.device} to run one sequence of {tokens} tokens. Shorten the prompt, attribute fewer "
-        "targets at once, or load the model in a smaller dtype."
+        f"Not enough memory on {lm.device} to run one sequence of {tokens} tokens. Shorten the "
+        "prompt, attribute fewer targets at once, or load the model in a smaller dtype."
     )
 
 

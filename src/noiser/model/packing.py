@@ -1,7 +1,8 @@
 """Sequences of different lengths, and of different prompts, end to end in one forward pass.
 
-They are one long sequence for everything but attention, so no token is computed twice. A few sequences of one prompt
-attend, by the model's own attention function and with one mask, to their clean beginning and to themselves.
+They are one long sequence for everything but attention, so no token is computed twice. A few
+sequences of one prompt attend, by the model's own attention function and with one mask, to their
+clean beginning and to themselves.
 """
 
 from __future__ import annotations
@@ -18,28 +19,37 @@ from torch import Tensor
 from noiser.model.attention import eager
 from noiser.model.runtime import running
 
-BLOCK, BLOCK_ON_CPU = (
-    1024,
-    128,
-)  # tokens that attend together; a longer sequence is cut into such blocks
-KeysValues = dict[int, tuple[Tensor, Tensor]]  # of each layer, [1, heads, tokens, dim]
+# Tokens that attend together; a longer sequence is cut into such blocks.
+BLOCK = 1024
+BLOCK_ON_CPU = 128
+
+KeysValues = dict[int, tuple[Tensor, Tensor]]
+"""The keys and values of each layer, [1, heads, tokens, dim]."""
 
 
 @dataclass(eq=False)
 class Context:
-    """A clean sequence, and the keys and values of the `done` tokens that have run; more where a later pass failed."""
+    """A clean sequence, with the keys and values of its tokens that have run.
 
-    inputs: Float[Tensor, "length dim"]  # rows of the embedding table times `scale`
+    Attributes:
+        inputs: rows of the embedding table times `scale`.
+        scale: the factor that the model's embedding module puts on rows.
+        cache: keys and values of the first `done` tokens, also outside of windows; of more tokens
+            where a later pass failed.
+        done: how many tokens have run.
+        windows: the sliding window of each layer, or None.
+        packs: whether sequences that leave it run end to end with others, and not each from its
+            beginning.
+        continues: whether the model itself goes on after these keys and values.
+    """
+
+    inputs: Float[Tensor, "length dim"]
     scale: float
-    cache: KeysValues = field(
-        default_factory=dict[int, tuple[Tensor, Tensor]], repr=False
-    )  # also outside of windows
+    cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)
     done: int = 0
-    windows: dict[int, int | None] = field(
-        default_factory=dict[int, int | None], repr=False
-    )  # of layers
-    packs: bool = False  # whether sequences that leave it run end to end, and not whole
-    continues: bool = False  # whether the model itself goes on after its keys and values
+    windows: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)
+    packs: bool = False
+    continues: bool = False
 
     @property
     def rows(self) -> Float[Tensor, "length dim"]:
@@ -53,52 +63,81 @@ class Context:
     def after(
         self, start: int, stop: int, layer: int, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, [batch, heads, tokens, dim], after cached keys of positions `start` to `stop`."""
+        """Keys and values of a layer, after the cached ones of positions `start` to `stop`.
+
+        All of them are [batch, heads, tokens, dim].
+        """
         if start >= stop:
             return key, value
-        clean = (old[..., start:stop, :].expand(len(key), -1, -1, -1) for old in self.cache[layer])
-        first, second = (
-            torch.cat([old.to(x.device), x], -2) for old, x in zip(clean, (key, value), strict=True)
-        )
-        return first, second
+        clean_key, clean_value = self.cache[layer]
+        all_keys = _after(clean_key[..., start:stop, :], key)
+        all_values = _after(clean_value[..., start:stop, :], value)
+        return all_keys, all_values
+
+
+def _after(clean: Tensor, own: Tensor) -> Tensor:
+    """Clean keys or values, the same for all sequences, before the sequences' own ones."""
+    copies = clean.expand(len(own), -1, -1, -1)
+    return torch.cat([copies.to(own.device), own], -2)
 
 
 def continued(cache: KeysValues, length: int = 0, copies: int = 1) -> dict[str, Any]:
-    """The arguments, a cache being the first, with which a pass of sequences goes on after `length` tokens."""
+    """The arguments with which a pass of sequences goes on after `length` cached tokens.
+
+    The first argument is the cache.
+    """
     from transformers import DynamicCache
     from transformers.masking_utils import create_causal_mask
 
-    grown = DynamicCache()  # without a configuration, so that it keeps all
-    for layer, pair in sorted(cache.items()):
-        keys, values = (part[..., :length, :].expand(copies, -1, -1, -1) for part in pair)
-        grown.update(keys, values, layer)
-    named = (
-        "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
-    )  # as before 5.24
-    return {named: grown, "use_cache": True}
+    growing = DynamicCache()  # without a configuration, so that it keeps all
+    for layer, (key, value) in sorted(cache.items()):
+        key_copies = key[..., :length, :].expand(copies, -1, -1, -1)
+        value_copies = value[..., :length, :].expand(copies, -1, -1, -1)
+        growing.update(key_copies, value_copies, layer)
+    is_new = "cache" in signature(create_causal_mask).parameters  # since transformers 5.24
+    name = "cache" if is_new else "past_key_values"
+    return {name: growing, "use_cache": True}
 
 
 @dataclass(eq=False)
 class Branch:
-    """Sequences, all equally long, that leave a clean one at `start`, up to where it is cached."""
+    """Equally long sequences that leave a clean one at `start`, up to where it is cached.
+
+    Attributes:
+        context: the clean sequence.
+        start: the position of their first token.
+        inputs: the rows that the model reads.
+        wanted: positions whose logits are wanted, counted from the beginning of the clean sequence.
+        hidden: positions to which no later token of the sequences attends.
+        record: whether this is the clean sequence going on: its keys and values join the cache.
+        tokens: at each wanted position, the ids whose probabilities must be exact.
+    """
 
     context: Context
     start: int
-    inputs: Float[Tensor, "copies length dim"]  # as the model reads them
-    wanted: Sequence[
-        int
-    ]  # positions, counted from the beginning of the clean sequence, whose logits are wanted
-    hidden: tuple[int, ...] = ()  # positions to which no later token of the sequences attends
-    record: bool = (
-        False  # whether this is the clean sequence going on: its keys and values join the cache
-    )
-    tokens: Sequence[
-        tuple[int, ...]
-    ] = ()  # at each wanted position: their probabilities must be exact
+    inputs: Float[Tensor, "copies length dim"]
+    wanted: Sequence[int]
+    hidden: tuple[int, ...] = ()
+    record: bool = False
+    tokens: Sequence[tuple[int, ...]] = ()
+
+
+# Two sequences of one prompt, whose clean tokens 0 to 3 are cached: a leaves it at 2, b at 3.
+#
+#     row of the pass    0  1  2  3  4       sees cached 0 1 2 | row 0 1 2 3 4
+#     number             a  a  a  b  b       row 0, a 2:   x x .      x . . . .
+#     position           2  3  4  3  4       row 2, a 4:   x x .      x x x . .
+#     start              2  2  2  3  3       row 4, b 4:   x x x      . . . x x
+#
+# Both are short, so they are one block: _Block(cached=3, begin=0, first=0, last=5).
+# If a block held two tokens, a alone would be _Block(2, 0, 0, 2) and _Block(2, 0, 2, 3).
 
 
 class _Block(NamedTuple):
-    """Tokens `first` to `last` of a pass, which attend to `cached` clean tokens and to the pass from `begin` on."""
+    """Rows `first` to `last` of a pass: tokens that attend together.
+
+    They attend to the first `cached` clean tokens, and to rows of the pass from `begin` on.
+    """
 
     context: Context
     cached: int
@@ -108,93 +147,145 @@ class _Block(NamedTuple):
 
 
 class Pass:
-    """Sequences end to end: of every token the number of its sequence, its position there, and where that starts."""
+    """Sequences end to end in one pass.
+
+    Attributes:
+        sequences: the branch of each sequence.
+        spans: the rows of each sequence, from the first up to the end.
+        number: for each row the number of its sequence.
+        start: for each row the position at which its sequence leaves the clean one.
+        position: for each row its position in the sequence.
+        rows: the rows whose logits are wanted.
+        blocks: rows that attend together.
+        masks: for each window, the first cached token and the mask of each block.
+    """
 
     def __init__(self, branches: Sequence[Branch]) -> None:
-        self.masks: dict[int | None, list[tuple[int, Tensor]]] = {}  # by window, of each block
-        self.blocks, self.rows = list[_Block](), list[int]()
-        most = BLOCK_ON_CPU if branches[0].inputs.device.type == "cpu" else BLOCK
+        self.masks: dict[int | None, list[tuple[int, Tensor]]] = {}
         self.sequences = [branch for branch in branches for _ in branch.inputs]
         lengths = torch.tensor([branch.inputs.shape[1] for branch in self.sequences])
         ends = lengths.cumsum(0)
-        self.spans = [*zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
+        starts = ends - lengths
+        self.spans = list(zip(starts.tolist(), ends.tolist(), strict=True))
         self.number = torch.arange(len(lengths)).repeat_interleave(lengths)
         self.start = torch.tensor([branch.start for branch in self.sequences])[self.number]
-        self.position = torch.arange(len(self.number)) - (ends - lengths)[self.number] + self.start
-        for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
-            self.rows += [first + row - branch.start for row in branch.wanted]
-            last = self.blocks[-1] if self.blocks else None
-            if (
-                last
-                and last.context is branch.context
-                and last.begin == last.first
-                and end - last.first <= most
-            ):
-                self.blocks[-1] = last._replace(cached=max(last.cached, branch.start), last=end)
-            else:  # a longer sequence in several blocks
-                cuts = range(first, end, most)
-                self.blocks += [
-                    _Block(branch.context, branch.start, first, at, min(at + most, end))
-                    for at in cuts
-                ]
+        place = torch.arange(len(self.number)) - starts[self.number]  # in the sequence as it runs
+        self.position = place + self.start
+        self.rows: list[int] = []
+        for branch, (first, _) in zip(self.sequences, self.spans, strict=True):
+            self.rows += [first + position - branch.start for position in branch.wanted]
+        on_cpu = branches[0].inputs.device.type == "cpu"
+        self.blocks = _blocks(self.sequences, self.spans, BLOCK_ON_CPU if on_cpu else BLOCK)
 
     def mask(self, block: _Block, window: int | None, like: Tensor) -> tuple[int, Tensor]:
-        """The first cached token that a query sees, and the mask [1, 1, queries, keys]: 0 where one sees a key."""
-        queries, own = slice(block.first, block.last), slice(block.begin, block.last)
-        start, number = self.start[queries, None], self.number[queries, None]
-        oldest = min(block.cached, max(0, int(start.min()) + 1 - window)) if window else 0
-        before = torch.arange(oldest, block.cached)
-        at = torch.cat([before, self.position[own]])
-        distance = self.position[queries, None] - at
+        """The first cached token that a query sees, and the mask [1, 1, queries, keys].
+
+        The mask is 0 where a query sees a key, and the least number elsewhere.
+        """
+        queries = slice(block.first, block.last)
+        own_keys = slice(block.begin, block.last)
+        start = self.start[queries, None]
+        number = self.number[queries, None]
+        position = self.position[queries, None]
+        oldest = 0
+        if window:
+            oldest = min(block.cached, max(0, int(start.min()) + 1 - window))
+        cached = torch.arange(oldest, block.cached)
+        key_position = torch.cat([cached, self.position[own_keys]])
+        distance = position - key_position
         near = (distance >= 0) & (distance < (window or torch.inf))
-        seen = torch.cat([before < start, self.number[own] == number], 1) & near
-        for each in number.unique().tolist():
-            if hidden := self.sequences[each].hidden:
-                seen &= ~((number == each) & torch.isin(at, torch.tensor(hidden)) & (distance > 0))
-        mask = torch.zeros(seen.shape, dtype=like.dtype)  # at once: float32 has no float64's least
-        mask = mask.masked_fill(~seen, torch.finfo(like.dtype).min)
+        same_sequence = self.number[own_keys] == number
+        visible = torch.cat([cached < start, same_sequence], 1) & near
+        for sequence in number.unique().tolist():
+            hidden = self.sequences[sequence].hidden
+            if hidden:
+                is_hidden = torch.isin(key_position, torch.tensor(hidden))
+                # A token always attends to itself.
+                visible &= ~((number == sequence) & is_hidden & (distance > 0))
+        # In its own type from the beginning: float32 does not hold the least float64.
+        mask = torch.zeros(visible.shape, dtype=like.dtype)
+        mask = mask.masked_fill(~visible, torch.finfo(like.dtype).min)
         return oldest, mask.to(like.device)[None, None]
 
     def attend(
         self, own: Any, module: Any, *states: Any, sliding_window: int | None = None, **options: Any
     ) -> Any:
-        """Causal attention of packed sequences [1, heads, tokens, dim], as a function of transformers' registry."""
+        """Causal attention of packed sequences, as a function of transformers' registry.
+
+        `states` begin with queries, keys and values [1, heads, tokens, dim]; `own` is the model's
+        attention function.
+        """
         query, key, value, *_ = states
-        own = eager if options.get("softcap") else own
-        layer, out = int(module.layer_idx), list[Tensor]()
+        if options.get("softcap"):
+            own = eager
+        layer = int(module.layer_idx)
+        self._record(layer, key, value, sliding_window)
+        if sliding_window not in self.masks:
+            masks = [self.mask(block, sliding_window, query) for block in self.blocks]
+            self.masks[sliding_window] = masks
+        outputs: list[Tensor] = []
+        for block, (oldest, mask) in zip(self.blocks, self.masks[sliding_window], strict=True):
+            block_query = query[..., block.first : block.last, :]
+            block_key, block_value = block.context.after(
+                oldest,
+                block.cached,
+                layer,
+                key[..., block.begin : block.last, :],
+                value[..., block.begin : block.last, :],
+            )
+            result = own(module, block_query, block_key, block_value, mask.to(query), **options)
+            outputs.append(result[0])
+        return torch.cat(outputs, 1), None
+
+    def _record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
+        """Adds the keys and values of clean sequences to their caches."""
         for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
             if branch.record:
-                new = (x[..., first:end, :].clone() for x in (key, value))
-                branch.context.cache[layer] = branch.context.after(0, branch.start, layer, *new)
-                branch.context.windows[layer] = sliding_window
-        if sliding_window not in self.masks:
-            self.masks[sliding_window] = [
-                self.mask(block, sliding_window, query) for block in self.blocks
-            ]
-        for block, (oldest, mask) in zip(self.blocks, self.masks[sliding_window], strict=True):
-            k, v = (x[..., block.begin : block.last, :] for x in (key, value))
-            k, v = block.context.after(oldest, block.cached, layer, k, v)
-            out.append(
-                own(
-                    module, query[..., block.first : block.last, :], k, v, mask.to(query), **options
-                )[0]
-            )
-        return torch.cat(out, 1), None
+                context = branch.context
+                new_key = key[..., first:end, :].clone()
+                new_value = value[..., first:end, :].clone()
+                context.cache[layer] = context.after(0, branch.start, layer, new_key, new_value)
+                context.windows[layer] = window
+
+
+def _blocks(
+    sequences: Sequence[Branch], spans: Sequence[tuple[int, int]], size: int
+) -> list[_Block]:
+    """Blocks that attend together: short sequences of a context share one, long ones are cut."""
+    blocks: list[_Block] = []
+    for branch, (first, end) in zip(sequences, spans, strict=True):
+        previous = blocks[-1] if blocks else None
+        if previous is not None and _fits(previous, branch, end, size):
+            cached = max(previous.cached, branch.start)
+            blocks[-1] = previous._replace(cached=cached, last=end)
+            continue
+        for start in range(first, end, size):
+            stop = min(start + size, end)
+            blocks.append(_Block(branch.context, branch.start, first, start, stop))
+    return blocks
+
+
+def _fits(block: _Block, branch: Branch, end: int, size: int) -> bool:
+    """Whether a sequence that ends at row `end` can join a block."""
+    holds_whole_sequences = block.begin == block.first  # not so for later parts of a cut sequence
+    if block.context is not branch.context or not holds_whole_sequences:
+        return False
+    return end - block.first <= size
 
 
 def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:
-    """Logits of every branch, all of which begin at 0, from batches of equally long sequences."""
-    groups, found = dict[tuple[int, ...], list[int]](), dict[int, Tensor]()
+    """The logits of branches that all begin at 0, from batches of equally long sequences."""
+    groups: dict[tuple[int, ...], list[int]] = {}
     for number, branch in enumerate(branches):
-        groups.setdefault((branch.inputs.shape[1], *branch.wanted), []).append(number)
+        length = branch.inputs.shape[1]
+        groups.setdefault((length, *branch.wanted), []).append(number)
+    logits_of: dict[int, Tensor] = {}
     with running(lm.model):
         for (length, *rows), numbers in groups.items():
             inputs = torch.cat([branches[number].inputs for number in numbers])
-            parts = inputs.split(max(1, lm.batch_tokens // length))
-            logits = torch.cat([lm.output(part, positions=rows).logits for part in parts])
-            found |= zip(
-                numbers,
-                logits.split([len(branches[number].inputs) for number in numbers]),
-                strict=True,
-            )
-    return [found[number] for number in range(len(branches))]
+            batches = inputs.split(max(1, lm.batch_tokens // length))
+            logits = torch.cat([lm.output(batch, positions=rows).logits for batch in batches])
+            copies = [len(branches[number].inputs) for number in numbers]
+            for number, part in zip(numbers, logits.split(copies), strict=True):
+                logits_of[number] = part
+    return [logits_of[number] for number in range(len(branches))]
