@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypedDict, Unpack, get_args, overload
@@ -31,24 +30,34 @@ from noiser.types import (
     Prompt,
     Prompts,
     Question,
+    Source,
     Sources,
+    Span,
     TargetUnit,
 )
 
 METHOD = Occlusion(score="logprob", baseline="hidden")
-"""One run of question and answer per source, however long the sources are. Where a model cannot hide a source, its rows
-become zeros; from a text server it is taken out."""
+"""One run of question and answer per source, however long the sources are. Where a model cannot
+hide a source, its rows become zeros; from a text server it is taken out."""
 
-# accuracy="fast": the method, random halves of the sources that check it, and the sources from which it saves runs
-FAST, MASKS, FAST_FROM = AttentionGradient(), 8, 20
+FAST = AttentionGradient()
+"""The method of accuracy="fast"."""
+
+MASKS = 8
+"""The number of random halves of the sources that check fast scores."""
+
+FAST_FROM = 20
+"""With fewer sources than this, accuracy="fast" saves no runs."""
 
 MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
-"""A sentence is from memory if its log-probability falls by less than this many nats when all sources are removed in
-this way. Chosen on planted development questions, see docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
+"""A sentence is from memory if its log-probability falls by less than this many nats when all
+sources are removed in this way. Chosen on planted development questions, see
+docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 
 AGAINST = math.inf
-"""A source speaks against a sentence whose log-probability rises by this many nats without it. None does until a limit
-has been measured: half a nat names distractors, too, where the model is not certain (design/sets.md)."""
+"""A source speaks against a sentence whose log-probability rises by this many nats without it. None
+does until a limit has been measured: half a nat names distractors, too, where the model is not
+certain (design/sets.md)."""
 
 
 class CiteOptions(TypedDict, total=False):
@@ -157,89 +166,106 @@ def cite(
     check_choice("unit", unit, get_args(CitedUnit))
     check_choice("accuracy", accuracy, get_args(Accuracy))
     check_probability("least_share", least_share)
-    if accuracy == "fast" and method is not None:
-        raise ParameterError(
-            f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out."
-        )
-    if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
-        raise ParameterError(
-            f"memory is {memory!r}; expected a number of nats, or None for the default."
-        )
+    _check_method(accuracy, method)
+    _check_memory(memory)
     if max_seconds is not None:
         check_positive("max_seconds", max_seconds)
-    masks, seed = check_masks(check), check_seed(seed)
-    made = None if method is None else make_method(method)
-    chat = lm.chats
-    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if chat else "\n"}
+    masks = check_masks(check)
+    seed = check_seed(seed)
+    accurate = None if method is None else make_method(method)
+    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if lm.chats else "\n"}
 
-    async def cited(question: Prompt, sources: Sources, answer: Any) -> Citations:
-        asked = (
-            [{"role": "user", "content": question}]
-            if chat and template and isinstance(question, str)
-            else question
+    async def cite_one(question: Prompt, sources: Sources, answer: Any) -> Citations:
+        """The citations of one question."""
+        request = _request(lm, question, template)
+        prompt = request if template is None else place_sources(request, sources, template)
+        encoding = lm.encode(prompt, documents=True)
+        begin = begin_of_sources(request, template, encoding) if template else 0
+        parts = Question(
+            prompt=prompt,
+            target=answer,
+            sources=sources,
+            sources_begin=begin,
+            target_unit=target_unit,
+            unit=unit,
+            continuation_units=False,
+            **writing,
         )
-        prompt = asked if template is None else place_sources(asked, sources, template)
-        read = lm.encode(prompt, documents=True)
-        placed = {
-            "sources": sources,
-            "sources_begin": begin_of_sources(asked, template, read) if template else 0,
-        }
-        parts: dict[str, Any] = {
-            "target_unit": target_unit,
-            "unit": unit,
-            "continuation_units": False,
-        }
-        query = await prepare(
-            lm, Question(prompt=prompt, target=answer, **placed, **parts, **writing), read
-        )
-        written = "".join(query.target_texts)
-        if not written.strip():
+        query = await prepare(lm, parts, encoding)
+        answer_text = "".join(query.target_texts)
+        if not answer_text.strip():
             raise TargetError(
-                f"{lm.identity.name} generated an empty answer, so there is nothing to cite. Rephrase the question, or "
-                "pass answer=."
+                f"{lm.identity.name} generated an empty answer, so there is nothing to cite. "
+                "Rephrase the question, or pass answer=."
             )
+
         removal = removal_for(lm, query, hide=True)
-        least = MEMORY[removal] if memory is None else memory
         losses = await _losses(query, removal)
-        relied = tuple(row for row, loss in enumerate(losses) if loss >= least)
-        rule = SplitRule(min(least_share, MIN_SHARE), relied, "sentence")
-        attribution, fell_back = None, None
+        min_loss = MEMORY[removal] if memory is None else memory
+        not_from_memory = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
+        # A source is split into sentences where one of the sentences not from memory relies on it.
+        rule = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
+        attribution, failure = None, None
         if accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
-            attribution, fell_back = await _fast(lm, query, masks or MASKS, seed, rule)
+            attribution, failure = await _fast(lm, query, masks or MASKS, seed, rule)
         if attribution is None:
-            accurate = replace(METHOD, baseline=removal) if made is None else made
-            attribution = await attribution_of(lm, query, accurate, seed, rule)
-            if fell_back:
-                attribution = replace(
-                    attribution, info={**attribution.info, "fell_back": fell_back}
-                )
+            chosen_method = replace(METHOD, baseline=removal) if accurate is None else accurate
+            attribution = await attribution_of(lm, query, chosen_method, seed, rule)
+            if failure:
+                info = {**attribution.info, "fell_back": failure}
+                attribution = replace(attribution, info=info)
             elif masks:
                 attribution = await checked_in_time(lm, query, attribution, masks)
-        other: Query | None = None
-        if contrast and (alone := without_sources(asked, template, read, query.sources)):
-            with suppress(OutOfTimeError):
-                other = await prepare(lm, Question(prompt=alone, target_unit="all", **writing))
+
+        answer_without = None
+        if contrast:
+            alone = without_sources(request, template, encoding, query.sources)
+            answer_without = await _answer_without_sources(lm, alone, writing)
         return Citations(
             question=question,
             sources=query.sources,
-            answer=written,
-            answer_without=None if other is None else "".join(other.target_texts),
+            answer=answer_text,
+            answer_without=answer_without,
             attribution=attribution,
             losses=losses,
-            memory=least,
+            memory=min_loss,
             least_share=least_share,
             against=AGAINST if in_nats(attribution) else math.inf,
         )
 
-    asked: Any = plain(question)
-    own: dict[str, Any] = {"sources": plain(sources), "answer": answer}
-    many = is_many(asked)
-    pairs = zip(asked, for_each(len(asked), **own), strict=True) if many else [(asked, own)]
-    works = [cited(one, **fields) for one, fields in pairs]
-    with shown(progress, "Citing") as told:
+    questions: Any = plain(question)
+    columns: dict[str, Any] = {"sources": plain(sources), "answer": answer}
+    many = is_many(questions)
+    if many:
+        rows = for_each(len(questions), **columns)
+        works = [cite_one(each, **row) for each, row in zip(questions, rows, strict=True)]
+    else:
+        works = [cite_one(questions, **columns)]
+    with shown(progress, "Citing") as report:
         if many:
-            return run_many(lm, works, told, max_seconds)
-        return run_one(lm, works[0], told, max_seconds)
+            return run_many(lm, works, report, max_seconds)
+        return run_one(lm, works[0], report, max_seconds)
+
+
+def _check_method(accuracy: Accuracy, method: str | Method | None) -> None:
+    if accuracy == "fast" and method is not None:
+        raise ParameterError(
+            f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out."
+        )
+
+
+def _check_memory(memory: Any) -> None:
+    if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
+        raise ParameterError(
+            f"memory is {memory!r}; expected a number of nats, or None for the default."
+        )
+
+
+def _request(lm: LanguageModel, question: Prompt, template: str | None) -> Prompt:
+    """The question; as a user's message where it is a text to be placed in a template of a chat."""
+    if lm.chats and template and isinstance(question, str):
+        return [{"role": "user", "content": question}]
+    return question
 
 
 async def _fast(
@@ -247,23 +273,41 @@ async def _fast(
 ) -> tuple[Attribution | None, str | None]:
     """Scores of one pass that pass their check; or None, and the reason."""
     try:
-        found = await attribution_of(lm, query, FAST, seed, rule)
+        attribution = await attribution_of(lm, query, FAST, seed, rule)
     except UnsupportedModelError as error:
         return None, str(error)
     relied = rule.targets or ()
-    checked = await check_scores(lm, query, found, masks, relied or None)
-    check = checked.info["check"]
+    attribution = await check_scores(lm, query, attribution, masks, relied or None)
+    check = attribution.info["check"]
+    # Where all sentences are from memory, nothing is cited, and no score has to hold.
     if relied and not check["predicts"]:
         return None, check_text(check)
-    return checked, None
+    return attribution, None
 
 
 async def _losses(query: Query, removal: str) -> tuple[float, ...]:
     """The log-probability that each sentence loses without any source, in nats."""
-    inside = [
-        u for u in query.units if any(s.start < u.end and u.start < s.end for s in query.sources)
-    ]
-    read, remove = query.score("logprob"), remover(query, removal)
-    positions = chain.from_iterable(remove.positions(query.with_units(inside)))
-    (values,) = await Ask(query, [remove.change(positions, None)], read)
-    return tuple((query.read_clean(read) - values[:, 0]).tolist())
+    in_sources = [unit for unit in query.units if _is_in_a_source(unit, query.sources)]
+    objective = query.score("logprob")
+    remove = remover(query, removal)
+    positions = chain.from_iterable(remove.positions(query.with_units(in_sources)))
+    (values,) = await Ask(query, [remove.change(positions, None)], objective)
+    return tuple((query.read_clean(objective) - values[:, 0]).tolist())
+
+
+def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:
+    """Whether a unit overlaps with a source."""
+    return any(source.start < unit.end and unit.start < source.end for source in sources)
+
+
+async def _answer_without_sources(
+    lm: LanguageModel, prompt: Prompt | None, writing: dict[str, Any]
+) -> str | None:
+    """The answer to a prompt that has no sources; None without a prompt, or when time is up."""
+    if not prompt:
+        return None
+    try:
+        query = await prepare(lm, Question(prompt=prompt, target_unit="all", **writing))
+    except OutOfTimeError:
+        return None
+    return "".join(query.target_texts)

@@ -1,4 +1,4 @@
-"""`noiser.diff`: two versions of a prompt in, the part of each edit in the change of the answer out."""
+"""`noiser.diff`: how much each edit between two versions of a prompt changes the answer."""
 
 from __future__ import annotations
 
@@ -33,18 +33,25 @@ from noiser.types import Message, Pair, Progress, Prompt, Question
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-EXACT = 8  # edits up to which every mixture of both versions is run
-ORDERS = 10  # random orders of more edits, each walked forwards and backwards
+EXACT = 8
+"""Up to this many edits, every mixture of both versions is run."""
 
+ORDERS = 10
+"""With more edits: the number of random orders, each walked forwards and backwards."""
+
+# A word with the whitespace before it, or the whitespace at the end: joined, they are the text.
 _WORD = re.compile(r"\s*\S+|\s+\Z")
 
 
 class Edit(NamedTuple):
-    """A piece `before`, at offset `start` of the text before, and the text `after` in its place; "" for nothing.
+    """A changed piece of a prompt: the text `before`, at offset `start`, and the text `after`.
+
+    An empty `before` is an insertion, an empty `after` a deletion.
 
     Attributes:
-        message: index of the message in a chat; 0 of a text.
-        score: the edit's part in the change of the answer's log-probability, in nats: its Shapley value.
+        message: index of the message in a chat; 0 for a text.
+        score: the edit's part in the change of the answer's log-probability, in nats: its Shapley
+            value.
         stderr: standard error of the score; 0 where every mixture was run.
     """
 
@@ -66,8 +73,10 @@ class Diff(SavedResult):
         log_p_before: log-probability of `answer` after the version before, in nats.
         log_p_after: log-probability of `answer` after the version after.
         edits: in the order of the text. Their scores add up to `log_p_after - log_p_before`.
-        pairs: edits that act only together, or of which either would do; `units` are indices of `edits`.
-        texts: for each message (or for the text) what stands between the edits: texts, and indices of edits.
+        pairs: edits that act only together, or either of which would do; `units` are indices of
+            `edits`.
+        texts: for each message (or for the text), its unchanged pieces and the indices of its
+            edits, in their order.
     """
 
     answer: str
@@ -80,7 +89,9 @@ class Diff(SavedResult):
 
     def __post_init__(self) -> None:
         count = len(self.edits)
-        places = [piece for text in self.texts for piece in text if isinstance(piece, int)]
+        places: list[int] = []
+        for pieces in self.texts:
+            places += [piece for piece in pieces if isinstance(piece, int)]
         if places != [*range(count)]:
             raise ParameterError(
                 f"texts have the edits {places}; expected each of 0 to {count - 1}, in their order."
@@ -95,8 +106,9 @@ class Diff(SavedResult):
     def to_text(self) -> str:
         """Both versions in one text, the facts, and the edits; safe for a terminal."""
         marks = self._marks()
-        texts = self._texts([f"{mark}({index})" for index, mark in enumerate(marks, 1)], visible)
-        rows = (f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked())
+        numbered = [f"{mark}({number})" for number, mark in enumerate(marks, 1)]
+        texts = self._texts(numbered, visible)
+        rows = [f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked()]
         return "\n".join([*texts, "", *self._facts(), *rows])
 
     def _marks(self) -> list[str]:
@@ -110,27 +122,36 @@ class Diff(SavedResult):
 
     def _texts(self, marks: Sequence[str], show: Callable[[str], str]) -> list[str]:
         """Each message, with a mark in the place of each edit."""
-        return [
-            "".join(marks[piece] if isinstance(piece, int) else show(piece) for piece in t)
-            for t in self.texts
-        ]
+        texts: list[str] = []
+        for pieces in self.texts:
+            shown = [marks[piece] if isinstance(piece, int) else show(piece) for piece in pieces]
+            texts.append("".join(shown))
+        return texts
 
     def _ranked(self) -> list[tuple[int, str]]:
-        """The index and score of each edit, the largest first."""
+        """The index and the score as text of each edit, the largest absolute score first."""
         show = number_format([edit.score for edit in self.edits])
-        signed = [
-            f"{'+' * (e.score > 0)}{show.with_error(e.score, e.stderr or torch.nan)}"
-            for e in self.edits
-        ]
-        return sorted(enumerate(signed), key=lambda pair: -abs(self.edits[pair[0]].score))
+        order = sorted(range(len(self.edits)), key=lambda index: -abs(self.edits[index].score))
+        ranked: list[tuple[int, str]] = []
+        for index in order:
+            score = self.edits[index].score
+            # A standard error of 0 belongs to an exact score, which is shown without one.
+            stderr = self.edits[index].stderr or torch.nan
+            sign = "+" if score > 0 else ""
+            ranked.append((index, sign + show.with_error(score, stderr)))
+        return ranked
 
     def _facts(self) -> Iterator[str]:
-        one, other = self.log_p_before, self.log_p_after
-        yield f"log-probability of {self.answer!r}: {one:.3f} before, {other:.3f} after, {other - one:+.3f} nats"
+        before = self.log_p_before
+        after = self.log_p_after
+        yield (
+            f"log-probability of {self.answer!r}: {before:.3f} before, {after:.3f} after, "
+            f"{after - before:+.3f} nats"
+        )
         yield f"the answer before: {self.answer_before!r}"
         for pair in self.pairs:
-            first, second = (unit + 1 for unit in pair.units)
-            yield f"({first}) and ({second}): {WORDS[pair.kind][0]}"
+            first, second = pair.units
+            yield f"({first + 1}) and ({second + 1}): {WORDS[pair.kind][0]}"
 
     def to_dataframe(self) -> DataFrame:
         """One row per edit, in the order of the text."""
@@ -159,19 +180,21 @@ class Diff(SavedResult):
         return "\n\n".join([*lines, markdown_table(rows, (1,))]) + "\n"
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
-        """A complete page without network and scripts, written to `path` if given."""
+        """A complete page without network and scripts, also written to `path` if given."""
         style = "body { margin: 1.5rem auto; max-width: 48rem; padding: 0 1rem; }"
-        return written(
-            html_page("Edits and their effect", style, f"<main>{self._repr_html_()}</main>"), path
-        )
+        body = f"<main>{self._repr_html_()}</main>"
+        return written(html_page("Edits and their effect", style, body), path)
 
     def _repr_html_(self) -> str:
         scores = dict(self._ranked())
-        marks = [
-            f'<span class={"plus" if edit.score > 0 else "minus"} title="{scores[index]}"><del>{escape(edit.before)}'
-            f"</del><ins>{escape(edit.after)}</ins><sup>{index + 1}</sup></span>"
-            for index, edit in enumerate(self.edits)
-        ]
+        marks: list[str] = []
+        for index, edit in enumerate(self.edits):
+            sign = "plus" if edit.score > 0 else "minus"
+            marks.append(
+                f'<span class={sign} title="{scores[index]}">'
+                f"<del>{escape(edit.before)}</del><ins>{escape(edit.after)}</ins>"
+                f"<sup>{index + 1}</sup></span>"
+            )
         texts = "".join(f"<p class=text dir=auto>{text}</p>" for text in self._texts(marks, escape))
         facts = "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
         rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
@@ -191,13 +214,14 @@ def diff(
 ) -> Diff:
     """The part of each edit of a prompt in the change of the answer's log-probability.
 
-    The words that differ are edits, the players of a game whose inputs are mixtures of both versions; an edit's score
-    is its Shapley value. Up to 8 edits all mixtures are run; of more, random orders are.
+    The words that differ are edits. They are the players of a game whose inputs are mixtures of
+    both versions, and an edit's score is its Shapley value. With up to 8 edits all mixtures are
+    run, with more only those along random orders.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         before: a text, or chat messages.
-        after: the same with edits; of a chat as many messages, with the same roles.
+        after: the same with edits; a chat keeps the number and the roles of its messages.
         target: the answer to explain. None: the greedy answer to `after`.
         max_new_tokens: the most tokens of a greedy answer.
         seed: of the random orders.
@@ -207,102 +231,137 @@ def diff(
         PromptError: the versions are equal, or chats of other messages.
 
     Example:
-        >>> print(noiser.diff(lm, "Paris is the capital of", "Rome is the capital of"))  # doctest: +SKIP
+        >>> before = "Paris is the capital of"
+        >>> print(noiser.diff(lm, before, "Rome is the capital of"))  # doctest: +SKIP
     """
     check_model(lm)
-    before, after = (as_prompt(lm.tokenizer, prompt) for prompt in (before, after))
+    before = as_prompt(lm.tokenizer, before)
+    after = as_prompt(lm.tokenizer, after)
     if isinstance(before, str) != isinstance(after, str):
         raise PromptError(
             "One version is a text and the other a chat; expected two texts, or two chats."
         )
-    chats = [
-        [{"content": each}] if isinstance(each, str) else one_text_each(check_messages(each))
-        for each in (before, after)
-    ]
-    texts, edits = _pieces(*chats)
-    asked: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
-    query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **asked)))
-    former = run_one(lm, prepare(lm, Question(prompt=before, **asked)))
-
-    def mixture(kept: bytes) -> Prompt:
-        """The prompt with some of the edits."""
-        chosen = [
-            edit.after if is_kept else edit.before
-            for edit, is_kept in zip(edits, kept, strict=True)
-        ]
-        messages: list[Message] = []
-        for old, new, pieces in zip(*chats, texts, strict=True):
-            text = "".join(chosen[piece] if isinstance(piece, int) else piece for piece in pieces)
-            same = (one for one in (new, old) if (one.get("content") or "") == text)
-            messages.append(next(same, {**new, "content": text}))
-        return messages[0]["content"] if isinstance(after, str) else messages
+    chats = (_messages(before), _messages(after))
+    texts, edits = _find_edits(*chats)
+    options: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
+    query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **options)))
+    query_before = run_one(lm, prepare(lm, Question(prompt=before, **options)))
+    objective = query.score("logprob")
 
     async def log_p(kept: bytes) -> float:
-        mixed = await prepare(
-            lm, Question(prompt=mixture(kept), target=query.target_ids, target_unit="all")
-        )
-        return float(mixed.read_clean(read))
+        """The log-probability of the answer after a mixture of both versions."""
+        messages = _mixture(chats, texts, edits, kept)
+        prompt = messages[0]["content"] if isinstance(after, str) else messages
+        question = Question(prompt=prompt, target=query.target_ids, target_unit="all")
+        mixed = await prepare(lm, question)
+        return float(mixed.read_clean(objective))
 
-    async def play(wanted: Sequence[Key]) -> Mapping[Key, float]:
-        return dict(
-            zip(wanted, run_many(lm, [log_p(kept) for _, kept in wanted], progress), strict=True)
-        )
+    async def play(keys: Sequence[Key]) -> Mapping[Key, float]:
+        values = run_many(lm, [log_p(kept) for _, kept in keys], progress)
+        return dict(zip(keys, values, strict=True))
 
-    count, rng, read = (
-        len(edits),
-        torch.Generator().manual_seed(check_seed(seed)),
-        query.score("logprob"),
-    )
-    game = StoredGame(
-        torch.ones(1, count, dtype=torch.bool), query.read_clean(read), "logprob", play=play
-    )
-    exact = count <= EXACT
-    method = (
-        KernelShap(score="logprob")
-        if exact
-        else ShapleySampling(score="logprob", permutations=ORDERS)
-    )
-    found = run_one(lm, method.play(game, rng))
-    pairs = run_one(
-        lm,
-        Joint(score="logprob", samples=2**count if exact and count > 1 else None).play(game, rng),
-    ).pairs
-    errors = torch.zeros(count) if found.stderr is None else found.stderr[0]
-    numbers = zip(edits, found.scores[0].tolist(), errors.tolist(), strict=True)
+    count = len(edits)
+    rng = torch.Generator().manual_seed(check_seed(seed))
+    players = torch.ones(1, count, dtype=torch.bool)
+    game = StoredGame(players, query.read_clean(objective), "logprob", play=play)
+    if count <= EXACT:
+        method = KernelShap(score="logprob")
+        samples = 2**count if count > 1 else None
+    else:
+        method = ShapleySampling(score="logprob", permutations=ORDERS)
+        samples = None
+    shapley = run_one(lm, method.play(game, rng))
+    pairs = run_one(lm, Joint(score="logprob", samples=samples).play(game, rng)).pairs
+    errors = torch.zeros(count) if shapley.stderr is None else shapley.stderr[0]
+    scored = [
+        edit._replace(score=score, stderr=error)
+        for edit, score, error in zip(
+            edits, shapley.scores[0].tolist(), errors.tolist(), strict=True
+        )
+    ]
     return Diff(
         answer=query.target_texts[0],
-        answer_before=former.target_texts[0],
+        answer_before=query_before.target_texts[0],
         log_p_before=game.table[0, bytes(count)],
         log_p_after=float(game.whole),
-        edits=tuple(edit._replace(score=score, stderr=error) for edit, score, error in numbers),
+        edits=tuple(scored),
         pairs=pairs,
         texts=texts,
     )
 
 
-def _pieces(
+def _messages(prompt: Prompt) -> Sequence[Message]:
+    """The messages of a chat; a text becomes a single message without a role."""
+    if isinstance(prompt, str):
+        return [{"content": prompt}]
+    return one_text_each(check_messages(prompt))
+
+
+def _mixture(
+    chats: tuple[Sequence[Message], Sequence[Message]],
+    texts: Sequence[Sequence[str | int]],
+    edits: Sequence[Edit],
+    kept: bytes,
+) -> list[Message]:
+    """The messages with some of the edits: edit i is made where `kept[i]` is 1."""
+    choices: list[str] = []
+    for edit, is_kept in zip(edits, kept, strict=True):
+        choices.append(edit.after if is_kept else edit.before)
+    messages: list[Message] = []
+    for old, new, pieces in zip(*chats, texts, strict=True):
+        text = "".join(choices[piece] if isinstance(piece, int) else piece for piece in pieces)
+        # A message that is equal to one of the versions is taken as it is, also where its content
+        # is missing and not an empty text.
+        if (new.get("content") or "") == text:
+            messages.append(new)
+        elif (old.get("content") or "") == text:
+            messages.append(old)
+        else:
+            messages.append({**new, "content": text})
+    return messages
+
+
+def _find_edits(
     before: Sequence[Message], after: Sequence[Message]
 ) -> tuple[tuple[tuple[str | int, ...], ...], list[Edit]]:
-    """Texts and indices of edits, for each message, and the edits."""
-    roles = [[message.get("role") for message in chat] for chat in (before, after)]
-    if roles[0] != roles[1]:
+    """The pieces of each message (unchanged texts, and indices of edits), and the edits."""
+    # Example: "Paris is the capital of" becomes "Rome is the capital of".
+    #   pieces: (0, " is the capital of")
+    #   edits: [Edit(message=0, start=0, before="Paris", after="Rome")]
+    roles_before = [message.get("role") for message in before]
+    roles_after = [message.get("role") for message in after]
+    if roles_before != roles_after:
         raise PromptError(
-            f"The chats have the roles {roles[0]} and {roles[1]}; expected the same messages, edited."
+            f"The chats have the roles {roles_before} and {roles_after}; "
+            "expected the same messages, edited."
         )
-    edits, texts = list[Edit](), list[tuple[str | int, ...]]()
+    edits: list[Edit] = []
+    texts: list[tuple[str | int, ...]] = []
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         if {**old, "content": ""} != {**new, "content": ""}:
             raise PromptError(
                 f"Message {index} differs in more than its content. Edit contents alone."
             )
-        pieces: list[str | int] = []
-        one, other = (_WORD.findall(message.get("content") or "") for message in (old, new))
-        for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
-            gone, come = "".join(one[a:b]), "".join(other[c:d])
-            pieces.append(gone if kind == "equal" else len(edits))
-            if kind != "equal":
-                edits.append(Edit(index, len("".join(one[:a])), gone, come))
-        texts.append(tuple(pieces))
+        texts.append(_find_edits_of_message(index, old, new, edits))
     if not edits:
         raise PromptError("Both versions of the prompt are the same. Give two that differ.")
     return tuple(texts), edits
+
+
+def _find_edits_of_message(
+    index: int, old: Message, new: Message, edits: list[Edit]
+) -> tuple[str | int, ...]:
+    """The pieces of a message; its edits are appended to `edits`."""
+    old_words: list[str] = _WORD.findall(old.get("content") or "")
+    new_words: list[str] = _WORD.findall(new.get("content") or "")
+    matcher = SequenceMatcher(None, old_words, new_words, autojunk=False)
+    pieces: list[str | int] = []
+    for kind, old_start, old_stop, new_start, new_stop in matcher.get_opcodes():
+        removed = "".join(old_words[old_start:old_stop])
+        added = "".join(new_words[new_start:new_stop])
+        if kind == "equal":
+            pieces.append(removed)
+        else:
+            pieces.append(len(edits))
+            edits.append(Edit(index, len("".join(old_words[:old_start])), removed, added))
+    return tuple(pieces)

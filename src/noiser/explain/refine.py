@@ -1,12 +1,14 @@
 """Scores of long prompts: coarse units first, then smaller ones inside those that carry the scores.
 
-Scoring every token of a long prompt costs a run of the rest of the prompt each. So sentences (or runs of them) are
-scored, then, together, the parts of all that carry much, and so on down to tokens.
+Scoring every token of a long prompt costs a run of the rest of the prompt each. So sentences (or
+runs of them) are scored first. Then the parts of all units that carry much of the score are scored
+together, and so on down to tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -20,29 +22,37 @@ from noiser.text import split_unit
 from noiser.types import Pair, Span, TextUnitName
 
 MIN_SHARE = 0.05
-"""A unit that carries less of the sum of absolute scores, on average over targets, is not split by `unit="auto"`."""
+"""With `unit="auto"`, a unit that carries less of the sum of absolute scores, on average over
+targets, is not split."""
 
 
 class SplitRule(NamedTuple):
-    """The rule for splitting units: `least_share` of the absolute scores of any of the targets, or on average."""
+    """The rule for splitting units.
+
+    A unit is split if it has `least_share` of the absolute scores of any of the targets, or on
+    average over all targets where `targets` is None.
+    """
 
     least_share: float = MIN_SHARE
     targets: tuple[int, ...] | None = None
     finest: TextUnitName = "token"
 
-    def splits(self, score: Float[Tensor, " targets"], whole: Float[Tensor, " targets"]) -> bool:
-        """Whether a unit's scores are large enough."""
-        shares = score.nan_to_num().abs() / whole.clamp_min(torch.finfo(whole.dtype).tiny)
-        chosen = (
-            [float(shares.mean())] if self.targets is None else shares[list(self.targets)].tolist()
-        )
-        return max(chosen, default=0.0) >= self.least_share
+    def splits(self, score: Float[Tensor, " targets"], total: Float[Tensor, " targets"]) -> bool:
+        """Whether a unit's scores are large enough, as shares of the total of absolute scores."""
+        shares = score.nan_to_num().abs() / total.clamp_min(torch.finfo(total.dtype).tiny)
+        if self.targets is None:
+            largest = float(shares.mean())
+        else:
+            largest = max(shares[list(self.targets)].tolist(), default=0.0)
+        return largest >= self.least_share
 
 
 _KINDS = ("score", "stderr", "raw", "raw_stderr", "threshold", "k")
-"""Numbers of each unit: `raw` is what the method returned; `score` makes the parts of a unit add up to it."""
+"""Numbers of each unit: `raw` is the score that the method returned; `score` is corrected, so that
+the scores of a unit's parts add up to the unit's."""
 
 _Table = dict[Span, Float[Tensor, "kinds targets"]]
+_Run = tuple[Sequence[Span], Scores]
 
 
 async def refine(
@@ -50,9 +60,9 @@ async def refine(
 ) -> tuple[tuple[Span, ...], Scores]:
     """Units of several sizes in the order of the prompt, and their scores.
 
-    The parts of all units that carry much are scored by one run with the same seed. The difference between a unit's
-    score and their sum is added to them in proportion to their absolute scores, so that the parts of every unit add up
-    to its score, and all scores to the sum of the coarse ones.
+    The parts of all units that carry much are scored by one run with the same seed. The difference
+    between a unit's score and their sum is added to them in proportion to their absolute scores.
+    So the parts of every unit add up to its score, and all scores to the sum of the coarse ones.
 
     Args:
         method: any method; those that score all tokens at once, such as gradients, gain nothing.
@@ -61,58 +71,82 @@ async def refine(
         rule: which units are split.
 
     Returns:
-        Units and scores: `info["raw"]` are the scores before parts were made to add up, and `info["raw_stderr"]` their
-        standard errors; scores that were made to add up have none, NaN.
+        Units and scores. `info["raw"]` has the scores before the correction, and
+        `info["raw_stderr"]` their standard errors; corrected scores have none, NaN.
     """
-    rule, runs = rule or SplitRule(), list[tuple[Sequence[Span], Scores]]()
+    rule = rule or SplitRule()
+    runs: list[_Run] = []
 
     async def run(units: Sequence[Span]) -> _Table:
-        found = await scored(method, query.with_units(units), seed)
-        runs.append((units, found))
-        missing = torch.full_like(found.scores, torch.nan)
-        stderr, threshold = (
-            missing if each is None else each for each in (found.stderr, found.thresholds)
-        )
-        k = torch.tensor(found.info["k"], dtype=torch.float64) if "k" in found.info else missing
-        rows = torch.stack([found.scores, stderr, found.scores, stderr, threshold, k.double()])
-        return dict(zip(units, rows.unbind(-1), strict=True))
+        """The numbers of units; the run is appended to `runs`."""
+        scores = await scored(method, query.with_units(units), seed)
+        runs.append((units, scores))
+        return _table(units, scores)
 
     table = await run(query.units)
-    whole = torch.stack([numbers[0] for numbers in table.values()]).nan_to_num().abs().sum(0)
-    while True:
-        large = [
-            u
-            for u in table
-            if u.token_indices[0] < query.prompt_tokens and rule.splits(table[u][0], whole)
-        ]
-        parts = {
-            unit: each for unit in large if (each := split_unit(query.encoding, unit, rule.finest))
-        }
-        if not parts:
-            break
+    coarse_scores = torch.stack([numbers[0] for numbers in table.values()])
+    total = coarse_scores.nan_to_num().abs().sum(0)
+    while parts := _parts_to_score(table, query, rule, total):
         unfinished = query.spent.unfinished
         try:
-            found = await run([part for each in parts.values() for part in each])
+            numbers = await run(list(chain.from_iterable(parts.values())))
         except OutOfTimeError:
             break
-        if query.spent.unfinished > unfinished:  # some parts have no score: their units stay whole
+        if query.spent.unfinished > unfinished:
+            # Time was up before some parts had a score, so their units are not split.
             runs.pop()
             break
-        for unit, each in parts.items():
-            table |= _settled(table.pop(unit)[0], {part: found[part] for part in each})
+        for unit, parts_of_unit in parts.items():
+            score = table.pop(unit)[0]
+            table |= _settled(score, {part: numbers[part] for part in parts_of_unit})
     units = tuple(sorted(table, key=lambda unit: unit.token_indices))
-    numbers = dict(zip(_KINDS, torch.stack([table[unit] for unit in units], -1), strict=True))
-    known = {name: rows for name, rows in numbers.items() if not rows.isnan().all()}
-    k_min = [found.k_min for _, found in runs if found.k_min is not None]
-    scores = Scores(
+    return units, _scores_of(table, units, runs)
+
+
+def _table(units: Sequence[Span], scores: Scores) -> _Table:
+    """The numbers of each unit, in the order of `_KINDS`; NaN for numbers that a method lacks."""
+    missing = torch.full_like(scores.scores, torch.nan)
+    stderr = missing if scores.stderr is None else scores.stderr
+    threshold = missing if scores.thresholds is None else scores.thresholds
+    k = missing
+    if "k" in scores.info:
+        k = torch.tensor(scores.info["k"], dtype=torch.float64)
+    rows = torch.stack([scores.scores, stderr, scores.scores, stderr, threshold, k.double()])
+    return dict(zip(units, rows.unbind(-1), strict=True))
+
+
+def _parts_to_score(
+    table: _Table, query: Query, rule: SplitRule, total: Float[Tensor, " targets"]
+) -> dict[Span, Sequence[Span]]:
+    """The parts of each unit of the prompt that is to be split and can be."""
+    parts_of: dict[Span, Sequence[Span]] = {}
+    for unit, numbers in table.items():
+        in_prompt = unit.token_indices[0] < query.prompt_tokens
+        if in_prompt and rule.splits(numbers[0], total):
+            parts = split_unit(query.encoding, unit, rule.finest)
+            if parts:
+                parts_of[unit] = parts
+    return parts_of
+
+
+def _scores_of(table: _Table, units: Sequence[Span], runs: Sequence[_Run]) -> Scores:
+    """The scores of the final units, from their numbers and from the runs that found them."""
+    stacked = torch.stack([table[unit] for unit in units], -1)
+    numbers = dict(zip(_KINDS, stacked, strict=True))
+    info: dict[str, object] = {}
+    for name in ("raw", "raw_stderr", "k"):
+        if not numbers[name].isnan().all():
+            info[name] = numbers[name].tolist()
+    # The smallest threshold of any run; NaN where a run found none for a target.
+    k_min = [scores.k_min for _, scores in runs if scores.k_min is not None]
+    return Scores(
         scores=numbers["score"],
         thresholds=numbers["threshold"] if k_min else None,
         k_min=torch.stack(k_min).nan_to_num(torch.inf).amin(0) if k_min else None,
-        stderr=known.get("stderr"),
+        stderr=None if numbers["stderr"].isnan().all() else numbers["stderr"],
         pairs=_placed(runs, units, numbers["score"]),
-        info={name: known[name].tolist() for name in ("raw", "raw_stderr", "k") if name in known},
+        info=info,
     )
-    return units, scores
 
 
 def _settled(score: Float[Tensor, " targets"], parts: _Table) -> _Table:
@@ -122,39 +156,56 @@ def _settled(score: Float[Tensor, " targets"], parts: _Table) -> _Table:
     """
     raw = torch.stack([numbers[0] for numbers in parts.values()])
     size = raw.abs().nan_to_num()
+    # weight_i = |raw_i| / sum_j |raw_j|, equal weights where all are 0
+    # score_i = raw_i + weight_i * (score - sum_j raw_j)
     tiny = torch.finfo(raw.dtype).tiny
-    scored_parts = (~raw.isnan()).sum(0).clamp_min(1)
-    weights = torch.where(size.sum(0) > 0, size / size.sum(0).clamp_min(tiny), 1 / scored_parts)
+    parts_with_score = (~raw.isnan()).sum(0).clamp_min(1)
+    proportional = size / size.sum(0).clamp_min(tiny)
+    weights = torch.where(size.sum(0) > 0, proportional, 1 / parts_with_score)
     missing = score - raw.nansum(0)
     for numbers, settled in zip(parts.values(), raw + missing * weights, strict=True):
-        numbers[0], numbers[1] = settled, torch.nan
+        numbers[0] = settled
+        numbers[1] = torch.nan
     return parts
 
 
 def _placed(
-    runs: Sequence[tuple[Sequence[Span], Scores]],
+    runs: Sequence[_Run],
     units: Sequence[Span],
     scores: Float[Tensor, "targets units"],
 ) -> tuple[Pair, ...]:
-    """The pairs with columns of the final units: a unit that was split stands for its part with the highest score.
+    """The pairs with columns of the final units.
 
-    A pair of parts, which are run later, takes the place of the pair that they are parts of.
+    A unit that was split stands for its part with the highest score. A pair of parts, which are run
+    later, takes the place of the pair that they are parts of.
     """
     placed: list[Pair] = []
-    for run, pair in (
-        (run, pair) for run, found in reversed(runs) for pair in reversed(found.pairs)
-    ):
-        inside = [
-            [
-                i
-                for i, unit in enumerate(units)
-                if {*unit.token_indices} <= {*run[whole].token_indices}
-            ]
-            for whole in pair.units
-        ]
-        others = [{*known.units} for known in placed if known.target == pair.target]
-        if not any(all(known & {*parts} for parts in inside) for known in others):
-            row = scores[pair.target].nan_to_num()
-            first, second = sorted(max(parts, key=lambda i: float(row[i])) for parts in inside)
-            placed.append(pair._replace(units=(first, second)))
+    # The last run has the smallest units, so its pairs come first. The pairs of a run are sorted
+    # once more at the end.
+    for run_units, run_scores in reversed(runs):
+        for pair in reversed(run_scores.pairs):
+            columns = [_columns_inside(run_units[index], units) for index in pair.units]
+            if not _is_taken(pair, columns, placed):
+                row = scores[pair.target].nan_to_num()
+                best = [max(inside, key=lambda column: float(row[column])) for inside in columns]
+                first, second = sorted(best)
+                placed.append(pair._replace(units=(first, second)))
     return tuple(sorted(placed, key=lambda pair: (pair.target, -abs(pair.score))))
+
+
+def _columns_inside(outer: Span, units: Sequence[Span]) -> list[int]:
+    """The columns of the units whose tokens are all in the outer unit."""
+    outer_tokens = {*outer.token_indices}
+    return [
+        column for column, unit in enumerate(units) if outer_tokens.issuperset(unit.token_indices)
+    ]
+
+
+def _is_taken(pair: Pair, columns: Sequence[Sequence[int]], placed: Sequence[Pair]) -> bool:
+    """Whether a placed pair of the same target has a column in each unit of this pair."""
+    for other in placed:
+        if other.target != pair.target:
+            continue
+        if all(not {*other.units}.isdisjoint(inside) for inside in columns):
+            return True
+    return False
