@@ -1,4 +1,7 @@
-"""A benchmark from beginning to end: missing rows are listed, made and stored; and how far it is."""
+"""A benchmark from beginning to end: missing rows are listed, made and stored.
+
+`status` says how much of it is done.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import platform
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError
@@ -29,7 +32,7 @@ from noiser.bench.resolve import (
     resolve,
     selections_of,
 )
-from noiser.bench.rows import ATTRIBUTION, Key
+from noiser.bench.rows import ATTRIBUTION, Key, Row
 from noiser.bench.store import Store, locked
 from noiser.bench.work import Done, Job, Questions, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
@@ -41,19 +44,27 @@ ExecutorName = Literal["local", "ray"]
 RunProgress = Callable[[int, int, str], None]
 """Called with rows done, rows to do, and the last job."""
 
+Executor = Inline | Processes | RayActors
+
+Pair = tuple[str, str]
+"""The labels of a model and a data set."""
+
+StoredIds = Mapping[tuple[str, str], set[str]]
+"""The ids of the examples that have a row, by method and metric."""
+
 ASKED = 20
-"""Examples of a job that asks which ones the model answers right."""
+"""The examples of one job that asks which ones the model answers right."""
 
 _PACKAGES = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "ray")
 """Packages that numbers depend on."""
 
 
 class Outcome(NamedTuple):
-    """The end of a run: how many rows it added, how many of them are errors, and jobs given up, with the reason."""
+    """The outcome of a run."""
 
-    rows: int
-    errors: int
-    lost: tuple[str, ...] = ()
+    rows: int  # how many it added
+    errors: int  # how many of them are errors
+    lost: tuple[str, ...] = ()  # the jobs that were given up, each with the reason
 
 
 def run_bench(
@@ -71,260 +82,352 @@ def run_bench(
 
     Args:
         plan: the TOML file.
-        folder: where rows are stored. Rows that are there are not made again; a pack goes on, too.
+        folder: where rows are stored. Rows that are there are not made again. A pack can be
+            continued, too.
         executor: "local", processes of this machine; "ray", actors of a Ray cluster.
-        workers: how many; None: one here, as many as there is room for on a cluster; 0: in this process.
+        workers: how many; None: one here, as many as there is room for on a cluster; 0: in this
+            process.
         data_dir: as for `noiser.data.load`.
         retry_errors: rows that are errors count as missing.
-        trust_remote_code: lets models of the plan that ask for it run the Python code that comes with them.
+        trust_remote_code: lets models of the plan that ask for it run the Python code that comes
+            with them.
         progress: called with rows done, rows to do, and the last job.
 
     Raises:
         PlanError: the plan cannot be read, or changes the meaning of stored rows.
         RunError: the folder cannot be written or is in use; a model or a judge cannot work.
-        StoredFileError: a model is not the one that rows are stored of. DataError: a data set is not there.
+        StoredFileError: a model is not the one that made the stored rows.
+        DataError: a data set is not there.
     """
-    wanted, text = read_plan(Path(plan))
-    for entry in wanted.models:
-        if entry.load_options.get("trust_remote_code") and not trust_remote_code:
-            runs = f"The plan runs Python code that comes with the model {entry.label!r}"
-            raise PlanError(f"{runs}. Add --trust-remote-code if you trust that code.")
-    resolved, drawn = resolve(wanted, str(plan)), draw_all(wanted, data_dir)
+    parsed, text = read_plan(Path(plan))
+    _check_trust(parsed, trust_remote_code=trust_remote_code)
+    resolved = resolve(parsed, str(plan))
+    drawn = draw_all(parsed, data_dir)
     with locked(Path(folder)):
         store = Store(folder, create=True)
         _begin(store, text, resolved, {"executor": executor, "workers": workers})
-        make = partial(Worker, wanted)
-        if executor == "ray":
-            chosen = RayActors(make, workers)
-        elif workers == 0:
-            chosen = Inline(make)
-        else:  # workers share the cores, unless the user has said how many threads there are to be
-            threads = (
-                None if "OMP_NUM_THREADS" in os.environ else max(1, _cores() // (workers or 1))
-            )
-            chosen = Processes(partial(make, threads), workers or 1)
+        running = _executor(executor, parsed, workers)
         try:
-            run = _Run(wanted, drawn, store, chosen, progress or (lambda _done, _total, _job: None))
+            run = _Run(parsed, drawn, store, running, progress or _no_progress)
             return run.work(retry_errors=retry_errors)
         finally:
-            chosen.close()
+            running.close()
+
+
+def _no_progress(_done: int, _total: int, _job: str) -> None:
+    """Ignores the progress of a run."""
+
+
+def _check_trust(plan: Plan, *, trust_remote_code: bool) -> None:
+    """Raises PlanError where a model would run code of its own without the user's consent."""
+    for entry in plan.models:
+        if entry.load_options.get("trust_remote_code") and not trust_remote_code:
+            raise PlanError(
+                f"The plan runs Python code that comes with the model {entry.label!r}. "
+                "Add --trust-remote-code if you trust that code."
+            )
+
+
+def _executor(name: ExecutorName, plan: Plan, workers: int | None) -> Executor:
+    """The executor of a name, whose workers do the jobs of a plan."""
+    make_worker = partial(Worker, plan)
+    if name == "ray":
+        return RayActors(make_worker, workers)
+    if workers == 0:
+        return Inline(make_worker)
+    processes = workers or 1
+    threads = None
+    # Workers share the cores, unless the user has set the number of threads.
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, _cores() // processes)
+    return Processes(partial(make_worker, threads), processes)
 
 
 def most_rows(plan: str | PathLike[str], data_dir: str | PathLike[str] | None = None) -> int:
-    """How many rows a plan has at most. Raises PlanError, DataError."""
-    wanted, _ = read_plan(Path(plan))
-    resolve(wanted, str(plan))
-    sizes = {label: len(drawn.examples) for label, drawn in draw_all(wanted, data_dir).items()}
-    return sum(
-        wanted.row_count(*pair, lowest(sizes[pair[1]], limit) or 0)
-        for pair, limit in wanted.pairs().items()
-    )
+    """The largest number of rows that a plan can have. Raises PlanError, DataError."""
+    parsed, _ = read_plan(Path(plan))
+    resolve(parsed, str(plan))
+    drawn = draw_all(parsed, data_dir)
+    total = 0
+    for (model, data), limit in parsed.pairs().items():
+        examples = lowest(len(drawn[data].examples), limit) or 0
+        total += parsed.row_count(model, data, examples)
+    return total
 
 
 def keys_sent(plan: str | PathLike[str]) -> Iterator[str]:
-    """Which keys a plan sends where, as sentences. Raises PlanError."""
-    wanted, _ = read_plan(Path(plan))
-    places = [(entry.engine_args, entry.name) for entry in wanted.models]
-    places += [
-        (m.judge_args, m.judge_args.get("base_url", "OPENAI_BASE_URL or OpenAI"))
-        for m in wanted.metrics
-    ]
-    return (
-        f"The key in {key} goes to {place}."
-        for settings, place in places
-        if (key := settings.get("api_key_env"))
-    )
+    """Sentences that say which API keys a plan sends where. Raises PlanError."""
+    parsed, _ = read_plan(Path(plan))
+    places: list[tuple[Mapping[str, Any], Any]] = []
+    for model in parsed.models:
+        places.append((model.engine_args, model.name))
+    for metric in parsed.metrics:
+        address = metric.judge_args.get("base_url", "OPENAI_BASE_URL or OpenAI")
+        places.append((metric.judge_args, address))
+    return _sentences_about_keys(places)
+
+
+def _sentences_about_keys(places: Iterable[tuple[Mapping[str, Any], Any]]) -> Iterator[str]:
+    for settings, place in places:
+        key = settings.get("api_key_env")
+        if key:
+            yield f"The key in {key} goes to {place}."
 
 
 def _begin(
     store: Store, text: str, resolved: Mapping[str, Any], session: Mapping[str, Any]
 ) -> None:
-    """Records the plan and this session, and forgets facts about entries that changed before they had rows."""
-    before, used = store.meta, store.labels()
+    """Records the plan and this session.
+
+    Facts about entries that changed before they had rows are dropped.
+    """
+    before = store.meta
+    used = store.labels()
     if "resolved" in before:
         check_change(before["resolved"], resolved, str(store.path), used)
-    data = before.get("resolved", {}).get("data", {})
-    same = {label for label, meaning in resolved["data"].items() if data.get(label) == meaning}
+
+    data_before = before.get("resolved", {}).get("data", {})
+    unchanged_data = {
+        label for label, meaning in resolved["data"].items() if data_before.get(label) == meaning
+    }
+    kept_selections = [
+        selection
+        for selection in before.get("selections", ())
+        if selection["data"] in unchanged_data | used["data"]
+    ]
+    kept_models = {
+        label: facts for label, facts in before.get("models", {}).items() if label in used["models"]
+    }
+
     surroundings = {"versions": versions_of(_PACKAGES), "machine": machine()}
     started = datetime.now(UTC).isoformat(timespec="seconds")
+    this_session = {"started": started, **session, **surroundings}
     store.set_meta(
         plan=text,
         resolved=resolved,
-        models={
-            label: known
-            for label, known in before.get("models", {}).items()
-            if label in used["models"]
-        },
-        selections=[
-            each for each in before.get("selections", ()) if each["data"] in same | used["data"]
-        ],
-        sessions=[*before.get("sessions", ()), {"started": started, **session, **surroundings}],
+        models=kept_models,
+        selections=kept_selections,
+        sessions=[*before.get("sessions", ()), this_session],
         **surroundings,
     )
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A plan at work in its folder."""
+    """One run of a plan in its folder."""
 
     plan: Plan
     drawn: Mapping[str, Drawn]
     store: Store
-    executor: Inline | Processes | RayActors
+    executor: Executor
     tell: RunProgress
 
     def _sample(self, model: str, data: str, limit: int | None) -> tuple[Item, ...]:
-        """The examples of a model on a data set; where only right answers count, the model is asked."""
-        entry, drawn = self.plan.entry("data", data), self.drawn[data]
-        stored = (
-            selections_of(self.store.meta, self.store.path).get((model, data))
-            if entry.only_correct
-            else None
-        )
-        found = stored or first_selection(model, entry, drawn, limit)
-        while found.lacks(limit):
-            start = found.checked or 0
-            following = [*drawn.examples.values()][start : start + ASKED * self.executor.workers]
-            parts = [tuple(following[i : i + ASKED]) for i in range(0, len(following), ASKED)]
-            answers: dict[str, bool | str] = {}
-            for _, done in self.executor.run(Questions(model, data, part) for part in parts):
-                if isinstance(done, RunError):
-                    raise RunError(f"{model}, {data}, right answers: {done}.")
-                self._check_model(model, done)
-                answers |= done.answers
-            found = found.extended({each.id: answers[each.id] for each in following}, limit)
-            self._keep(found)
-            self.tell(0, 0, f"{model}, {data}: {found.right} right of {found.checked}")
-        self._keep(found)
-        return found.sample(drawn, limit)
+        """The examples of a model on a data set.
+
+        If the entry keeps only examples that the model answers right, the model is asked until
+        there are enough of them.
+        """
+        entry = self.plan.entry("data", data)
+        drawn = self.drawn[data]
+        selection = None
+        if entry.only_correct:
+            selection = selections_of(self.store.meta, self.store.path).get((model, data))
+        if selection is None:
+            selection = first_selection(model, entry, drawn, limit)
+        while selection.lacks(limit):
+            start = selection.checked or 0
+            stop = start + ASKED * self.executor.workers
+            candidates = [*drawn.examples.values()][start:stop]
+            answers = self._ask(model, data, candidates)
+            # The workers finish in any order; a selection is extended in the order of the draw.
+            in_draw_order = {item.id: answers[item.id] for item in candidates}
+            selection = selection.extended(in_draw_order, limit)
+            self._keep(selection)
+            self.tell(0, 0, f"{model}, {data}: {selection.right} right of {selection.checked}")
+        self._keep(selection)
+        return selection.sample(drawn, limit)
+
+    def _ask(self, model: str, data: str, items: Sequence[Item]) -> dict[str, bool | str]:
+        """Whether the model answers each example right, by id, or the error's type."""
+        jobs: list[Questions] = []
+        for start in range(0, len(items), ASKED):
+            jobs.append(Questions(model, data, tuple(items[start : start + ASKED])))
+        answers: dict[str, bool | str] = {}
+        for _, done in self.executor.run(jobs):
+            if isinstance(done, RunError):
+                raise RunError(f"{model}, {data}, right answers: {done}.")
+            self._check_model(model, done)
+            answers |= done.answers
+        return answers
 
     def _keep(self, selection: Selection) -> None:
-        kept = selections_of(self.store.meta, self.store.path) | {
-            (selection.model, selection.data): selection
-        }
-        self.store.set_meta(selections=[each._asdict() for each in kept.values()])
+        """Stores a selection, which replaces an earlier one of the same model and data set."""
+        selections = selections_of(self.store.meta, self.store.path)
+        selections[selection.model, selection.data] = selection
+        self.store.set_meta(selections=[kept._asdict() for kept in selections.values()])
 
     def jobs(self, *, retry_errors: bool) -> Iterator[Job]:
-        """The jobs with missing rows: model by model, so that each is loaded once, then block by block."""
+        """The jobs with missing rows: by model, so that each is loaded once, then by block."""
+        size = self.plan.block
         for model in self.plan.labels("models"):
-            limits = {
-                data: limit for (owner, data), limit in self.plan.pairs().items() if owner == model
-            }
-            samples = {data: self._sample(model, data, limit) for data, limit in limits.items()}
-            stored = {
-                data: self.store.examples(model, data, errors=not retry_errors) for data in samples
-            }
-            for block in range(
-                math.ceil(max(map(len, samples.values()), default=0) / self.plan.block)
-            ):
-                for data, examples in samples.items():
-                    here = examples[block * self.plan.block : (block + 1) * self.plan.block]
-                    missing: dict[str, dict[str, frozenset[str]]] = {}
-                    for (method, metric), limit in self.plan.kinds(model, data).items():
-                        wanted = {each.id for each in here if limit is None or each.index < limit}
-                        lacking = frozenset(wanted - stored[data].get((method, metric), set()))
-                        missing.setdefault(method, {})[metric] = lacking
-                    for method, by_metric in missing.items():
-                        if lacking := frozenset[str]().union(*by_metric.values()):
-                            those = tuple(each for each in here if each.id in lacking)
-                            yield Job(model, data, method, block, those, by_metric)
+            samples: dict[str, tuple[Item, ...]] = {}
+            stored: dict[str, StoredIds] = {}
+            for (owner, data), limit in self.plan.pairs().items():
+                if owner == model:
+                    samples[data] = self._sample(model, data, limit)
+                    stored[data] = self.store.examples(model, data, errors=not retry_errors)
+            longest = max(map(len, samples.values()), default=0)
+            for block in range(math.ceil(longest / size)):
+                for data, sample in samples.items():
+                    items = sample[block * size : (block + 1) * size]
+                    yield from self._jobs_of_block(model, data, block, items, stored[data])
+
+    def _jobs_of_block(
+        self, model: str, data: str, block: int, items: Sequence[Item], stored: StoredIds
+    ) -> Iterator[Job]:
+        """A job for each method that lacks rows of a block."""
+        missing: dict[str, dict[str, frozenset[str]]] = {}  # ids by method and metric
+        for (method, metric), limit in self.plan.kinds(model, data).items():
+            ids = {item.id for item in items if limit is None or item.index < limit}
+            lacking = frozenset(ids - stored.get((method, metric), set()))
+            missing.setdefault(method, {})[metric] = lacking
+        for method, by_metric in missing.items():
+            lacking = frozenset[str]().union(*by_metric.values())
+            if lacking:
+                lacking_items = tuple(item for item in items if item.id in lacking)
+                yield Job(model, data, method, block, lacking_items, by_metric)
 
     def work(self, *, retry_errors: bool) -> Outcome:
         """Makes all missing rows."""
         jobs = [*self.jobs(retry_errors=retry_errors)]
-        total = sum(len(examples) for job in jobs for examples in job.missing.values())
-        rows, errors, lost = 0, 0, list[str]()
+        total = 0
+        for job in jobs:
+            total += sum(map(len, job.missing.values()))
+        rows = 0
+        errors = 0
+        lost: list[str] = []
         self.tell(0, total, "")
         for job, done in self.executor.run(map(self._with_attributions, jobs)):
-            name = ", ".join(job[:3])
+            name = ", ".join((job.model, job.data, job.method))
             if isinstance(done, RunError):
                 lost.append(f"{name}: {done}")
                 continue
             self._check_model(job.model, done)
             self.store.add(done.rows, done.texts)
-            rows, errors = (
-                rows + len(done.rows),
-                errors + sum(row.error is not None for row in done.rows),
-            )
+            rows += len(done.rows)
+            errors += sum(row.error is not None for row in done.rows)
             self.tell(rows, total, name)
         return Outcome(rows, errors, tuple(lost))
 
     def _with_attributions(self, job: Job) -> Job:
         """The job with its stored attributions."""
-        keys = [Key(job.model, job.data, job.method, ATTRIBUTION, each.id) for each in job.examples]
-        stored = {key.example: self.store.text(key).get(ATTRIBUTION) for key in keys}
-        return job._replace(attributions={example: att for example, att in stored.items() if att})
+        attributions: dict[str, Any] = {}
+        for item in job.examples:
+            key = Key(job.model, job.data, job.method, ATTRIBUTION, item.id)
+            attribution = self.store.text(key).get(ATTRIBUTION)
+            if attribution:
+                attributions[item.id] = attribution
+        return job._replace(attributions=attributions)
 
     def _check_model(self, label: str, done: Done) -> None:
-        """Records the model. Raises StoredFileError where stored rows are about another one."""
-        models, identity = self.store.meta["models"], done.identity
+        """Records the model. Raises StoredFileError where another one made the stored rows."""
+        models = self.store.meta["models"]
+        identity = done.identity
         if label not in models:
             self.store.set_meta(models={**models, label: {"identity": identity}})
             return
         stored = models[label]["identity"]
-        if changed := [
-            key for key in identity if key != "name" and identity[key] != stored.get(key)
-        ]:
-            changes = "; ".join(
-                f"{key} was {stored.get(key)!r} and is {identity[key]!r}" for key in changed
+        changes: list[str] = []
+        for key, value in identity.items():
+            if key != "name" and value != stored.get(key):
+                changes.append(f"{key} was {stored.get(key)!r} and is {value!r}")
+        if changes:
+            raise StoredFileError(
+                f"The model {label!r} is not the one that the stored rows are about: "
+                f"{'; '.join(changes)}. Load the same weights, or start another folder."
             )
-            text = f"The model {label!r} is not the one that the stored rows are about: {changes}"
-            raise StoredFileError(f"{text}. Load the same weights, or start another folder.")
+
+
+@dataclass
+class _Tally:
+    """Counts of the stored rows that a plan asks for."""
+
+    rows: Counter[Pair] = field(default_factory=Counter[Pair])
+    errors: Counter[Pair] = field(default_factory=Counter[Pair])
+    seconds: defaultdict[Pair, float] = field(default_factory=lambda: defaultdict(float))
+    error_types: Counter[str] = field(default_factory=Counter[str])
+    first_keys: dict[str, Key] = field(default_factory=dict[str, Key])
+    """The first row with an error of each type."""
+
+    def add(self, row: Row) -> None:
+        """Counts a row."""
+        pair = (row.model, row.data)
+        self.rows[pair] += 1
+        self.seconds[pair] += row.seconds or 0.0
+        if row.error:
+            self.errors[pair] += 1
+            self.error_types[row.error] += 1
+            self.first_keys.setdefault(row.error, row.key)
+
+
+_STATUS_HEAD = ("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")
 
 
 def status(folder: Path) -> str:
-    """A table of rows stored and wanted per model and data set, and the errors by type, each with a message."""
-    store, first = Store(folder), dict[str, Key]()
-    rows, errors, types, seconds = (
-        Counter[Any](),
-        Counter[Any](),
-        Counter[str](),
-        defaultdict[Any, float](float),
-    )
+    """A table of rows stored and wanted per model and data set, and the errors by type.
+
+    Each type of error has the message of its first row.
+    """
+    store = Store(folder)
+    tally = _Tally()
     for row in filter(store.plan.wanted(), store.rows()):
-        pair = (row.model, row.data)
-        rows[pair] += 1
-        seconds[pair] += row.seconds or 0
-        if row.error:
-            errors[pair] += 1
-            types[row.error] += 1
-            first.setdefault(row.error, row.key)
+        tally.add(row)
     selections = selections_of(store.meta, store.path)
-    lines, complete = (
-        [("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")],
-        True,
-    )
+    lines: list[tuple[str, ...]] = [_STATUS_HEAD]
+    complete = True
     for pair, limit in store.plan.pairs().items():
-        selection = selections.get(pair)
-        chosen = len(selection.chosen[:limit]) if selection else 0
-        wanted = store.plan.row_count(*pair, chosen)
-        complete &= selection is not None and not selection.lacks(limit) and rows[pair] >= wanted
-        asked = (
-            f"{selection.right} of {selection.checked}"
-            if selection and selection.checked is not None
-            else ""
-        )
-        total = f"{chosen} of {selection.total}" if selection else "not yet"
-        lines.append(
-            (
-                *pair,
-                asked,
-                total,
-                f"{rows[pair]} of {wanted}",
-                str(errors[pair]),
-                f"{seconds[pair]:.0f}",
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        line, is_complete = _status_line(store.plan, pair, limit, selections.get(pair), tally)
+        lines.append(line)
+        complete = complete and is_complete
+
     state = "complete" if complete else "not complete"
-    head = f"{store.plan.name}: {state}, {rows.total():,} rows, {sum(seconds.values()):,.0f} seconds of work"
-    kinds = [
-        (name, count, store.text(first[name]).get("error", ""))
-        for name, count in types.most_common()
-    ]
-    said = [f"  {count} × {name}: {text}".removesuffix(": ") for name, count, text in kinds]
-    return "\n".join([head, "", *table, *(["", "Errors:", *said] if said else [])])
+    seconds = sum(tally.seconds.values())
+    head = (
+        f"{store.plan.name}: {state}, {tally.rows.total():,} rows, {seconds:,.0f} seconds of work"
+    )
+    parts = [head, "", *_aligned(lines)]
+    if tally.error_types:
+        parts += ["", "Errors:"]
+    for name, count in tally.error_types.most_common():
+        message = store.text(tally.first_keys[name]).get("error", "")
+        parts.append(f"  {count} × {name}: {message}".removesuffix(": "))
+    return "\n".join(parts)
+
+
+def _status_line(
+    plan: Plan, pair: Pair, limit: int | None, selection: Selection | None, tally: _Tally
+) -> tuple[tuple[str, ...], bool]:
+    """The line of a model and a data set in the table, and whether nothing is missing."""
+    chosen = 0
+    right = ""
+    chosen_of = "not yet"
+    if selection is not None:
+        chosen = len(selection.chosen[:limit])
+        chosen_of = f"{chosen} of {selection.total}"
+        if selection.checked is not None:
+            right = f"{selection.right} of {selection.checked}"
+    expected = plan.row_count(*pair, chosen)
+    stored = tally.rows[pair]
+    counts = (f"{stored} of {expected}", str(tally.errors[pair]), f"{tally.seconds[pair]:.0f}")
+    is_complete = selection is not None and not selection.lacks(limit) and stored >= expected
+    return (*pair, right, chosen_of, *counts), is_complete
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, whose columns are filled up to equal widths."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
@@ -341,13 +444,17 @@ def machine() -> dict[str, Any]:
     import torch
 
     name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, TypeError):
+    with contextlib.suppress(OSError):  # only Linux has the file
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        name = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)[1]  # pyright: ignore[reportOptionalSubscript]
+        match = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
+        if match is not None:
+            name = match[1]
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {"system": sys.platform, "cpu": name, "cores": _cores(), "gpus": gpus}
 
 
 def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,11 +1,14 @@
-"""The work of a benchmark: jobs in, rows out. A worker holds the models; it writes nothing and knows no folder."""
+"""The work of a benchmark: jobs in, rows out.
+
+A worker holds the models. It writes nothing and knows no folder.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -20,9 +23,13 @@ from noiser.methods import make_method
 from noiser.metrics import METRICS, Metric, Settings
 from noiser.model import LanguageModel, load_model
 from noiser.model.memory import free_memory
+from noiser.types import Profile
 
 _WORDS = ("correct", "wrong", "unscored", "Infinity", "-Infinity")
-"""Texts that a row may hold; all others may quote a prompt or a judge. JSON has no form of its own for infinities."""
+"""Texts that a row may hold; all others may quote a prompt or a judge.
+
+Infinities are among them since JSON has no number for them.
+"""
 
 
 class Questions(NamedTuple):
@@ -39,16 +46,15 @@ class Job(NamedTuple):
     model: str
     data: str
     method: str
-    block: int  # its index; methods on a block share what a prompt has once
-    examples: tuple[Item, ...]  # those of the block that lack a row
-    missing: Mapping[
-        str, frozenset[str]
-    ]  # ids of examples without a row, by metric, "attribution" among them
-    attributions: Mapping[str, Mapping[str, Any]] = {}  # those stored, by example, as JSON
+    block: int  # its index; what methods on a block have in common is computed once per prompt
+    examples: tuple[Item, ...]  # the examples of the block that lack a row
+    missing: Mapping[str, frozenset[str]]
+    """By metric, "attribution" among them, the ids of examples without a row."""
+    attributions: Mapping[str, Mapping[str, Any]] = {}  # the stored ones, by example, as JSON
 
 
 class Done(NamedTuple):
-    """The result of a job: the model's identity, and rows with texts to be stored together, or answers."""
+    """The result of a job: the model's identity, and rows with their texts, or answers."""
 
     identity: Mapping[str, Any]
     rows: Sequence[Row] = ()
@@ -57,64 +63,82 @@ class Done(NamedTuple):
 
 
 class Worker:
-    """Does one job after another, and keeps the models between them; sets CPU threads unless they are None."""
+    """Does one job after another, and keeps the models between them.
+
+    It sets the number of CPU threads unless `threads` is None.
+    """
 
     def __init__(self, plan: Plan, threads: int | None = None) -> None:
         self.plan = plan
         self._models: dict[str, LanguageModel] = {}
         self._judges: dict[str, Judge] = {}
-        self._block: tuple[Any, ...] = ()
+        self._block: tuple[str, str, int] | None = None  # the block that the caches are about
         self._caches: dict[str, dict[Hashable, Any]] = {}
         if threads is not None:
             torch.set_num_threads(threads)
 
     def work(self, job: Job | Questions) -> Done:
-        """The rows that the job lacks, or the answers. Raises RunError where a model or a judge cannot work at all."""
+        """The rows that the job lacks, or the answers.
+
+        Raises RunError where a model or a judge cannot work at all.
+        """
         try:
             lm = self._model(job.model)
             identity = lm.identity._asdict()
             if isinstance(job, Questions):
-                return Done(
-                    identity, answers={each.id: _is_right(lm, each) for each in job.examples}
-                )
-            rows, texts = list[Row](), list[Text]()
-            for item, found in zip(job.examples, self._measured(job, lm), strict=True):
-                _note(self.plan, job, item, found, rows, texts)
+                answers = {item.id: _is_right(lm, item) for item in job.examples}
+                return Done(identity, answers=answers)
+            rows: list[Row] = []
+            texts: list[Text] = []
+            for item, measurement in zip(job.examples, self._measure(job, lm), strict=True):
+                new_rows, new_texts = _record(self.plan, job, item, measurement)
+                rows += new_rows
+                texts += new_texts
             return Done(identity, rows, texts)
         except NoiserError as error:  # not every error of ours can be sent to another process
             raise RunError(str(error)) from error
 
-    def _measured(self, job: Job, lm: LanguageModel) -> list[Measurement]:
-        if self._block != (block := (job.model, job.data, job.block)):
-            self._block, self._caches = block, {}
+    def _measure(self, job: Job, lm: LanguageModel) -> list[Measurement]:
+        """The attributions of a job's examples and their numbers."""
+        block = (job.model, job.data, job.block)
+        if self._block != block:
+            self._block = block
+            self._caches = {}
         stored = {example: Attribution.from_dict(att) for example, att in job.attributions.items()}
-        items = [
-            replace(
-                item,
-                attribution=stored.get(item.id),
-                of_method=True,
-                cache=self._caches.setdefault(item.id, {}),
-            )
-            for item in job.examples
-        ]
-        method, data = self.plan.entry("methods", job.method), self.plan.entry("data", job.data)
-        seed, profile, metrics = (
-            self.plan.seed,
-            method.profile,
-            dict[str, tuple[Metric, Settings]](),
+        items: list[Item] = []
+        for item in job.examples:
+            cache = self._caches.setdefault(item.id, {})
+            attribution = stored.get(item.id)
+            items.append(replace(item, attribution=attribution, of_method=True, cache=cache))
+
+        entry = self.plan.entry("methods", job.method)
+        data = self.plan.entry("data", job.data)
+        metrics = self._metrics(job, entry.profile, lm)
+        method, question = asked_of(
+            make_method(entry.name, **entry.args),
+            entry.profile,
+            entry.unit,
+            data.max_new_tokens,
+            data.target_unit,
         )
-        for label in (label for label in job.missing if label != ATTRIBUTION):
+        return measure_block(lm, method, question, items, metrics, seed=self.plan.seed)
+
+    def _metrics(
+        self, job: Job, profile: Profile, lm: LanguageModel
+    ) -> dict[str, tuple[Metric, Settings]]:
+        """The metrics of a job with their settings, by label."""
+        metrics: dict[str, tuple[Metric, Settings]] = {}
+        for label in job.missing:
+            if label == ATTRIBUTION:
+                continue
             entry = self.plan.entry("metrics", label)
-            settings = Settings(
-                **entry.settings, seed=seed, profile=profile, judge=self._judge(entry, lm)
-            )
-            metrics[label] = METRICS.get(entry.name).factory(), settings
-        asked = profile, method.unit, data.max_new_tokens, data.target_unit
-        made, question = asked_of(make_method(method.name, **method.args), *asked)
-        return measure_block(lm, made, question, items, metrics, seed=seed)
+            judge = self._judge(entry, lm)
+            settings = Settings(**entry.settings, seed=self.plan.seed, profile=profile, judge=judge)
+            metrics[label] = (METRICS.get(entry.name).factory(), settings)
+        return metrics
 
     def _model(self, label: str) -> LanguageModel:
-        """The model of a label; the last one makes room for it."""
+        """The model of a label. The one before it is freed first."""
         if label not in self._models:
             self._models.clear()
             self._caches.clear()
@@ -130,79 +154,140 @@ class Worker:
         return load_model(entry.name, **entry.load_options)
 
     def _judge(self, entry: MetricEntry, lm: LanguageModel) -> Judge | None:
+        """The judge of a metric; "local" without a name is the model that is explained."""
         if entry.judge is None:
             return None
-        kind, name = kind_of(entry.judge), entry.judge.partition(":")[2]
+        kind = kind_of(entry.judge)
+        name = entry.judge.partition(":")[2]
         if kind == "local" and not name:
             return make_judge("local", lm=lm, **entry.judge_args)
         if entry.label not in self._judges:
-            job = (
-                {"job": f"{self.plan.name}/{entry.label}"} if kind == "openai" else {}
-            )  # whose budget is one
-            judge, model = ("local", self._load(name)) if kind == "local" else (entry.judge, None)
-            self._judges[entry.label] = make_judge(judge, lm=model, **job | entry.judge_args)
+            self._judges[entry.label] = self._make_judge(entry, entry.judge)
         return self._judges[entry.label]
+
+    def _make_judge(self, entry: MetricEntry, judge: str) -> Judge:
+        """A judge that is not the explained model, such as "local:NAME" or "openai:NAME"."""
+        kind = kind_of(judge)
+        if kind == "local":
+            name = judge.partition(":")[2]
+            return make_judge("local", lm=self._load(name), **entry.judge_args)
+        args = dict(entry.judge_args)
+        if kind == "openai":  # the metric has one budget in all processes
+            args.setdefault("job", f"{self.plan.name}/{entry.label}")
+        return make_judge(judge, lm=None, **args)
 
 
 def _is_right(lm: LanguageModel, item: Item) -> bool | str:
-    """Whether the model gives the answer where it should and nowhere else, see `Example`; or the error's type."""
+    """Whether the model gives the answer where it should and nowhere else, see `Example`.
+
+    The error's type where a prompt cannot be asked: it is counted, and the others go on.
+    """
     try:
         assert item.gold is not None, "`draw` has checked it"
-        return all(says(lm, other, item.gold) for other in (item.prompt, *item.enough)) and not any(
-            says(lm, other, item.gold) for other in item.without
-        )
-    except Exception as error:  # a prompt that cannot be asked is counted, and the others go on
+        for prompt in (item.prompt, *item.enough):
+            if not says(lm, prompt, item.gold):
+                return False
+        for prompt in item.without:
+            if says(lm, prompt, item.gold):
+                return False
+    except Exception as error:
         return type(error).__name__
+    return True
 
 
-def _note(
-    plan: Plan, job: Job, item: Item, found: Measurement, rows: list[Row], texts: list[Text]
-) -> None:
-    """Adds the rows that an example lacks, and the texts that belong to them."""
-    att = found.attribution if isinstance(found.attribution, Attribution) else None
-    place = Key(job.model, job.data, job.method, ATTRIBUTION, item.id)
-    if att and found.attribution_seconds is not None:
-        texts.append((place, {ATTRIBUTION: att.to_dict()}))
-    for metric in [metric for metric, examples in job.missing.items() if item.id in examples]:
-        if metric == ATTRIBUTION:
-            numbers, seconds = _facts(att) if att else found.attribution, found.attribution_seconds
-        else:
-            numbers, seconds = (
-                found.numbers.get(metric, found.attribution),
-                found.seconds.get(metric),
-            )
-        columns = numbers if isinstance(numbers, Mapping) else {}
-        error, plain = numbers if isinstance(numbers, Exception) else None, to_jsonable(columns)
-        row = Row(
-            **place._replace(metric=metric)._asdict(),
-            category=item.category,
-            index=item.index,
-            seed=plan.seed + item.index,
-            units=len(att.units) if att else 0,
-            targets=len(att.targets) if att else 0,
-            probability=att.targets[0].probability if att else None,
-            values={
-                k: v
-                for k, v in plain.items()
-                if v is None or v in _WORDS or isinstance(v, int | float)
-            },
-            error=type(error).__name__ if error else None,
-            seconds=None if seconds is None else round(seconds, 6),
-            threads=torch.get_num_threads(),
-        )
+def _record(
+    plan: Plan, job: Job, item: Item, measurement: Measurement
+) -> tuple[list[Row], list[Text]]:
+    """The rows that an example lacks, and the texts that belong to them."""
+    rows: list[Row] = []
+    texts: list[Text] = []
+    key = Key(job.model, job.data, job.method, ATTRIBUTION, item.id)
+    attribution = measurement.attribution
+    is_new = measurement.attribution_seconds is not None
+    if isinstance(attribution, Attribution) and is_new:
+        texts.append((key, {ATTRIBUTION: attribution.to_dict()}))
+    for metric, examples in job.missing.items():
+        if item.id not in examples:
+            continue
+        numbers, seconds = _result(measurement, metric)
+        row = _row(plan, item, key._replace(metric=metric), attribution, numbers, seconds)
         rows.append(row)
-        words = {
-            name: value
-            for name, value in columns.items()
-            if isinstance(value, str) and value not in _WORDS
-        }
-        if error or words:
-            texts.append((row.key, words or {"error": str(error)}))
+        text = _text(numbers)
+        if text:
+            texts.append((row.key, text))
+    return rows, texts
+
+
+def _result(measurement: Measurement, metric: str) -> tuple[Any, float | None]:
+    """A metric's numbers by column, or the error in their place, and the seconds that it took."""
+    attribution = measurement.attribution
+    if metric != ATTRIBUTION:
+        numbers = measurement.numbers.get(metric, attribution)
+        return numbers, measurement.seconds.get(metric)
+    if isinstance(attribution, Attribution):
+        return _facts(attribution), measurement.attribution_seconds
+    return attribution, measurement.attribution_seconds
+
+
+def _row(
+    plan: Plan,
+    item: Item,
+    key: Key,
+    attribution: Attribution | Exception,
+    numbers: Any,
+    seconds: float | None,
+) -> Row:
+    """The row of one metric on one example."""
+    units = 0
+    targets = 0
+    probability = None
+    if isinstance(attribution, Attribution):
+        units = len(attribution.units)
+        targets = len(attribution.targets)
+        probability = attribution.targets[0].probability
+    values: dict[str, float | str | None] = {}
+    if isinstance(numbers, Mapping):
+        for name, value in to_jsonable(numbers).items():
+            if value is None or value in _WORDS or isinstance(value, int | float):
+                values[name] = value
+    return Row(
+        **key._asdict(),
+        category=item.category,
+        index=item.index,
+        seed=plan.seed + item.index,
+        units=units,
+        targets=targets,
+        probability=probability,
+        values=values,
+        error=type(numbers).__name__ if isinstance(numbers, Exception) else None,
+        seconds=None if seconds is None else round(seconds, 6),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _text(numbers: Any) -> dict[str, str]:
+    """The texts of a metric that no row may hold: a judge's words, or an error's message."""
+    if isinstance(numbers, Exception):
+        return {"error": str(numbers)}
+    texts: dict[str, str] = {}
+    if isinstance(numbers, Mapping):
+        for name, value in cast("Mapping[str, Any]", numbers).items():
+            if isinstance(value, str) and value not in _WORDS:
+                texts[name] = value
+    return texts
 
 
 def _facts(att: Attribution) -> dict[str, Any]:
-    """An attribution's own numbers."""
-    k_min = [] if att.k_min is None else [k for k in att.k_min.tolist() if math.isfinite(k)]
-    facts = {name: att.info.get(name) for name in ("token_forwards", "passes")}
-    facts |= {"k_min": sum(k_min) / len(k_min) if k_min else None, "rank": att.targets[0].rank}
+    """An attribution's own numbers; k_min is the mean over the targets that have one."""
+    k_min = None
+    if att.k_min is not None:
+        finite = [k for k in att.k_min.tolist() if math.isfinite(k)]
+        if finite:
+            k_min = sum(finite) / len(finite)
+    facts = {
+        "token_forwards": att.info.get("token_forwards"),
+        "passes": att.info.get("passes"),
+        "k_min": k_min,
+        "rank": att.targets[0].rank,
+    }
     return {name: value for name, value in facts.items() if value is not None}

@@ -1,4 +1,7 @@
-"""`POST /v1/chat/completions`: OpenAI's form with documents, and citations while the answer streams."""
+"""`POST /v1/chat/completions`: OpenAI's form with documents.
+
+Sentences are cited while the answer streams.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -26,21 +29,27 @@ from noiser.server.writing import Answer, Upstream
 from noiser.text import encode_target, place_sources
 from noiser.types import Accuracy, Prompt
 
-Event = dict[str, Any]  # one chunk of the stream, in OpenAI's form; `citations` is a field of ours
+Event = dict[str, Any]
+"""One chunk of the stream, in OpenAI's form; `citations` is a field of ours."""
 
-_LONGEST = 512  # tokens of an answer where the request does not say; fewer where the model cannot read so many
-_OURS = {
-    "model",
-    "messages",
-    "documents",
-    "accuracy",
-    "stream",
-    "stream_options",
-}  # a server upstream gets the others
+Send = Callable[..., None]
+"""Sends a chunk: called with its delta, why the answer ends (or None), and other fields."""
+
+_MAX_TOKENS = 512
+"""Tokens of an answer if the request has no limit; fewer where the model cannot read so many."""
+
+_OURS = {"model", "messages", "documents", "accuracy", "stream", "stream_options"}
+"""Fields that a server upstream does not get."""
+
+_WAITING = ": waiting\n\n"
+"""A comment in a stream of server-sent events."""
 
 
 class Completion(BaseModel, extra="forbid"):
-    """An answer to a chat, with citations of its documents: OpenAI's form. A field that it does not know is refused."""
+    """An answer to a chat, with citations of its documents: OpenAI's form.
+
+    A field that it does not know is refused.
+    """
 
     model: str = Field("", description="A model of /v1/models; empty for the first.")
     messages: list[Message] = Field(description="The chat, whose last message gets the documents.")
@@ -76,125 +85,187 @@ class Completion(BaseModel, extra="forbid"):
     def run(
         self, models: Models, upstream: Upstream | None, tell: Callable[[Event], object], job: Job
     ) -> None:
-        """Writes the answer and cites its sentences as they end; `tell` hears of every chunk."""
+        """Writes the answer and cites its sentences as they end; `tell` gets every chunk."""
         sources = [(document.title, document.text) for document in self.documents]
-        head = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion.chunk"}
-        head |= {"created": int(time.time()), "model": self.model or next(iter(models.names))}
-
-        def say(delta: Event, finish: str | None = None, **more: Any) -> None:
-            tell(
-                {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
-            )
-
+        send = self._sender(models, tell)
         with models.use(self.model, job) as lm:
             job.step("Writing")
-            only = self.messages[0] if len(self.messages) == 1 and not lm.chats else {}
-            text = only.get("content") if only.get("role") == "user" else None
-            asked: Prompt = (
-                text if isinstance(text, str) else self.messages
-            )  # a model without chats reads a text
-            prompt = place_sources(asked, sources) if sources else asked
-            read = lm.encode(prompt)
+            question = self._question(lm)
+            prompt = place_sources(question, sources) if sources else question
+            encoding = lm.encode(prompt)
+            known_ids: tuple[int, ...] = ()
             if upstream:
                 answer = Answer()  # the other server's chunks are passed on as they are
-                given = self.model_dump(exclude_unset=True, exclude=_OURS)
-                writing = partial(upstream.write, prompt, given, answer, tell, job)
+                settings = self.model_dump(exclude_unset=True, exclude=_OURS)
+                write_answer = partial(upstream.write, prompt, settings, answer, tell, job)
+                if sources:
+                    known_ids = encoding.token_ids
             else:
-                stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-                answer = Answer(
-                    lambda piece: say({"content": piece}), stops if lm.chats else [*stops, "\n"]
-                )
-                writing = partial(self._write, lm, read.token_ids, answer, say)
-            options: Any = {
-                "unit": "source",
-                "contrast": False,
-                "accuracy": self.accuracy,
-                "progress": job.progress,
+                answer = Answer(lambda piece: send({"content": piece}), self._stops(lm))
+                write_answer = partial(self._write, lm, encoding.token_ids, answer, send)
+
+            citations: list[Event] = []
+            with answer.written_by(write_answer), _known(lm, known_ids):
+                if sources:
+                    for spans in answer.sentences():
+                        end = spans[-1][1]
+                        token_ids = answer.ids_until(end)
+                        if not token_ids:  # another server wrote the answer
+                            token_ids = encode_target(lm.tokenizer, encoding, answer.text[:end])
+                        for citation in self._cite(lm, question, token_ids, spans, job):
+                            citations.append(citation)
+                            send({}, citations=[citation])
+            written = answer.ids
+            if not written and answer.text:
+                written = encode_target(lm.tokenizer, encoding, answer.text)
+            usage = {
+                "prompt_tokens": len(encoding.token_ids),
+                "completion_tokens": len(written),
+                "total_tokens": len(encoding.token_ids) + len(written),
             }
-            citations = list[Event]()
-            with (
-                answer.written_by(writing),
-                _known(lm, read.token_ids if upstream and sources else ()),
-            ):
-                for spans in answer.sentences() if sources else ():
-                    end = spans[-1][1]
-                    said = answer.ids_until(end) or encode_target(
-                        lm.tokenizer, read, answer.text[:end]
-                    )
-                    found = cite(lm, asked, sources, answer=said, target_unit=spans, **options)
-                    for row, span in enumerate(spans):
-                        citations.append(self._shown(found, row, span))
-                        say({}, citations=citations[-1:])
-            written = answer.ids or (answer.text and encode_target(lm.tokenizer, read, answer.text))
-            used = {"prompt_tokens": len(read.token_ids), "completion_tokens": len(written)}
-            say({}, citations=citations, usage={**used, "total_tokens": sum(used.values())})
+            send({}, citations=citations, usage=usage)
+
+    def _sender(self, models: Models, tell: Callable[[Event], object]) -> Send:
+        """A function that completes a chunk and tells it."""
+        head = {
+            "id": f"chatcmpl-{secrets.token_hex(8)}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": self.model or next(iter(models.names)),
+        }
+
+        def send(delta: Event, finish: str | None = None, **more: Any) -> None:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            tell({**head, "choices": [choice], **more})
+
+        return send
+
+    def _question(self, lm: LanguageModel) -> Prompt:
+        """The chat; for a model without chats, the text of a single message from the user."""
+        if len(self.messages) == 1 and not lm.chats:
+            message = self.messages[0]
+            text = message.get("content")
+            if message.get("role") == "user" and isinstance(text, str):
+                return text
+        return self.messages
+
+    def _stops(self, lm: LanguageModel) -> list[str]:
+        """The texts that end the answer. A model without chats would go on after its first line."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return stops if lm.chats else [*stops, "\n"]
+
+    def _cite(
+        self,
+        lm: LanguageModel,
+        question: Prompt,
+        token_ids: Sequence[int],
+        spans: list[tuple[int, int]],
+        job: Job,
+    ) -> Iterator[Event]:
+        """The citations of each sentence that has ended, as the stream has them."""
+        options: dict[str, Any] = {
+            "answer": token_ids,
+            "target_unit": spans,
+            "unit": "source",
+            "contrast": False,
+            "accuracy": self.accuracy,
+            "progress": job.progress,
+        }
+        sources = [(document.title, document.text) for document in self.documents]
+        cited = cite(lm, question, sources, **options)
+        for row, span in enumerate(spans):
+            yield self._citation(cited, row, span)
 
     def answer(self, models: Models, upstream: Upstream | None, job: Job) -> Event:
         """The whole answer in OpenAI's form; the last chunk has all citations."""
-        chunks = list[Event]()
+        chunks: list[Event] = []
         self.run(models, upstream, chunks.append, job)
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        text = "".join(choice["delta"].get("content") or "" for choice in choices)
-        finish = next(
-            (each["finish_reason"] for each in choices if each.get("finish_reason")), "stop"
-        )
+        text = ""
+        finish = None
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                text += choice["delta"].get("content") or ""
+                finish = finish or choice.get("finish_reason")
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text},
-            "finish_reason": finish,
+            "finish_reason": finish or "stop",
         }
         return {**chunks[-1], "object": "chat.completion", "choices": [choice]}
 
-    def _write(
-        self, lm: LanguageModel, ids: Sequence[int], answer: Answer, say: Callable[..., None]
-    ) -> None:
-        say({"role": "assistant", "content": ""})
-        room = (lm.context_length or _LONGEST + len(ids)) - len(ids)
-        most = self.max_completion_tokens or self.max_tokens or max(1, min(_LONGEST, room))
-        check_length(lm, len(ids) + most)
-        sampling: Any = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
-        answer.end(write(lm, ids, answer.add, max_new_tokens=most, **sampling))
-        say({}, answer.finish)
-
-    def _shown(self, found: Citations, row: int, span: tuple[int, int]) -> Event:
-        """A sentence's citations, by the ids that were given."""
-        sentence, check = found.sentences[row], found.attribution.info.get("check")
-
-        ids = [document.id for document in self.documents]
-        sources = [
-            {"id": ids[one.number - 1], "score": one.score, "stderr": one.stderr}
-            for one in sentence.citations
-        ]
-        pairs = [
-            {
-                "ids": [ids[n - 1] for n in pair.numbers],
-                "kind": pair.kind,
-                "score": pair.score,
-                "stderr": pair.stderr,
-            }
-            for pair in sentence.pairs
-        ]
-        against = [
-            {"id": ids[other.number - 1], "score": other.score, "stderr": other.stderr}
-            for other in sentence.against
-        ]
-        place = {"start": span[0], "end": span[1], "text": sentence.text}
-        if check:
-            row_of_check = {name: check[name][row] for name in ("lds", "low", "high")}
-            check = row_of_check | {name: check[name] for name in ("p", "predicts")}
-        about = {
-            "from_memory": sentence.from_memory,
-            "method": found.attribution.method,
-            "check": check,
+    def _write(self, lm: LanguageModel, ids: Sequence[int], answer: Answer, send: Send) -> None:
+        """Writes the answer to a prompt of these tokens with the model itself."""
+        send({"role": "assistant", "content": ""})
+        limit = self.max_completion_tokens or self.max_tokens
+        if not limit:
+            limit = _MAX_TOKENS
+            if lm.context_length:
+                limit = max(1, min(limit, lm.context_length - len(ids)))
+        check_length(lm, len(ids) + limit)
+        sampling: Any = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
         }
+        answer.end(write(lm, ids, answer.add, max_new_tokens=limit, **sampling))
+        send({}, answer.finish)
+
+    def _citation(self, cited: Citations, row: int, span: tuple[int, int]) -> Event:
+        """A sentence's citations, by the ids of the request."""
+        ids = [document.id for document in self.documents]
+        sentence = cited.sentences[row]
+        sources: list[Event] = []
+        for citation in sentence.citations:
+            source_id = ids[citation.number - 1]
+            sources.append({"id": source_id, "score": citation.score, "stderr": citation.stderr})
+        pairs: list[Event] = []
+        for pair in sentence.pairs:
+            pairs.append(
+                {
+                    "ids": [ids[number - 1] for number in pair.numbers],
+                    "kind": pair.kind,
+                    "score": pair.score,
+                    "stderr": pair.stderr,
+                }
+            )
+        against: list[Event] = []
+        for source in sentence.against:
+            source_id = ids[source.number - 1]
+            against.append({"id": source_id, "score": source.score, "stderr": source.stderr})
         return to_jsonable(
-            {**place, "sources": sources, "pairs": pairs, "against": against, **about}
+            {
+                "start": span[0],
+                "end": span[1],
+                "text": sentence.text,
+                "sources": sources,
+                "pairs": pairs,
+                "against": against,
+                "from_memory": sentence.from_memory,
+                "method": cited.attribution.method,
+                "check": _check_of_row(cited.attribution.info.get("check"), row),
+            }
         )
+
+
+def _check_of_row(check: Any, row: int) -> Any:
+    """What the check of all sentences says about one of them; None without a check."""
+    if not check:
+        return check
+    return {
+        "lds": check["lds"][row],
+        "low": check["low"][row],
+        "high": check["high"][row],
+        "p": check["p"],
+        "predicts": check["predicts"],
+    }
 
 
 @contextmanager
 def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
-    """Runs a prompt that another model reads; at the end forgets what is known of it, or of the model's own."""
+    """Runs a prompt that another model answers, so that citing need not run it again.
+
+    At the end, what the model knows about this prompt or its own is forgotten.
+    """
     try:
         context = lm.context(token_ids) if token_ids else None
         if context and context.packs:
@@ -206,20 +277,25 @@ def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
 
 
 async def streamed(
-    asked: Completion, models: Models, upstream: Upstream | None
+    completion: Completion, models: Models, upstream: Upstream | None
 ) -> AsyncIterator[str]:
     """The answer's chunks as OpenAI's server sends them. A reader that goes away stops the work."""
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
+    loop = asyncio.get_running_loop()
+    events = asyncio.Queue[Event | None]()
     tell = partial(loop.call_soon_threadsafe, events.put_nowait)
-    job, event = Job(lambda job: asked.run(models, upstream, tell, job)), Event()
+    job = Job(lambda job: completion.run(models, upstream, tell, job))
     job.future.add_done_callback(lambda _: tell(None))
     try:
-        while event is not None:
-            yield f"data: {json.dumps(event, allow_nan=False)}\n\n" if event else ": waiting\n\n"
+        yield _WAITING
+        while True:
             try:
                 event = await asyncio.wait_for(events.get(), 1)
-            except TimeoutError:  # the next line notices a reader who has gone away
-                event = Event()
+            except TimeoutError:
+                yield _WAITING  # only sending notices a reader who has gone away
+                continue
+            if event is None:
+                break
+            yield f"data: {json.dumps(event, allow_nan=False)}\n\n"
         job.future.result()
         yield "data: [DONE]\n\n"
     except NoiserError as error:

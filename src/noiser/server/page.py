@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -17,17 +17,24 @@ from noiser.server.jobs import Job, Models
 from noiser.server.questions import bounded_method
 from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
 
+if TYPE_CHECKING:
+    from noiser.model import LanguageModel
+
 FACT = "LeBron James professionally plays the sport of"
 
 _ROLE = re.compile(r"^(system|user|assistant|tool):[ \t]*", re.MULTILINE | re.IGNORECASE)
-_RULE, _BLANK = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE), re.compile(r"\n\s*\n")
+_RULE = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n\s*\n")
 
 Short = Annotated[str, Field(max_length=1000)]
 Long = Annotated[str, Field(max_length=200_000)]
 
 
 class Ask(BaseModel):
-    """The fields of the form; a link's parameters have the same names. Parameters of other names are ignored."""
+    """The fields of the form; a link's parameters have the same names.
+
+    Parameters of other names are ignored.
+    """
 
     prompt: Long = ""
     chat: bool = False
@@ -44,14 +51,11 @@ class Ask(BaseModel):
 
     def run(self, models: Models, job: Job) -> dict[str, Any]:
         """A heat map, several side by side, citations, or edits."""
-        from noiser import cite, compare, diff
-
         if not self.prompt.strip():
             raise PromptError("The prompt is empty; type a text, or paste one.")
-        read = parse_chat if self.chat else str
-        prompt, before = read(self.prompt), self.before.strip() and read(self.before)
-        between = _RULE if _RULE.search(self.sources) else _BLANK
-        documents = [text.strip() for text in between.split(self.sources) if text.strip()]
+        prompt = self._parse(self.prompt)
+        before = self._parse(self.before) if self.before.strip() else None
+        documents = _split_sources(self.sources)
         if documents and before:
             raise ParameterError(
                 "Sources and an earlier version are two questions. Empty one of them."
@@ -59,30 +63,85 @@ class Ask(BaseModel):
         methods = list(dict.fromkeys(filter(None, self.methods.split(","))))
         for name in methods:
             bounded_method(name)
-        asked: dict[str, Any] = {"seed": self.seed, "progress": job.progress}
         with models.use(self.model, job) as lm:
             if self.chat and not lm.chats:
                 raise PromptError(
                     "This model has no chat template. Choose a chat model in the settings."
                 )
             if documents:
-                job.step(f"Answering from {len(documents)} sources")
-                found = cite(lm, prompt, documents, answer=self.target or None, **asked)
-                return _shown(found, [found])
-            asked["target"] = self.target or None
+                return self._cite(lm, prompt, documents, job)
             if before:
-                job.step("Comparing both versions")
-                found = diff(lm, before, prompt, max_new_tokens=self.max_new_tokens or 16, **asked)
-                return _shown(found, [found])
-            asked |= {"foil": self.foil or None, "unit": self.unit}
-            asked |= {"max_new_tokens": self.max_new_tokens, "target_unit": self.target_unit}
-            job.step(", ".join(methods))
-            found = compare(lm, prompt, methods, **asked)
-        return _shown(found, found)
+                return self._diff(lm, before, prompt, job)
+            return self._compare(lm, prompt, methods, job)
+
+    def _parse(self, text: str) -> Prompt:
+        return parse_chat(text) if self.chat else text
+
+    def _cite(
+        self, lm: LanguageModel, prompt: Prompt, documents: Sequence[str], job: Job
+    ) -> dict[str, Any]:
+        """The answer to the prompt, with the documents that it was written from."""
+        from noiser import cite
+
+        job.step(f"Answering from {len(documents)} sources")
+        citations = cite(
+            lm,
+            prompt,
+            documents,
+            answer=self.target or None,
+            seed=self.seed,
+            progress=job.progress,
+        )
+        return _answer(citations, [citations])
+
+    def _diff(self, lm: LanguageModel, before: Prompt, prompt: Prompt, job: Job) -> dict[str, Any]:
+        """The edits of the prompt that changed the answer."""
+        from noiser import diff
+
+        job.step("Comparing both versions")
+        edits = diff(
+            lm,
+            before,
+            prompt,
+            target=self.target or None,
+            max_new_tokens=self.max_new_tokens or 16,
+            seed=self.seed,
+            progress=job.progress,
+        )
+        return _answer(edits, [edits])
+
+    def _compare(
+        self, lm: LanguageModel, prompt: Prompt, methods: Sequence[str], job: Job
+    ) -> dict[str, Any]:
+        """The heat maps of all methods."""
+        from noiser import compare
+
+        job.step(", ".join(methods))
+        comparison = compare(
+            lm,
+            prompt,
+            methods,
+            target=self.target or None,
+            foil=self.foil or None,
+            unit=self.unit,
+            max_new_tokens=self.max_new_tokens,
+            target_unit=self.target_unit,
+            seed=self.seed,
+            progress=job.progress,
+        )
+        return _answer(comparison, comparison)
 
 
-def _shown(found: Any, saved: Iterable[Any]) -> dict[str, Any]:
-    return {"html": found._repr_html_(), "saved": [each.to_dict() for each in saved]}
+def _split_sources(text: str) -> list[str]:
+    """The sources of a text, cut at its rules (---), or at blank lines where it has no rule."""
+    boundary = _RULE if _RULE.search(text) else _BLANK_LINES
+    parts = [part.strip() for part in boundary.split(text)]
+    return [part for part in parts if part]
+
+
+def _answer(result: Any, saved: Iterable[Any]) -> dict[str, Any]:
+    """The HTML of a result, and the records that the page keeps to ask further."""
+    return {"html": result._repr_html_(), "saved": [part.to_dict() for part in saved]}
 
 
 class Keep(BaseModel):
@@ -94,7 +153,9 @@ class Keep(BaseModel):
     def run(self, models: Models, job: Job) -> dict[str, Any]:  # noqa: ARG002 - no model is asked
         """The text that the library writes of the same result."""
         result = _result_of(self.answers)
-        return {"text": result.to_html() if self.form == "html" else result.to_markdown()}
+        if self.form == "html":
+            return {"text": result.to_html()}
+        return {"text": result.to_markdown()}
 
 
 def _result_of(records: Sequence[Mapping[str, Any]]) -> Any:
@@ -144,37 +205,42 @@ class Measure(BaseModel):
         from noiser import evaluate
         from noiser.attribution import Attribution
 
-        attributions, parts = (
-            [Attribution.from_dict(answer) for answer in self.answers],
-            list[str](),
-        )
+        attributions = [Attribution.from_dict(answer) for answer in self.answers]
         options: dict[str, Any] = {
             "metrics": self.metrics,
             "seed": self.seed,
             "progress": job.progress,
         }
+        parts: list[str] = []
         with models.use(self.model, job) as lm:
             for att in attributions:
                 name = label(att.method)
                 job.step(f"Measuring {name}")
-                parts.append(f"<h3>{escape(name)}</h3>{evaluate(lm, att, **options).fragment()}")
+                table = evaluate(lm, att, **options).fragment()
+                parts.append(f"<h3>{escape(name)}</h3>{table}")
         return {"html": f'<div class="noiser-att numbers">{"".join(parts)}</div>'}
 
 
 def parse_chat(text: str) -> Prompt:
-    r"""Chat messages from JSON, or from a transcript; without any role, all is one message of the user.
+    r"""Chat messages from JSON, or from a transcript.
+
+    A text without any role is one message of the user.
 
     >>> parse_chat("system: Be brief.\nuser: Name a sport.")
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Name a sport.'}]
     """
-    if (messages := json_messages(text)) is not None:
+    messages = json_messages(text)
+    if messages is not None:
         return messages
-    before, *rest = _ROLE.split(text)
-    if rest and before.strip():
-        text = f"The chat has {before.strip()[:40]!r} before the first role; expected a line that begins with a role."
-        raise PromptError(f"{text} Begin with system:, user:, assistant: or tool:.")
-    pairs = zip(rest[::2], rest[1::2], strict=True) if rest else [("user", text)]
-    return [
-        {"role": role.lower(), "content": content.strip("\n") if rest else content}
-        for role, content in pairs
-    ]
+    before, *parts = _ROLE.split(text)  # a role and its content in turn
+    if not parts:
+        return [{"role": "user", "content": text}]
+    if before.strip():
+        raise PromptError(
+            f"The chat has {before.strip()[:40]!r} before the first role; expected a line that "
+            "begins with a role. Begin with system:, user:, assistant: or tool:."
+        )
+    chat: list[dict[str, str]] = []
+    for role, content in zip(parts[::2], parts[1::2], strict=True):
+        chat.append({"role": role.lower(), "content": content.strip("\n")})
+    return chat
