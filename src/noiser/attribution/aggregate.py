@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 Columns = tuple[int, ...]
 Reduction = Callable[[Float[Tensor, "targets members"]], Float[Tensor, " targets"]]
 
-
-_ORDER = ("token", *SEGMENTATIONS)
+_ORDER = ("token", *SEGMENTATIONS)  # finest first
 _REDUCTIONS: dict[str, Reduction] = {
     "sum": lambda members: members.sum(-1),
     "mean": lambda members: members.mean(-1),
     "max": lambda members: members.amax(-1),
 }
+# The standard errors of sums and means of independent scores; a maximum has none.
 _STDERRS: dict[str, Reduction] = {
     "sum": lambda members: members.square().sum(-1).sqrt(),
     "mean": lambda members: members.square().sum(-1).sqrt() / members.shape[-1],
@@ -37,21 +37,24 @@ _STDERRS: dict[str, Reduction] = {
 def aggregate(att: AnyRecord, unit: Unit | str, reduce: str) -> AnyRecord:
     """See `Attribution.aggregate`."""
     check_choice("reduction", reduce, _REDUCTIONS)
-    groups, spread = _groups(att, unit), _STDERRS.get(reduce)
+    groups = _groups(att, unit)
+    stderr = None
+    if att.stderr is not None and reduce in _STDERRS:
+        stderr = _by_group(att.stderr, groups, _STDERRS[reduce])
+    thresholds = None
+    if att.thresholds is not None:
+        thresholds = _by_group(att.thresholds, groups, lambda members: members.amin(-1))
     info = {name: value for name, value in att.info.items() if name != "check"}  # of other scores
+    info["aggregated"] = {"from": att.unit, "reduce": reduce}
     return replace(
         att,
         scores=_by_group(att.scores, groups, _REDUCTIONS[reduce]),
         units=tuple(_joined(att, columns) for columns in groups),
         unit=unit if isinstance(unit, str) else "spans",
-        stderr=None
-        if att.stderr is None or spread is None
-        else _by_group(att.stderr, groups, spread),
+        stderr=stderr,
         pairs=(),
-        thresholds=att.thresholds
-        if att.thresholds is None
-        else _by_group(att.thresholds, groups, lambda m: m.amin(-1)),
-        info={**info, "aggregated": {"from": att.unit, "reduce": reduce}},
+        thresholds=thresholds,
+        info=info,
     )
 
 
@@ -65,36 +68,48 @@ def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
     if unit == "token" and att.unit == "token":
         return [(column,) for column in range(len(att.units))]
     if not _is_finer(att, unit):
-        said = f"The scores belong to units of kind {att.unit!r}, which are not parts of {unit}s"
-        raise UnitError(f"{said}. Attribute again with unit={unit!r}.")
-    special = {*att.info.get("special_tokens", ())}
-    alone = [
-        span.start == span.end or not special.isdisjoint(span.token_indices) for span in att.units
-    ]
-    groups = [(column,) for column, is_alone in enumerate(alone) if is_alone]
-    for run in _runs(att, [column for column, is_alone in enumerate(alone) if not is_alone]):
-        tokens = [(att.units[column].start, att.units[column].end) for column in run]
-        first, last = tokens[0][0], max(end for _, end in tokens)
-        spans = [
-            (first + start, first + end) for start, end in SEGMENTATIONS[unit](att.text[first:last])
-        ]
-        groups += [tuple(run[index] for index in group) for group in snap(att.text, spans, tokens)]
+        raise UnitError(
+            f"The scores belong to units of kind {att.unit!r}, which are not parts of {unit}s. "
+            f"Attribute again with unit={unit!r}."
+        )
+    return _groups_of_text(att, unit)
+
+
+def _groups_of_text(att: AttributionRecord, unit: str) -> list[Columns]:
+    """The columns that make up each named unit of the text; special tokens stay alone."""
+    special = set(att.info.get("special_tokens", ()))
+    groups: list[Columns] = []
+    ordinary: list[int] = []
+    for column, span in enumerate(att.units):
+        if span.start == span.end or not special.isdisjoint(span.token_indices):
+            groups.append((column,))
+        else:
+            ordinary.append(column)
+    for run in _runs(att, ordinary):
+        offsets = [(att.units[column].start, att.units[column].end) for column in run]
+        first = offsets[0][0]
+        last = max(end for _, end in offsets)
+        segments = SEGMENTATIONS[unit](att.text[first:last])
+        spans = [(first + start, first + end) for start, end in segments]
+        for group in snap(att.text, spans, offsets):
+            groups.append(tuple(run[index] for index in group))
     return sorted(groups)
 
 
 def _is_finer(att: AttributionRecord, unit: str) -> bool:
     """Whether units of this kind can be made of the attribution's."""
     if att.unit == "auto" and unit != "token":
-        return not any(
-            len(span.token_indices) > 1 and len(SEGMENTATIONS[unit](span.text)) > 1
-            for span in att.units
-        )
+        return not any(_is_divisible(span, unit) for span in att.units)
+    if att.unit == "spans" and unit == "word":
+        return False
+    # The caller's spans are taken to be about as fine as words.
     kind = "word" if att.unit == "spans" else att.unit
-    return (
-        kind in _ORDER
-        and _ORDER.index(kind) <= _ORDER.index(unit)
-        and (att.unit, unit) != ("spans", "word")
-    )
+    return kind in _ORDER and _ORDER.index(kind) <= _ORDER.index(unit)
+
+
+def _is_divisible(span: Span, unit: str) -> bool:
+    """Whether a unit of several tokens holds several named units."""
+    return len(span.token_indices) > 1 and len(SEGMENTATIONS[unit](span.text)) > 1
 
 
 def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[list[int]]:
@@ -102,15 +117,15 @@ def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[list[int]]:
     runs: list[list[int]] = []
     covered = -1
     for column in columns:
-        span = att.units[column]
-        if (
-            not runs
-            or span.start > covered
-            or att.units[runs[-1][0]].start < att.prompt_length <= span.start
-        ):
+        start = att.units[column].start
+        begins_run = not runs or start > covered
+        if not begins_run:
+            run_start = att.units[runs[-1][0]].start
+            begins_run = run_start < att.prompt_length <= start
+        if begins_run:
             runs.append([])
         runs[-1].append(column)
-        covered = max(covered, span.end)
+        covered = max(covered, att.units[column].end)
     return runs
 
 
@@ -118,35 +133,35 @@ def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -
     """The units of which each span has more than any other span; units in no span are left out."""
     spans = checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
-    found = owners(
-        att.text, [(unit.start, unit.end) for unit in att.units], [spans[index] for index in order]
-    )
-    groups = {
-        place: tuple(i for i, index in enumerate(found) if index == rank)
-        for rank, place in enumerate(order)
-    }
-    for place, (start, end) in enumerate(spans):
+    offsets = [(unit.start, unit.end) for unit in att.units]
+    owner_of = owners(att.text, offsets, [spans[place] for place in order])
+    members = [list[int]() for _ in spans]
+    for column, owner in enumerate(owner_of):
+        if owner is not None:
+            members[order[owner]].append(column)
+    for (start, end), columns in zip(spans, members, strict=True):
         span = f"Span {(start, end)}, {att.text[start:end]!r},"
         if start < att.prompt_length < end:
             raise UnitError(
-                f"{span} joins the prompt and its continuation, which begins at {att.prompt_length}."
+                f"{span} joins the prompt and its continuation, which begins at "
+                f"{att.prompt_length}."
             )
-        if not groups[place]:
+        if not columns:
             raise UnitError(f"{span} holds no {att.unit} of these. Widen it.")
-    return [groups[place] for place in range(len(spans))]
+    return [tuple(columns) for columns in members]
 
 
 def _joined(att: AttributionRecord, columns: Columns) -> Span:
+    """One unit from the first character of some units to the last, with the tokens of all."""
     if len(columns) == 1:
         return att.units[columns[0]]
     members = [att.units[column] for column in columns]
-    start, end = min(member.start for member in members), max(member.end for member in members)
-    return Span(
-        att.text[start:end],
-        start,
-        end,
-        tuple(sorted({i for each in members for i in each.token_indices})),
-    )
+    start = min(member.start for member in members)
+    end = max(member.end for member in members)
+    tokens: set[int] = set()
+    for member in members:
+        tokens.update(member.token_indices)
+    return Span(att.text[start:end], start, end, tuple(sorted(tokens)))
 
 
 def _by_group(
@@ -154,11 +169,14 @@ def _by_group(
 ) -> Float[Tensor, "targets groups"]:
     """Each group of columns reduced; NaN in a row where any member is NaN.
 
-    A column without any number is left out of a group that has others: a first token that was kept.
+    A column without any number is left out of a group that has others: a first token that was
+    kept.
     """
-    nothing = values.isnan().all(0).tolist()
-    reduced = [values[:, :0].sum(1)]
+    has_no_number = values.isnan().all(0).tolist()
+    reduced: list[Float[Tensor, " targets"]] = []
     for group in groups:
-        members = [column for column in group if not nothing[column]] or [*group]
-        reduced.append(reduction(values[:, members]))
-    return torch.stack(reduced, 1)[:, 1:]
+        members = [column for column in group if not has_no_number[column]]
+        reduced.append(reduction(values[:, members or list(group)]))
+    if not reduced:
+        return values[:, :0]
+    return torch.stack(reduced, 1)

@@ -1,4 +1,4 @@
-"""Safe text, numbers, captions and colours, which every renderer of an attribution shares. No markup."""
+"""Safe text, captions and colours, without markup, which every renderer of an attribution uses."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 Colour = tuple[int, int, int]  # red, green and blue of sRGB, 0 to 255
 
 DARK_PAPER = (24, 26, 32)
-_POSITIVE, _NEGATIVE = (
-    (230, 159, 0),
-    (86, 180, 233),
-)  # orange and sky blue of Okabe and Ito, for colour-blind readers
+# Orange and sky blue of Okabe and Ito, for colour-blind readers.
+_POSITIVE = (230, 159, 0)
+_NEGATIVE = (86, 180, 233)
 _GREY = (128, 128, 128)
 
-_HIDDEN = regex.compile(  # without joiners and Arabic signs
+# Invisible characters, except joiners and Arabic signs.
+_HIDDEN = regex.compile(
     r"[[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]--[\u200c\u200d\u0600-\u0605\u06dd\u070f\u08e2]]", regex.V1
 )
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that is invisible, or that a terminal obeys, as a visible one, or its code point.
+    r"""The text without invisible characters, and without those that a terminal obeys.
+
+    Each shows as a mark or as its code point.
 
     >>> visible("a\x1b[2J\tb")
     'a⟨U+001B⟩[2J⇥b'
@@ -41,36 +43,44 @@ def visible(text: str) -> str:
 
 
 def label(text: str) -> str:
-    """A unit or token in one line, without the whitespace around it; whitespace alone is shown by marks."""
+    """A unit or token in one line, without whitespace around it; marks show whitespace alone."""
     stripped = text.strip() or text.replace(" ", "␣")
     return visible(stripped).replace("\n", "") or "∅"
 
 
 def labels(att: AttributionRecord) -> list[str]:
-    """The units' labels, cut to 30 characters; those that would be equal have the place of their first character."""
-    short = [shorten(label(unit.text), 30) for unit in att.units]
-    counts = Counter(short)
-    return [
-        f"{text} @{unit.start}" if counts[text] > 1 else text
-        for text, unit in zip(short, att.units, strict=True)
-    ]
+    """The units' labels, cut to 30 characters.
+
+    Labels that would be equal have the place of their first character.
+    """
+    texts = [shorten(label(unit.text), 30) for unit in att.units]
+    counts = Counter(texts)
+    names: list[str] = []
+    for text, unit in zip(texts, att.units, strict=True):
+        names.append(f"{text} @{unit.start}" if counts[text] > 1 else text)
+    return names
 
 
 def provenance(*attributions: AttributionRecord) -> str:
     """Methods, model, unit and seed in one line, or a line for each that differs, safe to show."""
     methods: dict[str, list[str]] = {}
     for att in attributions:
-        revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
-        joined = "aggregated" in att.info and " ({reduce} over {from})".format_map(
-            att.info["aggregated"]
-        )
-        rest = (
-            f"{att.model.name}{revision} ({att.model.dtype})",
-            f"unit {att.unit}{joined or ''}",
-            f"seed {att.seed}",
-        )
-        methods.setdefault(" · ".join(map(label, rest)), []).append(label(method_text(att)))
-    return "\n".join(f"{', '.join(names)} · {rest}" for rest, names in methods.items())
+        methods.setdefault(_origin(att), []).append(label(method_text(att)))
+    return "\n".join(f"{', '.join(names)} · {origin}" for origin, names in methods.items())
+
+
+def _origin(att: AttributionRecord) -> str:
+    """The model, the unit and the seed in one line."""
+    revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
+    joined = ""
+    if "aggregated" in att.info:
+        joined = " ({reduce} over {from})".format_map(att.info["aggregated"])
+    facts = (
+        f"{att.model.name}{revision} ({att.model.dtype})",
+        f"unit {att.unit}{joined}",
+        f"seed {att.seed}",
+    )
+    return " · ".join(map(label, facts))
 
 
 def notes(*attributions: AttributionRecord) -> list[str]:
@@ -78,18 +88,22 @@ def notes(*attributions: AttributionRecord) -> list[str]:
 
     They say that time ran out, what became of the first token, and what `check=` found.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     for name, att in zip(headings(attributions), attributions, strict=True):
         prefix = f"{name}: " if len(attributions) > 1 else ""
-        sentences = [stop_text(att), first_token_text(att)]
-        if check := att.info.get("check"):
-            sentences.append(check_text(check))
-        found += [prefix + sentence for sentence in sentences if sentence]
-    return found
+        texts = [stop_text(att), first_token_text(att)]
+        check = att.info.get("check")
+        if check:
+            texts.append(check_text(check))
+        sentences += [prefix + text for text in texts if text]
+    return sentences
 
 
 def first_token_text(att: AttributionRecord) -> str:
-    """Why a unit that is only the first token has a score of another kind, or none; "" if there is no such unit."""
+    """Why a unit that is only the first token has a score of another kind, or none.
+
+    "" if there is no such unit.
+    """
     unit = next((unit for unit in att.units if unit.token_indices == (0,)), None)
     outcomes = {
         "kept": "It was always kept and has no score.",
@@ -104,14 +118,14 @@ def first_token_text(att: AttributionRecord) -> str:
 
 
 def stop_text(att: AttributionRecord) -> str:
-    """What it means that the call's time went by, in words; "" where it did not."""
+    """What the scores mean where the call ran out of time; "" where it did not."""
     unfinished = int(att.info.get("unfinished") or 0)
     if not unfinished:
         return ""
     inputs = "1 input was" if unfinished == 1 else f"{unfinished} inputs were"
     return (
-        f"Stopped after {float(att.info.get('max_seconds') or 0):g} s, when {inputs} not run yet: units without a "
-        "score were not reached, and other scores rest on fewer inputs."
+        f"Stopped after {float(att.info.get('max_seconds') or 0):g} s, when {inputs} not run yet: "
+        "units without a score were not reached, and other scores rest on fewer inputs."
     )
 
 
@@ -145,32 +159,35 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def method_text(att: AttributionRecord, *, version: bool = True) -> str:
-    """The method, and what it explains where that is not the prediction itself."""
+    """The method, and the quantity that it explains unless that is the prediction."""
     of = f" of {short(att.info['of'])}" if "of" in att.info else ""
+    through = " through the continuation" if "through" in att.info else ""
     name = att.method if version else unversioned(att.method)
-    return f"{name}{of}{' through the continuation' if 'through' in att.info else ''}"
+    return f"{name}{of}{through}"
 
 
 def headings(attributions: Sequence[AttributionRecord]) -> list[str]:
-    """Each one's method, safe to show; of several by the same method, with the parameters in which they differ."""
+    """The method of each attribution, safe to show.
+
+    Several by the same method have the parameters in which they differ.
+    """
+    versioned = {att.method for att in attributions}
+    # Versions are shown where two of them are compared.
+    has_versions = len(versioned) > len({unversioned(method) for method in versioned})
     texts: list[str] = []
-    several = len({att.method for att in attributions}) > len(
-        {unversioned(att.method) for att in attributions}
-    )
     for att in attributions:
-        same = [other.parameters for other in attributions if other.method == att.method]
-        values = {name: short(value) for name, value in att.parameters.items()}
-        differing = [
-            f"{name}={v}"
-            for name, v in values.items()
-            if any(v != short(other.get(name)) for other in same)
-        ]
-        texts.append(label(" ".join([method_text(att, version=several), *differing])))
+        siblings = [other.parameters for other in attributions if other.method == att.method]
+        words = [method_text(att, version=has_versions)]
+        for name, parameter in att.parameters.items():
+            value = short(parameter)
+            if any(value != short(other.get(name)) for other in siblings):
+                words.append(f"{name}={value}")
+        texts.append(label(" ".join(words)))
     return texts
 
 
 def short(value: Any) -> str:
-    """A hyper-parameter in at most 80 characters; of a tensor its shape."""
+    """A hyper-parameter in at most 80 characters; for a tensor, its shape."""
     if isinstance(value, Tensor):
         return f"tensor{list(value.shape)}"
     return shorten(f"{value:g}" if isinstance(value, float) else str(value), 80)
@@ -182,20 +199,26 @@ def shorten(text: str, most: int) -> str:
 
 
 def check_comparable(attributions: Sequence[AttributionRecord]) -> None:
-    """Raises ParameterError unless there is an attribution, and all are of one prompt and the same targets."""
-    asked = [
-        (att.text[: att.prompt_length], [target.text for target in att.targets])
-        for att in attributions
-    ]
-    if not asked:
+    """Raises ParameterError unless the attributions are of one prompt and the same targets."""
+    if not attributions:
         raise ParameterError("There is nothing to compare; expected at least one attribution.")
-    if other := next((each for each in asked if each != asked[0]), None):
-        both = f"{asked[0]!r:.80} and {other!r:.80}"
-        raise ParameterError(f"The attributions are of different prompts or targets, {both}.")
+    first = _prompt_and_targets(attributions[0])
+    for att in attributions:
+        other = _prompt_and_targets(att)
+        if other != first:
+            both = f"{first!r:.80} and {other!r:.80}"
+            raise ParameterError(f"The attributions are of different prompts or targets, {both}.")
+
+
+def _prompt_and_targets(att: AttributionRecord) -> tuple[str, list[str]]:
+    return att.text[: att.prompt_length], [target.text for target in att.targets]
 
 
 def check_targets(att: AttributionRecord, targets: Sequence[int]) -> list[int]:
-    """Indices of targets from 0 on; those below 0 count from the end. Raises ParameterError unless all are there."""
+    """Indices of targets from 0 on; indices below 0 count from the end.
+
+    Raises ParameterError unless the attribution has all of the targets.
+    """
     count = len(att.targets)
     if not targets or not all(-count <= row < count for row in targets):
         expected = f"indices of the {count} targets, 0 to {count - 1}, or from the end"
@@ -204,10 +227,17 @@ def check_targets(att: AttributionRecord, targets: Sequence[int]) -> list[int]:
 
 
 def tint(weight: float | None, paper: Colour) -> Colour:
-    """The background of a cell: the paper's colour at 0, full orange at 1, full blue at -1; grey for None."""
-    hue, strength = _GREY, 0.3
-    if weight is not None:
-        hue, strength = _POSITIVE if weight >= 0 else _NEGATIVE, min(1.0, abs(weight))
+    """The background of a cell.
+
+    It is the paper's colour at 0, full orange at 1, full blue at -1, and grey for None.
+    """
+    if weight is None:
+        return _mix(paper, _GREY, 0.3)
+    return _mix(paper, _POSITIVE if weight >= 0 else _NEGATIVE, min(1.0, abs(weight)))
+
+
+def _mix(paper: Colour, hue: Colour, strength: float) -> Colour:
+    """The colour between the paper's, at strength 0, and a hue, at 1."""
     red, green, blue = (
         round(low + (high - low) * strength) for low, high in zip(paper, hue, strict=True)
     )
@@ -215,5 +245,8 @@ def tint(weight: float | None, paper: Colour) -> Colour:
 
 
 def dark_ink(weight: float | None) -> bool:
-    """Whether black is easier to read than white on a cell's tint on dark paper; the better has a contrast of 4.5."""
+    """Whether black is easier to read than white on a cell's tint on dark paper.
+
+    The better of the two has a contrast of at least 4.5.
+    """
     return abs(weight or 0.0) > 0.635

@@ -11,19 +11,24 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.errors import NumericalError
 
+Row = Float[Tensor, "*rows units"]
+Valid = Bool[Tensor, "*rows units"]
+
+_FLOAT32_PRECISION = 2.0**-23
+
 
 def normalize(scores: Row, kind: str = "sum") -> Row:
     """Every row normalised by itself; see `Attribution.normalized`."""
     check_choice("normalization", kind, NORMALIZATIONS)
-    if torch.isinf(scores).any():
-        count = f"{int(torch.isinf(scores).sum())} of {scores.numel()}"
+    infinite = int(torch.isinf(scores).sum())
+    if infinite:
         raise NumericalError(
-            f"{count} scores are infinite. Run the attribution again in float32 or bfloat16."
+            f"{infinite} of {scores.numel()} scores are infinite. Run the attribution again in "
+            "float32 or bfloat16."
         )
     valid = ~torch.isnan(scores)
-    return (
-        NORMALIZATIONS[kind](scores.double(), valid).to(scores.dtype).masked_fill(~valid, torch.nan)
-    )
+    normalized = NORMALIZATIONS[kind](scores.double(), valid)
+    return normalized.to(scores.dtype).masked_fill(~valid, torch.nan)
 
 
 def _over(values: Row, total: Tensor, valid: Valid) -> Row:
@@ -35,11 +40,14 @@ def _over(values: Row, total: Tensor, valid: Valid) -> Row:
 def _shares(weights: Row, valid: Valid) -> Row:
     """Shares of the sum, unless it is 0 to the precision of float32."""
     present = weights.masked_fill(~valid, 0)
-    total, size = present.sum(-1, keepdim=True), present.abs().sum(-1, keepdim=True)
-    return _over(weights, total.masked_fill(total.abs() <= 2.0**-23 * size, 0), valid)
+    total = present.sum(-1, keepdim=True)
+    size = present.abs().sum(-1, keepdim=True)
+    is_zero = total.abs() <= _FLOAT32_PRECISION * size
+    return _over(weights, total.masked_fill(is_zero, 0), valid)
 
 
 def _minmax(scores: Row, valid: Valid) -> Row:
+    """Scores moved and scaled so that they reach from 0 to 1."""
     if not scores.numel():
         return scores
     low = scores.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)
@@ -55,9 +63,3 @@ NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
     "softmax": lambda scores, valid: scores.masked_fill(~valid, -torch.inf).softmax(-1),
     "none": lambda scores, _: scores,
 }
-
-
-Row = Float[Tensor, "*rows units"]
-
-
-Valid = Bool[Tensor, "*rows units"]

@@ -46,6 +46,15 @@ ROW = _saved(list[SavedNumber])
 ROWS = _saved(list[list[SavedNumber]])
 FLAGS = _saved(list[list[bool]], torch.bool)
 
+# A saved attribution of one unit, with the keys that matter here:
+#
+#     {
+#       "format": "noiser.attribution",
+#       "schema": 1,
+#       "scores": [[0.25]],
+#       "units": [{"text": "The", "start": 0, "end": 3, "token_indices": [1]}]
+#     }
+
 
 class _Head(BaseModel, Generic[T]):
     """The keys of a file that are not fields of its record."""
@@ -55,21 +64,29 @@ class _Head(BaseModel, Generic[T]):
 
 
 def read_saved(path: str | PathLike[str], parse: Callable[[Any], T]) -> T:
-    """The result of `parse` for the JSON in a file. Raises StoredFileError if it is not JSON, or `parse` does."""
+    """The result of `parse` for the JSON in a file.
+
+    Raises StoredFileError if the file is not JSON, or if `parse` raises it.
+    """
     try:
         return parse(parse_json(Path(path).read_bytes()))
     except StoredFileError as error:
         raise StoredFileError(f"{os.fspath(path)}: {error}") from error
     except ValueError as error:
-        said = f"{os.fspath(path)} is not readable JSON ({error})"
-        raise StoredFileError(f"{said}. It is damaged or cut short: make it again.") from error
+        raise StoredFileError(
+            f"{os.fspath(path)} is not readable JSON ({error}). It is damaged or cut short: make "
+            "it again."
+        ) from error
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def restored(kind: type[T], form: Any, data: Any) -> T:
-    """The record with the data of a saved file; `form` is the Literal of its format. Raises StoredFileError."""
+    """The record with the data of a saved file; `form` is the Literal of its format.
+
+    Raises StoredFileError.
+    """
     try:
         _adapter(_Head[form]).validate_python(data)
         return _adapter(kind).validate_python(data)
@@ -79,13 +96,11 @@ def restored(kind: type[T], form: Any, data: Any) -> T:
         ) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key, fault = (
-            ".".join(map(str, first["loc"])) or "the file",
-            first["msg"].removeprefix("Value error, "),
-        )
+        key = ".".join(map(str, first["loc"])) or "the file"
+        fault = first["msg"].removeprefix("Value error, ")
         raise StoredFileError(
-            f"{key}: {fault}, got {reprlib.repr(first['input'])}. The file is damaged, something else, or of a newer "
-            "version; docs/schema.md describes the keys."
+            f"{key}: {fault}, got {reprlib.repr(first['input'])}. The file is damaged, something "
+            "else, or of a newer version; docs/schema.md describes the keys."
         ) from error
 
 
@@ -101,30 +116,36 @@ def with_nan(value: Any) -> Any:
 
 
 def to_jsonable(value: Any) -> Any:
-    """A value that JSON has: records become dicts, tensors lists, NaN None, infinities "Infinity", others texts."""
+    """A value that JSON has.
+
+    Records become dicts, tensors lists, NaN None, infinities "Infinity" and "-Infinity", others
+    texts.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return (
-            value
-            if math.isfinite(value)
-            else None
-            if math.isnan(value)
-            else f"{'-' * (value < 0)}Infinity"
-        )
+        return _jsonable_float(value)
     if isinstance(value, Tensor):
         value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
-        return to_jsonable(
-            (value.astype(str).astype(float) if value.dtype == np.float32 else value).tolist()
-        )
+        if value.dtype == np.float32:
+            # By way of text: the shortest decimal of the float32, 0.1 and not 0.10000000149.
+            value = value.astype(str).astype(float)
+        return to_jsonable(value.tolist())
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {
-            str(key): to_jsonable(item)
-            for key, item in cast("Mapping[object, object]", value).items()
-        }
+        items = cast("Mapping[object, object]", value).items()
+        return {str(key): to_jsonable(item) for key, item in items}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_jsonable(item) for item in cast("list[object]", value)]
     return str(value)
+
+
+def _jsonable_float(value: float) -> float | str | None:
+    """A finite number, None for NaN, or the name of an infinity."""
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return None
+    return "Infinity" if value > 0 else "-Infinity"

@@ -27,22 +27,40 @@ from noiser.attribution.display import (
     tint,
     visible,
 )
-from noiser.attribution.heatmap import HeatMap, Numbers, errors_of, has_signal, heat_map, numbers
+from noiser.attribution.heatmap import (
+    Cell,
+    HeatMap,
+    Numbers,
+    errors_of,
+    has_signal,
+    heat_map,
+    numbers,
+)
 from noiser.numbers import NumberFormat, number_format
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
 
-_MOST_TARGETS, _MOST_UNITS, _LONG = 8, 60, 1500
-"""Of a longer answer or prompt the rest is left out; the numbers of a prompt of so many characters come before it."""
+# Of a longer answer the rest of the targets is left out, of a longer prompt the rest of the units.
+_MOST_TARGETS = 8
+_MOST_UNITS = 60
+# The numbers of a prompt of more characters come before it.
+_LONG = 1500
+# Characters of the longest bar.
 _BAR = 24
-_INK, _SOFT_INK, _WHITE, _BLACK = (225, 228, 235), (150, 155, 165), (255, 255, 255), (0, 0, 0)
+_INK = (225, 228, 235)
+_SOFT_INK = (150, 155, 165)
+_WHITE = (255, 255, 255)
+_BLACK = (0, 0, 0)
 _ASCII = str.maketrans("→±·█░↵⇥␣…“”⟨⟩", '>~|#-$>_.""<>')
 """Substitutes for terminals that have no Unicode."""
 
 
 def to_text(attributions: Sequence[AttributionRecord], *, plain: bool = False) -> str:
-    """One attribution, or several of one prompt, as text; coloured for a terminal. `plain` text has all targets."""
+    """One attribution, or several of one prompt, as text, coloured for a terminal.
+
+    `plain` text has all targets.
+    """
     file = io.StringIO() if plain else sys.stdout
     console = Console(file=file, force_jupyter=False)
     if plain or os.environ.get("NO_COLOR") or not console.is_terminal:
@@ -55,110 +73,136 @@ def to_text(attributions: Sequence[AttributionRecord], *, plain: bool = False) -
         )
     with console.capture() as capture:
         console.print(Group(*sections(attributions, console, plain=plain)))
-    text = "\n".join(part.rstrip(" ") for part in capture.get().split("\n")).rstrip("\n")
+    lines = [line.rstrip(" ") for line in capture.get().split("\n")]
+    text = "\n".join(lines).rstrip("\n")
     if console.encoding.startswith("utf"):
         return text
-    return (
-        text.translate(_ASCII).encode(console.encoding, "backslashreplace").decode(console.encoding)
-    )
+    encoded = text.translate(_ASCII).encode(console.encoding, "backslashreplace")
+    return encoded.decode(console.encoding)
 
 
 def sections(
     attributions: Sequence[AttributionRecord], console: Console, *, plain: bool = False
 ) -> Iterator[RenderableType]:
-    """The first targets, or all, as a matrix or, to compare, in sections; then where the numbers come from."""
+    """The first targets, or all, and where the numbers come from.
+
+    One attribution of several targets is a matrix; else each target has a section.
+    """
     display.check_comparable(attributions)
-    colours = console.color_system is not None and not console.no_color
-    count, most = len(attributions[0].targets), None if plain else _MOST_TARGETS
+    has_colours = console.color_system is not None and not console.no_color
+    count = len(attributions[0].targets)
+    rows = range(count) if plain else range(count)[:_MOST_TARGETS]
     if len(attributions) == 1 and count > 1:
-        yield from _matrix(attributions[0], range(count)[:most], console.width)
+        yield from _matrix(attributions[0], rows, console.width)
     else:
-        for row in range(count)[:most]:
-            if row:
+        section = _coloured if has_colours else _plain
+        for row in rows:
+            if row > 0:
                 yield Text()
-            yield from _coloured(attributions, row) if colours else _plain(attributions, row)
-    if most and count > most:
+            yield from section(attributions, row)
+    hidden = count - len(rows)
+    if hidden:
         yield Text()
-        yield _line(f"… {count - most} more targets; to_html() and to_markdown() show all", "dim")
-    yield from map(_line, display.notes(*attributions))
+        yield _line(f"… {hidden} more targets; to_html() and to_markdown() show all", "dim")
+    for note in display.notes(*attributions):
+        yield _line(note)
     yield _line(display.provenance(*attributions), "dim")
 
 
 def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[RenderableType]:
+    """A heat map with its captions for each attribution; long texts come after them."""
     maps = [heat_map(att, row) for att in attributions]
-    several = len(maps) > 1
-    if several:
+    is_comparison = len(maps) > 1
+    if is_comparison:
         yield _line(maps[0].question, "dim")
-    for heat, heading, legend in zip(
-        maps, headings(attributions), heatmap.legends(maps), strict=True
-    ):
-        words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
-        facts = [_line(heat.facts, "dim")] * (not several) + [
-            _line(heatmap.strongest(heat))
-        ] * bool(heat.largest)
-        facts += [*map(_line, heat.pairs), *[_line(words, "dim")] * bool(words)]
-        if several:
-            yield _line(heading, "bold", indent=1)
-        long = sum(len(cell.text) for cell in heat.cells) > _LONG
-        yield from [*facts, _heat_map(heat)] if long else [_heat_map(heat), *facts]
+    names = headings(attributions)
+    for heat, name, legend in zip(maps, names, heatmap.legends(maps), strict=True):
+        if is_comparison:
+            yield _line(name, "bold", indent=1)
+        is_long = sum(len(cell.text) for cell in heat.cells) > _LONG
+        if not is_long:
+            yield _heat_map(heat)
+        if not is_comparison:
+            yield _line(heat.facts, "dim")
+        if heat.largest:
+            yield _line(heatmap.strongest(heat))
+        for pair in heat.pairs:
+            yield _line(pair)
+        if legend:
+            words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
+            yield _line(words, "dim")
+        if is_long:
+            yield _heat_map(heat)
 
 
 def _plain(attributions: Sequence[AttributionRecord], row: int) -> Iterator[RenderableType]:
-    heat, several, units = (
-        heat_map(attributions[0], row),
-        len(attributions) > 1,
-        attributions[0].units,
-    )
+    """The text, and tables of numbers: one for attributions of the same units, or one for each."""
+    heat = heat_map(attributions[0], row)
+    units = attributions[0].units
+    is_comparison = len(attributions) > 1
     yield _line(_text(heat), indent=0)
-    yield _line(heat.question if several else heat.facts)
-    if several and all(att.units == units for att in attributions):
+    yield _line(heat.question if is_comparison else heat.facts)
+    if is_comparison and all(att.units == units for att in attributions):
         most = None if len(units) <= _MOST_UNITS else max(1, _MOST_UNITS // len(attributions))
         yield from _numbers(numbers(attributions, row, most))
         return
     for att, heading in zip(attributions, headings(attributions), strict=True):
-        if several:
+        if is_comparison:
             yield _line(heading)
         heat = heat_map(att, row)
         yield _line(heatmap.strongest(heat))
         yield from _numbers(numbers([att], row, _MOST_UNITS))
-        yield from map(_line, heat.pairs)
+        for pair in heat.pairs:
+            yield _line(pair)
 
 
 def _text(heat: HeatMap, target: str = "") -> str:
     """The text, of a long one its end, and the target."""
     text = visible("".join(cell.text for cell in heat.cells).lstrip(" "))
-    return f"{text if len(text) <= _LONG else f'… {text[-_LONG // 4 :]}'} → {target or heat.target}"
+    if len(text) > _LONG:
+        text = f"… {text[-_LONG // 4 :]}"
+    return f"{text} → {target or heat.target}"
 
 
 def _matrix(att: AttributionRecord, rows: Sequence[int], width: int) -> Iterator[RenderableType]:
-    """The text once, then units by targets, as many targets below each other as fit; no signal stands in brackets."""
-    said = "".join(att.targets[row].text for row in rows)
-    yield _line(
-        _text(heat_map(att, 0), f"{label(said)}{'…' * (len(rows) < len(att.targets))}"), indent=0
-    )
-    units, sizes = labels(att), att.scores.abs().nan_to_num()
-    chosen = sorted(sizes[list(rows)].amax(0).argsort(descending=True)[:_MOST_UNITS].tolist())
-    step = max(1, (width - 34) // 12)
-    for block in (rows[start : start + step] for start in range(0, len(rows), step)):
-        columns = [[Text(f"{att.targets[row].probability:.3g}", "dim")] for row in block]
-        for column, row in zip(columns, block, strict=True):
-            show, errors = number_format(att.scores[row].tolist()), errors_of(att, row)
-            largest, scores = float(sizes[row].max()) or 1.0, att.scores[row].tolist()
-            column += [
-                _number(show, scores[unit], errors[unit], scores[unit] / largest) for unit in chosen
-            ]
-        names = [Text("  probability", "dim"), *(Text(f"  {units[unit]}") for unit in chosen)]
-        heads = (shorten(label(att.targets[row].text), 10) for row in block)
+    """The text once, then units by targets, as many targets beside each other as fit."""
+    answer = label("".join(att.targets[row].text for row in rows))
+    if len(rows) < len(att.targets):
+        answer += "…"
+    yield _line(_text(heat_map(att, 0), answer), indent=0)
+    largest_of_unit = att.scores.abs().nan_to_num()[list(rows)].amax(0)
+    strongest_first: list[int] = largest_of_unit.argsort(descending=True).tolist()
+    units = sorted(strongest_first[:_MOST_UNITS])
+    step = max(1, (width - 34) // 12)  # 34 characters for the labels, 12 for a column of numbers
+    for start in range(0, len(rows), step):
         yield Text()
-        yield _grid(
-            [f"  {heatmap.kind_of_units(att)}", *heads], [*zip(names, *columns, strict=True)]
-        )
+        yield _block(att, rows[start : start + step], units)
     for row in rows:
-        yield from (
-            _line(f"{label(att.targets[row].text)}: {line}") for line in heat_map(att, row).pairs
-        )
-    if len(chosen) < len(units):
-        yield _line(f"(the {len(chosen)} strongest of {len(units)} units)")
+        for pair in heat_map(att, row).pairs:
+            yield _line(f"{label(att.targets[row].text)}: {pair}")
+    if len(units) < len(att.units):
+        yield _line(f"(the {len(units)} strongest of {len(att.units)} units)")
+
+
+def _block(att: AttributionRecord, rows: Sequence[int], units: Sequence[int]) -> Table:
+    """Units by targets; a score without a signal stands in brackets."""
+    names = labels(att)
+    head = [f"  {heatmap.kind_of_units(att)}"]
+    columns = [[Text("  probability", "dim"), *(Text(f"  {names[unit]}") for unit in units)]]
+    for row in rows:
+        target = att.targets[row]
+        head.append(shorten(label(target.text), 10))
+        columns.append([Text(f"{target.probability:.3g}", "dim"), *_column(att, row, units)])
+    return _grid(head, list(zip(*columns, strict=True)))
+
+
+def _column(att: AttributionRecord, row: int, units: Sequence[int]) -> list[Text]:
+    """The scores of some units for one target, each on its colour."""
+    scores: list[float] = att.scores[row].tolist()
+    errors = errors_of(att, row)
+    show = number_format(scores)
+    largest = float(att.scores[row].abs().nan_to_num().max()) or 1.0
+    return [_number(show, scores[unit], errors[unit], scores[unit] / largest) for unit in units]
 
 
 def _number(show: NumberFormat, score: float, stderr: float, weight: float) -> Text:
@@ -171,36 +215,46 @@ def _number(show: NumberFormat, score: float, stderr: float, weight: float) -> T
 
 
 def _numbers(table: Numbers) -> Iterator[RenderableType]:
-    """Units by methods; or of one method units, scores with their errors and bars, solid for positive scores."""
+    """Units by methods; for one method, its scores with their errors and bars.
+
+    The bars of positive scores are solid.
+    """
     if not table.rows:
         yield _line("no unit stands before this target")
         return
     rows = [[Text(f"  {unit}"), *map(Text, texts)] for unit, *texts in table.rows]
     if table.head[1] == "score":
-        weights = [weight for weight, *_ in table.weights]
-        bars = [
-            "no signal" if w is None else ("█" if w > 0 else "░") * round(_BAR * abs(w))
-            for w in weights
-        ]
-        yield _grid(
-            [], [[*row[:2], Text(bar)] for row, bar in zip(rows, bars, strict=True)], bars=True
-        )
+        with_bars: list[list[Text]] = []
+        for row, weights in zip(rows, table.weights, strict=True):
+            with_bars.append([*row[:2], Text(_bar(weights[0]))])
+        yield _grid([], with_bars, bars=True)
     else:
         yield _grid([f"  {table.head[0]}", *table.head[1:]], rows)
     if table.note:
         yield _line(f"({table.note})")
 
 
+def _bar(weight: float | None) -> str:
+    if weight is None:
+        return "no signal"
+    character = "█" if weight > 0 else "░"
+    return character * round(_BAR * abs(weight))
+
+
 def _grid(head: Sequence[str], rows: Sequence[Sequence[Text]], *, bars: bool = False) -> Table:
     """Columns of labels, of numbers, which are not broken, and of bars in the last one."""
-    grid, columns = Table.grid(padding=(0, 2, 0, 0)), [*zip(*rows, strict=True)]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    columns = list(zip(*rows, strict=True))
+    number_columns = columns[1:-1] if bars else columns[1:]
     grid.add_column(max_width=40, no_wrap=True)
-    for column in columns[1 : len(columns) - bars]:
+    for column in number_columns:
         narrowest = max((len(word) for text in column for word in text.plain.split()), default=0)
         grid.add_column(justify="right", overflow="fold", min_width=narrowest)
     if bars:
         grid.add_column(no_wrap=True, overflow="crop")
-    for row in [[*map(Text, head)], *rows] if head else rows:
+    if head:
+        grid.add_row(*map(Text, head))
+    for row in rows:
         grid.add_row(*row)
     return grid
 
@@ -211,19 +265,29 @@ def _line(text: str, style: str = "", *, indent: int = 2) -> RenderableType:
 
 
 def _heat_map(heat: HeatMap) -> RenderableType:
-    """The text before a target on dark paper, which looks the same in light and in dark terminals."""
+    """The text before a target on dark paper, in light and in dark terminals."""
     text = Text(style=_style(_INK), overflow="fold")
     for cell in heat.cells:
         space, body = cell.parts()
-        ink = _SOFT_INK if cell.score is None else _BLACK if dark_ink(cell.weight) else _WHITE
-        text.append(space).append(body, _style(ink, tint(cell.weight, DARK_PAPER)))
+        text.append(space).append(body, _style(_ink(cell), tint(cell.weight, DARK_PAPER)))
     text.append(" → ", _style(_SOFT_INK)).append(heat.target, _style(_WHITE, strong=True))
     if heat.foil:
         text.append(f" rather than {heat.foil}", _style(_SOFT_INK))
     return Padding(text, (0, 1), style=_style(_INK))
 
 
+def _ink(cell: Cell) -> Colour:
+    """The colour of a cell's text."""
+    if cell.score is None:
+        return _SOFT_INK
+    return _BLACK if dark_ink(cell.weight) else _WHITE
+
+
 def _style(colour: Colour, background: Colour = DARK_PAPER, *, strong: bool = False) -> Style:
-    """A new style each time, because rich caches how a style was rendered, whatever the terminal's colours."""
-    color, bgcolor = (f"rgb({red},{green},{blue})" for red, green, blue in (colour, background))
-    return Style(color=color, bgcolor=bgcolor, bold=strong, underline=strong)
+    """A new style each time: rich caches how it was rendered, whatever the terminal's colours."""
+    return Style(color=_rgb(colour), bgcolor=_rgb(background), bold=strong, underline=strong)
+
+
+def _rgb(colour: Colour) -> str:
+    red, green, blue = colour
+    return f"rgb({red},{green},{blue})"

@@ -1,7 +1,7 @@
 """Words, sentences, lines and paragraphs as character spans of a text, and the tokens that belong to spans.
 
-A segmentation is a *partition*: spans side by side from 0 to the end of the text. Whitespace belongs to the span after
-it, at the end of the text to the last one.
+A segmentation is a *partition*: spans side by side from 0 to the end of the text. Whitespace
+belongs to the span after it, at the end of the text to the last one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from noiser.errors import UnitError
 Offset = tuple[int, int]
 """(start, end) in characters of a text."""
 
-_UNSPACED = r"[[\p{L}\p{N}]&&[\p{Thai}\p{Lao}\p{Myanmar}\p{Khmer}\p{Han}\p{Hiragana}\p{Katakana}ー〆ｰﾞﾟ]]"  # no spaces
+# Letters and digits of scripts without spaces between words.
+_UNSPACED = (
+    r"[[\p{L}\p{N}]&&"
+    r"[\p{Thai}\p{Lao}\p{Myanmar}\p{Khmer}\p{Han}\p{Hiragana}\p{Katakana}ー〆ｰﾞﾟ]]"
+)
 _LETTER = rf"[[\p{{L}}\p{{N}}_]--{_UNSPACED}]"
-_EXTENDER = r"[\p{M}\p{Cf}\U0001F3FB-\U0001F3FF]"  # marks, joiners, skin tones: part of the character before them
+# Marks, joiners and skin tones, which are part of the character before them.
+_EXTENDER = r"[\p{M}\p{Cf}\U0001F3FB-\U0001F3FF]"
 _WORD = regex.compile(
     rf"""(?:{_LETTER}|\p{{M}}) [{_LETTER}{_EXTENDER}]*
            (?: (?:['’\-‐‑./@&:] | (?<=\d),(?=\d)) {_LETTER} [{_LETTER}{_EXTENDER}]* )*  # don't, 8.1, 1,000, well-known
@@ -30,11 +35,9 @@ _WORD = regex.compile(
     regex.VERBOSE | regex.V1,
 )
 
-_MARK, _CLOSING, _OPENING = (
-    r"[.!?…؟۔।॥‼⁇⁈⁉]",
-    r"""[)\]}"'”’»›]""",
-    r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+""",
-)
+_MARK = r"[.!?…؟۔।॥‼⁇⁈⁉]"
+_CLOSING = r"""[)\]}"'”’»›]"""
+_OPENING = r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+"""
 _BEFORE = r"""(?:^|[\s(\[{"'“‘«])"""
 _ABBREVIATION = r"""(?i:mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres|vs|cf|al|e\.g|i\.e
     |viz|ca|approx|dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d|bzw|vgl|evtl|ggf|inkl|sog|hr|fr|dipl|d\.h|u\.a|[uo]\.ä)
@@ -61,23 +64,38 @@ _FIELD = regex.compile(
 
 
 def word_spans(text: str) -> list[Offset]:
-    """Words as a partition: letters, digits and inner marks; runs of symbols; characters of scripts without spaces."""
+    """Words as a partition: letters, digits and inner marks; runs of symbols.
+
+    In scripts without spaces each character is a word.
+    """
     return _partition(text, (match.start() for match in _WORD.finditer(text)))
 
 
 def sentence_spans(text: str) -> list[Offset]:
-    """Sentences as a partition: to a newline or a mark, not after abbreviations or before a lower-case letter."""
+    """Sentences as a partition.
+
+    They reach to a newline or a mark, but not to one after an abbreviation or before a lower-case
+    letter.
+    """
     return _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
 
 
 def field_spans(text: str) -> list[Offset]:
-    """Fields of JSON or of a call's arguments as a partition: each begins at its name, with the brackets before it."""
-    starts, last = list[int](), -1
+    """Fields of JSON or of a call's arguments as a partition.
+
+    Each begins at its name, with the brackets before it.
+    """
+    starts: list[int] = []
+    end_of_name = -1  # of the last field's
     for name in _FIELD.finditer(text):
-        if name["string"] is None or name["colon"]:
-            start = len(text[: name.start()].rstrip("([{ \n"))
-            starts += [start] if text[last:start].strip() or last < 0 else []
-            last = name.end()
+        is_value = name["string"] is not None and not name["colon"]
+        if is_value:
+            continue
+        start = len(text[: name.start()].rstrip("([{ \n"))
+        # A name directly after a name, as in {"a": {"b": 1}}, is part of the same field.
+        if end_of_name < 0 or text[end_of_name:start].strip():
+            starts.append(start)
+        end_of_name = name.end()
     return _partition(text, starts)
 
 
@@ -96,17 +114,26 @@ SEGMENTATIONS: dict[str, Callable[[str], list[Offset]]] = {
 
 
 def _partition(text: str, starts: Iterable[int]) -> list[Offset]:
-    """Spans that begin at `starts` (ascending), moved back over whitespace, none without a visible character."""
-    cuts, last = [0], len(text.rstrip())
+    """Spans that begin at `starts` (ascending), moved back over whitespace.
+
+    Each has a visible character, except one of a text without any.
+    """
+    if not text:
+        return []
+    end_of_visible = len(text.rstrip())
+    cuts = [0]
     for start in starts:
         cut = cuts[-1] + len(text[cuts[-1] : start].rstrip())
-        if cuts[-1] < cut < last:
+        if cuts[-1] < cut < end_of_visible:
             cuts.append(cut)
-    return list(pairwise([*cuts, len(text)])) if text else []
+    return list(pairwise([*cuts, len(text)]))
 
 
 def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Offset]:
-    """The caller's spans of a text, as pairs of integers. Raises UnitError, with the argument's name, for others."""
+    """The caller's spans of a text, as pairs of integers.
+
+    Raises UnitError, with the argument's name, for anything else.
+    """
     try:
         pairs = [(index(start), index(end)) for start, end in cast("Sequence[Any]", spans)]
     except (TypeError, ValueError):
@@ -129,43 +156,71 @@ def checked_spans(spans: object, length: int, *, name: str, of: str) -> list[Off
 
 
 def visible_part(text: str, start: int, end: int) -> Offset:
-    """A span without the whitespace at its ends; one of nothing but whitespace as it is."""
+    """A span without the whitespace at its ends; one that is only whitespace as it is."""
     piece = text[start:end]
-    lead, size = len(piece) - len(piece.lstrip()), len(piece.strip())
+    lead = len(piece) - len(piece.lstrip())
+    size = len(piece.strip())
     return (start + lead, start + lead + size) if size else (start, end)
 
 
 def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list[int | None]:
-    """For each piece of a text, which span, of disjoint ones in order, has most of its visible characters."""
-    starts, ends, found = (
-        [start for start, _ in spans],
-        [end for _, end in spans],
-        list[int | None](),
-    )
+    """For each piece of a text, the index of the span with most of its visible characters.
+
+    The spans are disjoint and in order. The first of several equal ones owns a piece; None owns a
+    piece outside of all.
+
+        text      " old lutes"
+        pieces    (0, 4), (4, 10)       " old", " lutes"
+        spans     (1, 6), (6, 10)       "old l", "utes"
+        owners    0, 1                  of "lutes" one has 1 character, the other 4
+    """
+    starts = [start for start, _ in spans]
+    ends = [end for _, end in spans]
+    span_of_piece: list[int | None] = []
     for piece in pieces:
         start, end = visible_part(text, *piece)
-        near = range(bisect_right(ends, start), bisect_left(starts, end)) if start < end else ()
-        shares = {min(end, ends[i]) - max(start, starts[i]): i for i in reversed(near)}
-        found.append(shares[max(shares)] if shares else None)
-    return found
+        owner: int | None = None
+        most = 0
+        if start < end:
+            for index in range(bisect_right(ends, start), bisect_left(starts, end)):
+                share = min(end, ends[index]) - max(start, starts[index])
+                if share > most:
+                    owner = index
+                    most = share
+        span_of_piece.append(owner)
+    return span_of_piece
 
 
 def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[list[int]]:
-    """Groups of the indices of tokens, one per span or per several spans that share a token; a gap ends a group."""
-    return join_overlapping(
-        tokens, [-1 if owner is None else owner for owner in owners(text, tokens, spans)]
-    )
+    """Groups of the indices of tokens, one per span or per several spans that share a token.
+
+    A gap between tokens ends a group.
+    """
+    span_of_token = [-1 if owner is None else owner for owner in owners(text, tokens, spans)]
+    return join_overlapping(tokens, span_of_token)
 
 
 def join_overlapping(
     offsets: Sequence[Offset], spans: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Groups of the positions of tokens that share a character, or that are neighbours in one (ascending) span."""
-    groups, covered, last = list[list[int]](), 0, -1
+    """Groups of the positions of tokens that share a character.
+
+    With `spans`, the ascending index of each token's span, also of neighbours in one span.
+
+        offsets   (0, 3), (3, 5), (3, 5), (5, 8)      the second and third share characters
+        groups    [0], [1, 2], [3]
+    """
+    groups: list[list[int]] = []
+    covered = 0
+    last_span = -1
     for position, (start, end) in enumerate(offsets):
         span = position if spans is None else spans[position]
-        joins = bool(groups) and (start < covered or (start == covered and span <= last))
-        groups += [] if joins else [[]]
-        groups[-1].append(position)
-        covered, last = max(covered, end), max(last, span) if joins else span
+        joins = start < covered or (start == covered and span <= last_span)
+        if groups and joins:
+            groups[-1].append(position)
+            last_span = max(last_span, span)
+        else:
+            groups.append([position])
+            last_span = span
+        covered = max(covered, end)
     return groups
