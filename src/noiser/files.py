@@ -1,4 +1,4 @@
-"""What is written to files: JSON and CSV, written completely or not at all; and the cache folder with its locks."""
+"""JSON and CSV files, written atomically; and the cache folder with its locks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from typing import Any
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for other text, NaN, numbers beyond float64 and deep nests."""
+    """The value of a JSON text.
+
+    Raises ValueError for other text, NaN, numbers beyond float64 and deep nests.
+    """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(text.removeprefix("\ufeff"), parse_constant=_finite, parse_float=_finite)
@@ -44,15 +47,18 @@ def json_messages(text: str) -> list[dict[str, Any]] | None:
     """The messages of a chat in JSON, also as `messages` of an object; None for any other text."""
     value = json_or_text(text)
     messages = value.get("messages") if isinstance(value, dict) else value
-    return (
-        messages
-        if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages)
-        else None
-    )
+    if not isinstance(messages, list) or not messages:
+        return None
+    if not all(isinstance(message, dict) for message in messages):
+        return None
+    return messages
 
 
 def json_text(value: Any) -> str:
-    """A value as readable JSON, with a newline at its end. Raises ValueError for NaN and infinities."""
+    """A value as readable JSON, with a newline at its end.
+
+    Raises ValueError for NaN and infinities.
+    """
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
@@ -76,14 +82,16 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 
 
 def write_bytes(path: str | PathLike[str], content: bytes) -> None:
-    """Writes a whole file or nothing, by way of a draft in the same folder; a device or a pipe in place."""
+    """Writes a file atomically, by way of a draft in the same folder.
+
+    A device or a pipe is written in place.
+    """
     destination = Path(path).resolve()
     if Path(path).exists() and not destination.is_file():
         Path(path).write_bytes(content)
         return
-    draft = destination.with_name(
-        f".noiser-{secrets.token_hex(8)}.tmp"
-    )  # left by a process that is killed meanwhile
+    # A process that is killed meanwhile leaves its draft.
+    draft = destination.with_name(f".noiser-{secrets.token_hex(8)}.tmp")
     try:
         with draft.open("xb") as file:
             file.write(content)
@@ -114,7 +122,10 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def only_process(lock_path: Path, waiting_for: str) -> Generator[None]:
-    """Holds a lock that the operating system frees when the process dies; says so on stderr when it must wait."""
+    """Holds a lock that the operating system frees when the process dies.
+
+    Says so on stderr when it must wait.
+    """
     from filelock import FileLock, Timeout
 
     lock = FileLock(lock_path)

@@ -21,60 +21,63 @@ def number(value: float, form: Form = "decimal") -> str:
     elif abs(value) >= 100:
         text = f"{value:,.0f}".replace(",", "\u00a0")
     else:
-        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+        exponent = math.floor(math.log10(abs(value)))
+        text = f"{value:.{max(0, 2 - exponent)}f}"
     return text.replace("-", "−")
 
 
 def interval(low: float, high: float, form: Form = "decimal") -> str:
     """The text of an interval, such as "[0.050, 0.210]"; empty where an end is NaN."""
-    return (
-        ""
-        if math.isnan(low) or math.isnan(high)
-        else f"[{number(low, form)}, {number(high, form)}]"
-    )
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    return f"[{number(low, form)}, {number(high, form)}]"
 
 
 def duration(seconds: float) -> str:
     """The text of a duration, such as "under a second", "1 min 35 s" or "2 h 05 min"."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remaining_seconds = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
-    return (
-        f"{minutes} min {rest:02} s"
-        if minutes
-        else f"{rest} s"
-        if seconds >= 1
-        else "under a second"
-    )
+    if minutes:
+        return f"{minutes} min {remaining_seconds:02} s"
+    if seconds >= 1:
+        return f"{remaining_seconds} s"
+    return "under a second"
 
 
 class NumberFormat(NamedTuple):
     """The format of numbers that stand together."""
 
     decimals: int | None
-    """Of a number without an error; one with an error has at most one more. None for scientific notation."""
+    """The decimals of a number without an error; a number with an error has at most one more.
+    None for scientific notation."""
 
     def __call__(self, value: float, stderr: float = math.nan) -> str:
-        """The value, rounded to the first digit of its standard error, or to the second where the first is 1.
+        """The value, rounded to the first digit of its standard error.
 
-        >>> NumberFormat(4)(-0.01863, 0.0123), NumberFormat(4)(-0.01863, 0.0723), NumberFormat(4)(-0.01863)
+        Where the first digit is 1, it is rounded to the second.
+
+        >>> show = NumberFormat(4)
+        >>> show(-0.01863, 0.0123), show(-0.01863, 0.0723), show(-0.01863)
         ('-0.019', '-0.02', '-0.0186')
         """
         if self.decimals is None:
             return f"{value:z.2e}"
         decimals = self.decimals
         if stderr > 0 and math.isfinite(stderr):
+            # 0.0123 is written "1.2e-02": the first digit is 1, so three decimals are shown.
             digits, exponent = f"{stderr:.1e}".split("e")
-            decimals = min(decimals + 1, max(0, (digits < "2") - int(exponent)))
+            extra = 1 if digits < "2" else 0
+            decimals = min(decimals + 1, max(0, extra - int(exponent)))
         return f"{value:z.{decimals}f}"
 
     def with_error(self, value: float, stderr: float) -> str:
         """The value and its standard error, both rounded; the value alone if the error is NaN."""
         if is_exact(value, stderr):
             return f"{self(value)} (exact)"
-        return (
-            self(value) if math.isnan(stderr) else f"{self(value, stderr)} ± {self(stderr, stderr)}"
-        )
+        if math.isnan(stderr):
+            return self(value)
+        return f"{self(value, stderr)} ± {self(stderr, stderr)}"
 
 
 def is_exact(value: float, stderr: float) -> bool:
@@ -83,8 +86,13 @@ def is_exact(value: float, stderr: float) -> bool:
 
 
 def number_format(values: Iterable[float]) -> NumberFormat:
-    """A format with one number of decimals for all values without an error: three significant digits in the largest."""
+    """A format with the same number of decimals for all values without an error.
+
+    The largest value has three significant digits.
+    """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if largest and not 1e-4 <= largest < 1e6:
         return NumberFormat(None)
-    return NumberFormat(min(6, max(0, 2 - math.floor(math.log10(largest)))) if largest else 2)
+    if not largest:
+        return NumberFormat(2)
+    return NumberFormat(min(6, max(0, 2 - math.floor(math.log10(largest)))))

@@ -9,21 +9,22 @@ from contextlib import contextmanager
 
 from noiser.checks import random_state_kept
 from noiser.numbers import duration
-from noiser.types import (
-    Progress,
-)
+from noiser.types import Progress
 
-_MEASURED, _LONG = (
-    1.0,
-    120.0,
-)  # seconds of work from which the time left can be told, and how many are long
+# Seconds of work after which the time left can be estimated.
+_MEASURED = 1.0
+
+# A time left of more seconds than this is announced.
+_LONG = 120.0
 
 
 @contextmanager
 def bar(
     label: str, patience: float = 1.0, *, advise: bool = True, drawn: bool = True
 ) -> Generator[Callable[..., None]]:
-    """Yields a function of (done, total), or with a label, for a bar on stderr, drawn after `patience` seconds.
+    """Yields a function of (done, total), or with a label, that updates a bar on stderr.
+
+    The bar is drawn after `patience` seconds.
 
     With `advise`, work that will take long is announced once, also without a bar.
     """
@@ -39,22 +40,27 @@ def bar(
         TimeRemainingColumn(),
     )
     display = Bar(*columns, console=Console(stderr=True), transient=True)
-    task, begin, told = display.add_task(""), time.monotonic(), not advise
-    first: list[
-        float
-    ] = []  # time and work done at the first call, before the clean pass and after the model's trial
+    task = display.add_task("")
+    begin = time.monotonic()
+    may_advise = advise
+    # The time and the work done at the first call, before the clean pass and after the model's
+    # trial.
+    first: tuple[float, float] | None = None
 
     def update(done: float, total: float, text: str = label) -> None:
-        nonlocal told
+        nonlocal may_advise, first
         now = time.monotonic()
         display.update(task, completed=done, total=total, description=text)
         if drawn and now - begin >= patience:
             display.start()
-        first.extend([now, done] * (not first))
-        since, before = first
-        left = (now - since) * (total - done) / (done - before) if done > before else 0.0
-        if not told and now - since > _MEASURED and left > _LONG:
-            told = True
+        if first is None:
+            first = (now, done)
+        since, done_before = first
+        left = 0.0
+        if done > done_before:
+            left = (now - since) * (total - done) / (done - done_before)
+        if may_advise and now - since > _MEASURED and left > _LONG:
+            may_advise = False
             quicker = "Quicker: larger units (auto or sentence), or the method occlusion."
             display.console.print(
                 f"About {duration(left)} left. {quicker}", markup=False, highlight=False
@@ -69,13 +75,16 @@ def bar(
 
 @contextmanager
 def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
-    """Yields the caller's function, or None for False; for None a bar, where a terminal or notebook shows it."""
-    if (
-        callable(progress)
-        or progress is False
-        or not (sys.stderr.isatty() or "ipywidgets" in sys.modules)
-    ):
-        yield progress if callable(progress) else None
+    """Yields the caller's function, or None for False.
+
+    Otherwise yields a bar where a terminal or a notebook shows it, and None elsewhere.
+    """
+    if callable(progress):
+        yield progress
+        return
+    can_show = sys.stderr.isatty() or "ipywidgets" in sys.modules
+    if progress is False or not can_show:
+        yield None
         return
     with bar(title) as update:
         yield update

@@ -26,9 +26,9 @@ def diff_models(
     seed: int = 0,
     **question: Any,
 ) -> Attribution:
-    """The part of each unit of a prompt in log p(answer | other) - log p(answer | lm).
+    """How much each unit of a prompt adds to log p(answer | other) - log p(answer | lm).
 
-    Both models run the same inputs, and the method is played on the paired differences.
+    Both models run the same inputs, and the method scores the paired differences.
 
     Args:
         lm: the model whose greedy answer is explained, unless there is a target.
@@ -42,47 +42,55 @@ def diff_models(
         ParameterError: the models cut the prompt into other units, or the method removes none.
 
     Example:
-        >>> noiser.diff_models(lm, quantised, "The capital of France is", target=" Paris")  # doctest: +SKIP
+        >>> prompt = "The capital of France is"
+        >>> noiser.diff_models(lm, quantised, prompt, target=" Paris")  # doctest: +SKIP
     """
-    made: Any = make_method(method or Joint(score="logprob"))
-    if not hasattr(made, "play"):
+    removal_method: Any = make_method(method or Joint(score="logprob"))
+    if not hasattr(removal_method, "play"):
         raise ParameterError(
             f"method is {method!r}; expected one that removes units, such as noiser.Joint()."
         )
-    asked: dict[str, Any] = {
-        "unit": "word",
-        "max_new_tokens": 16,
-        **question,
-        "target_unit": "all",
-        "prompt": prompt,
-    }
-    pair: list[Query] = []
-    for each in (lm, other):
-        pair.append(run_one(each, prepare(each, Question(**asked))))
-        asked["target"] = pair[0].target_texts[0]
-    if (
-        pair[0].target_texts != pair[1].target_texts
-        or len({tuple(u[:3] for u in each.units) for each in pair}) > 1
-    ):
+    defaults: dict[str, Any] = {"unit": "word", "max_new_tokens": 16}
+    fields: dict[str, Any] = defaults | question | {"target_unit": "all", "prompt": prompt}
+    query = run_one(lm, prepare(lm, Question(**fields)))
+    # The other model explains the answer of the first.
+    fields["target"] = query.target_texts[0]
+    other_query = run_one(other, prepare(other, Question(**fields)))
+    if query.target_texts != other_query.target_texts or _texts(query) != _texts(other_query):
         raise ParameterError(
             "The models read the prompt or the answer in other units. Pass unit='word' or spans."
         )
-    games = [Game(query, "logprob", remover(query, "zero")) for query in pair]
+    game = Game(query, "logprob", remover(query, "zero"))
+    other_game = Game(other_query, "logprob", remover(other_query, "zero"))
 
-    async def play(wanted: Sequence[Key]) -> Mapping[Key, float]:
-        kept = torch.tensor([list(units) for _, units in wanted]).bool()
-        first, second = (
-            run_one(each, game(kept))[0] for each, game in zip((lm, other), games, strict=True)
-        )
-        return dict(zip(wanted, (second - first).tolist(), strict=True))
+    async def play(keys: Sequence[Key]) -> Mapping[Key, float]:
+        """The difference between both models for each input."""
+        kept = torch.tensor([list(units) for _, units in keys]).bool()
+        values = run_one(lm, game(kept))[0]
+        other_values = run_one(other, other_game(kept))[0]
+        return dict(zip(keys, (other_values - values).tolist(), strict=True))
 
-    game = StoredGame(games[0].mask, games[1].whole - games[0].whole, "logprob", play=play)
+    differences = StoredGame(game.mask, other_game.whole - game.whole, "logprob", play=play)
 
-    async def on_both(query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG001 - the game has both
-        return await made.play(game, rng)
+    # The game runs both models, so the query is not used.
+    async def on_both(query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG001
+        return await removal_method.play(differences, rng)
 
-    found = run_one(lm, attribution_of(lm, pair[0], on_both, seed))
-    names = [f"{each.identity.name} ({each.identity.dtype})" for each in (other, lm)]
-    info = {**found.info, "of": "log p in {} minus log p in {}".format(*names)}
-    name, parameters = describe(made)
-    return replace(found, method=name, parameters=parameters, info=info)
+    attribution = run_one(lm, attribution_of(lm, query, on_both, seed))
+    difference = f"log p in {_name(other)} minus log p in {_name(lm)}"
+    name, parameters = describe(removal_method)
+    return replace(
+        attribution,
+        method=name,
+        parameters=parameters,
+        info={**attribution.info, "of": difference},
+    )
+
+
+def _texts(query: Query) -> tuple[tuple[str, int, int], ...]:
+    """The text and the characters of each unit; tokens may differ between models."""
+    return tuple((unit.text, unit.start, unit.end) for unit in query.units)
+
+
+def _name(lm: LanguageModel) -> str:
+    return f"{lm.identity.name} ({lm.identity.dtype})"

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from noiser.attribution import Attribution
 from noiser.engine._prepare import check_length, foil_run, query_of
 from noiser.engine.query import Prefill, Query
 from noiser.errors import ParameterError
 from noiser.model.language_model import LanguageModel
-from noiser.types import Question
+from noiser.types import Question, Span
 
 
 async def restore(lm: LanguageModel, att: Attribution) -> Query:
-    """The query that an attribution answers, also one that was loaded or aggregated, to be asked again.
+    """The query that an attribution answers, also one that was loaded or aggregated.
 
-    The model need not be the one that made the attribution, but its tokenizer must cut the text into the same tokens.
+    The model need not be the one that made the attribution, but its tokenizer must cut the text
+    into the same tokens.
 
     Raises:
-        ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise, or the attribution
-            explains a number of the caller's own.
+        ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise, or the
+            attribution explains a number of the caller's own.
         PromptError: the text exceeds the model's context.
     """
     if "of" in att.info:
         raise ParameterError(
-            f"The attribution explains a number of your own, {att.info['of']}, which its file does not hold. Attribute "
-            "again without `of`."
+            f"The attribution explains a number of your own, {att.info['of']}, which its file does "
+            "not hold. Attribute again without `of`."
         )
     encoding = lm.encode(
         att.prompt,
         rendered=att.text[: att.prompt_length],
         documents=bool(att.info.get("sources")),
     )
-    begin = position = len(encoding.token_ids)
-    spans, ids = list[range](), list[int]()
+    begin = len(encoding.token_ids)
+    position = begin
+    spans: list[range] = []
+    ids: list[int] = []
     for target in att.targets:
         start = position + len(target.before)
         position = start + len(target.token_ids)
@@ -40,17 +45,20 @@ async def restore(lm: LanguageModel, att: Attribution) -> Query:
     foil_ids = att.foil.token_ids if att.foil else ()
     shared = len(att.targets[0].before)
     check_length(lm, begin + max(len(ids), shared + len(foil_ids)) - 1)
-    query, problem = None, None
-    if outside := [token for token in (*ids, *foil_ids) if not 0 <= token < lm.vocabulary_size]:
+    outside = [token for token in (*ids, *foil_ids) if not 0 <= token < lm.vocabulary_size]
+    query = None
+    if outside:
         problem = f"target id {outside[0]} is outside its vocabulary of {lm.vocabulary_size} tokens"
     else:
         context = lm.context((*encoding.token_ids, *ids[:-1]))
         exact = [(token, *foil_ids[:1]) for token in ids]
         logits = await Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
-        if too_large := [token for token in (*ids, *foil_ids) if token >= logits.shape[-1]]:
+        too_large = [token for token in (*ids, *foil_ids) if token >= logits.shape[-1]]
+        if too_large:
             raise ParameterError(
-                f"{lm.identity.name} cannot predict the target id {too_large[0]} of this attribution, "
-                f"made with {att.model.name}: it has {logits.shape[-1]} logits. Use the model that made it."
+                f"{lm.identity.name} cannot predict the target id {too_large[0]} of this "
+                f"attribution, made with {att.model.name}: it has {logits.shape[-1]} logits. "
+                "Use the model that made it."
             )
         disturbed = att.info.get("first_token") == "disturbed"
         question = Question(
@@ -68,37 +76,41 @@ async def restore(lm: LanguageModel, att: Attribution) -> Query:
         problem = _difference(query, att)
     if problem or query is None:
         raise ParameterError(
-            f"{lm.identity.name} does not cut this text into the tokens that the attribution, made with "
-            f"{att.model.name}, is about: {problem}; expected the same tokens. Use the model that made it, or "
-            "attribute again with this one."
+            f"{lm.identity.name} does not cut this text into the tokens that the attribution, made "
+            f"with {att.model.name}, is about: {problem}; expected the same tokens. "
+            "Use the model that made it, or attribute again with this one."
         )
     return query
 
 
 def _difference(query: Query, att: Attribution) -> str | None:
-    """What a restored query reads otherwise than the attribution."""
+    """The first difference between a restored query and the attribution; None if there is none."""
     texts = tuple(target.text for target in att.targets)
-    for what, found, right in (
+    for subject, got, expected in (
         ("the targets read", query.target_texts, texts),
         ("prompt and continuation read", query.encoding.text, att.text),
         ("the foil reads", query.foil and query.foil.text, att.foil and att.foil.text),
     ):
-        if found != right:
-            return f"{what} {found!r} with it, not {right!r}"
-    # spans that the caller chose, and sources, need only touch the characters that their tokens cover
-    offsets = query.encoding.offsets
-    loose = {att.unit, att.info.get("aggregated", {}).get("from")} & {"spans", "source", "auto"}
+        if got != expected:
+            return f"{subject} {got!r} with it, not {expected!r}"
+    # Spans that the caller chose, and sources, need only touch the characters of their tokens.
+    unit_names = {att.unit, att.info.get("aggregated", {}).get("from")}
+    may_touch = not unit_names.isdisjoint({"spans", "source", "auto"})
     for unit in att.units:
-        cover = [offsets[i] for i in unit.token_indices if 0 <= i < len(offsets)]
-        start, end = (
-            min((start for start, _ in cover), default=0),
-            max((end for _, end in cover), default=0),
-        )
-        touches = loose and start < unit.end and unit.start < end
-        if len(cover) < len(unit.token_indices) or not (
-            touches or (start, end) == (unit.start, unit.end)
-        ):
-            return (
-                f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}"
-            )
+        problem = _misplaced(unit, query.encoding.offsets, may_touch=may_touch)
+        if problem:
+            return problem
     return None
+
+
+def _misplaced(unit: Span, offsets: Sequence[tuple[int, int]], *, may_touch: bool) -> str | None:
+    """The difference between a unit's characters and its tokens' characters; None if they fit."""
+    places = [offsets[index] for index in unit.token_indices if 0 <= index < len(offsets)]
+    start = min((start for start, _ in places), default=0)
+    end = max((end for _, end in places), default=0)
+    is_complete = len(places) == len(unit.token_indices)
+    touches = start < unit.end and unit.start < end
+    is_same = (start, end) == (unit.start, unit.end)
+    if is_complete and (is_same or (may_touch and touches)):
+        return None
+    return f"the tokens of {unit.text!r} at {unit.start} to {unit.end} are at {start} to {end}"

@@ -1,13 +1,14 @@
-"""Checks of an attribution on its own prompt: do its scores foretell what the model does with half of the units?
+"""Checks of an attribution: do its scores predict what the model does with half of the units?
 
-Sets S with half of the units and their complements are run. With D the log odds of the target under S
-minus those under the complement, and P the sum of the scores of S minus that of the others, the
-statistic is the correlation of P and D. It is compared with that of the same scores given to the units
-in other orders. Random scores have no preferred order, so the test is exact for any sets and any
-predictions: they pass 5 % of the time, and a constant, which every order leaves the same, never.
+Sets S with half of the units, and their complements, are run. D is the log odds of the target under
+S minus the log odds under the complement; P is the sum of the scores of S minus the sum of the
+other scores. The statistic is the correlation of P and D. It is compared with the statistic of the
+same scores given to the units in other orders. Random scores have no preferred order, so the test
+is exact for any sets and any predictions: random scores pass 5 % of the time, and a constant, which
+every order leaves the same, never passes.
 
-An interval of the rank correlation, or a permutation of the sets, would test something else: sets that
-overlap have alike sums and alike predictions, and scores that say nothing can pass.
+An interval of the rank correlation, or a permutation of the sets, would test something else: sets
+that overlap have similar sums and similar predictions, and meaningless scores can pass.
 """
 
 from __future__ import annotations
@@ -41,13 +42,18 @@ FEWEST_FOR_VERDICT = 5
 """Four units have three pairs of halves: no scores can pass."""
 
 ALL_ORDERS = 6
-"""Up to so many units every order is tried, of more a sample."""
+"""Up to this many units every order is tried, with more a sample."""
 
 ORDERS = 2000
+"""The size of the sample of orders."""
 
 _FEWEST_MASKS = 4
-_WIDTH = 1.96  # standard errors on each side, for 95 %
-_MOST = 0.99  # a correlation that counts in a mean
+
+# Standard errors on each side of a 95 % interval.
+_WIDTH = 1.96
+
+# Correlations count in a mean as at most this, since the transform of 1 is infinite.
+_MAX_CORRELATION = 0.99
 
 
 def masks_for(units: int) -> int:
@@ -58,12 +64,20 @@ def masks_for(units: int) -> int:
     >>> [masks_for(units) for units in (4, 6, 8, 30)]
     [6, 20, 40, 64]
     """
-    wanted = 20 if units <= 6 else 40 if units <= 8 else 64
-    return min(wanted, count_of_halves(units))
+    if units <= 6:
+        masks = 20
+    elif units <= 8:
+        masks = 40
+    else:
+        masks = 64
+    return min(masks, count_of_halves(units))
 
 
 def check_masks(masks: object) -> int | bool:
-    """The number of inputs, or True for as many as `masks_for` says. Raises ParameterError for too few."""
+    """The number of inputs, or True for as many as `masks_for` says.
+
+    Raises ParameterError for too few.
+    """
     if isinstance(masks, bool):
         return masks
     if 0 < check_count("check", masks, least=0) < _FEWEST_MASKS:
@@ -80,7 +94,7 @@ async def check_scores(
     masks: int | bool,
     targets: Sequence[int] | None = None,
 ) -> Attribution:
-    """The attribution with `info["check"]`: how well its scores foretell inputs with half of the units.
+    """The attribution with `info["check"]`: how well its scores predict inputs with half the units.
 
     Args:
         lm: the model.
@@ -89,50 +103,58 @@ async def check_scores(
         masks: inputs; an odd number is one fewer. True for as many as `masks_for` says.
         targets: the rows that the verdict is about; None for all.
 
-    The numbers: `lds`, `low` and `high` are Spearman's rank correlation per target, among inputs of equal
-    size, and its 95 % interval; `mean` are the three numbers for the mean over the targets; `p` is the
-    share of orders of the units in which the scores do as well, and `predicts` whether that is at most
-    .05. NaN where either side does not vary, `lds` for fewer than four units and `p` for fewer than five.
+    The numbers: `lds`, `low` and `high` are Spearman's rank correlation per target, among inputs of
+    equal size, and its 95 % interval. `mean` has the three numbers for the mean over the targets.
+    `p` is the share of orders of the units in which the scores do as well, and `predicts` says
+    whether it is at most .05. A number is NaN where either side does not vary, `lds` also for fewer
+    than four units and `p` for fewer than five.
     """
     removal = removal_for(lm, query, hide=bool(query.sources))
-    before = query.spent.token_forwards
-    # Other masks than those of methods with this seed.
+    token_forwards_before = query.spent.token_forwards
+    # The masks must differ from the masks that a method draws with the attribution's seed.
     seed = att.seed ^ 0x5EED
-    asked = query.with_units(att.units)
-    game = Game(asked, "logit", remover(asked, removal), ~att.scores.isnan())
+    query_of_units = query.with_units(att.units)
+    remove = remover(query_of_units, removal)
+    game = Game(query_of_units, "logit", remove, ~att.scores.isnan())
     halves = [_halves(units, len(att.units), masks, seed) for units in game.units]
     values = await game.values([torch.cat([rows, ~rows]) for rows in halves])
     rows = _Rows(game.units, halves, values, att.scores.double().nan_to_num())
-    wanted = [*range(len(halves))] if targets is None else [*targets]
+    judged = [*range(len(halves))] if targets is None else [*targets]
     correlations = [rows.correlation(target) for target in range(len(halves))]
-    chance = rows.chance(wanted, torch.Generator().manual_seed(seed))
-    kind = {"auto": "units", "spans": "spans"}.get(att.unit, f"{att.unit}s")
+    chance = rows.chance(judged, torch.Generator().manual_seed(seed))
     check: dict[str, Any] = {
         "masks": max(2 * len(each) for each in halves),
         "removal": removal,
-        "units": "sources" if query.sources else kind,
+        "units": "sources" if query.sources else _plural(att.unit),
         "lds": [rho for rho, _, _ in correlations],
         "low": [low for _, low, _ in correlations],
         "high": [high for _, _, high in correlations],
         "mean": mean_of(
-            [correlations[target][0] for target in wanted],
-            2 * len(halves[wanted[0]]) if wanted else 0,
-            count_of_halves(len(game.units[wanted[0]])) if wanted else 0,
+            [correlations[target][0] for target in judged],
+            2 * len(halves[judged[0]]) if judged else 0,
+            count_of_halves(len(game.units[judged[0]])) if judged else 0,
         ),
-        "targets": len(wanted),
-        "fewest_units": min((len(game.units[target]) for target in wanted), default=0),
+        "targets": len(judged),
+        "fewest_units": min((len(game.units[target]) for target in judged), default=0),
         "p": chance,
         "predicts": chance <= LEVEL,
-        "token_forwards": query.spent.token_forwards - before,
+        "token_forwards": query.spent.token_forwards - token_forwards_before,
     }
     return replace(att, info={**att.info, "check": check})
 
 
+def _plural(unit: str) -> str:
+    """The word for several units."""
+    return {"auto": "units", "spans": "spans"}.get(unit, f"{unit}s")
+
+
 def _halves(units: Tensor, count: int, masks: int | bool, seed: int) -> Bool[Tensor, "pairs units"]:
-    """Sets with half of a target's units; the same for targets with as many units, so that they share passes."""
-    rows = torch.ones(0, count, dtype=torch.bool)
+    """Sets with half of a target's units.
+
+    Targets with as many units have the same sets, so that they share passes.
+    """
     if len(units) < FEWEST_UNITS:
-        return rows
+        return torch.ones(0, count, dtype=torch.bool)
     number = masks_for(len(units)) if masks is True else masks
     drawn = half_masks_in_pairs(len(units), number, torch.Generator().manual_seed(seed))
     rows = torch.zeros(len(drawn), count, dtype=torch.bool)
@@ -141,7 +163,7 @@ def _halves(units: Tensor, count: int, masks: int | bool, seed: int) -> Bool[Ten
 
 
 class _Rows:
-    """The halves of each target, and what the model and the scores say of them."""
+    """The halves of each target's units, with the model's values and the scores."""
 
     def __init__(
         self,
@@ -165,9 +187,9 @@ class _Rows:
         return rho, *interval(rho, len(kept), count_of_halves(kept.shape[1]))
 
     def chance(self, targets: Sequence[int], rng: torch.Generator, orders: int = ORDERS) -> float:
-        """The share of orders of the units in which the scores do as well, on the mean over targets.
+        """The share of orders of the units in which the scores do as well, on average over targets.
 
-        One order of all units is one of the units of each target. The order as it is counts as one.
+        An order of all units orders the units of each target. The true order counts as one of them.
         """
         targets = [target for target in targets if len(self.units[target]) >= FEWEST_FOR_VERDICT]
         if not targets:
@@ -182,10 +204,12 @@ class _Rows:
         total = torch.zeros(len(keys), dtype=torch.float64)
         for target in targets:
             order = keys[:, : len(self.units[target])].argsort(-1)
-            ones, others = self.values[target].tensor_split(2)
+            of_halves, of_complements = self.values[target].tensor_split(2)
+            differences = of_halves - of_complements
             total += correlation_of_halves(
-                self.scores[target][order], self.kept[target], ones - others
+                self.scores[target][order], self.kept[target], differences
             )
+        # The first order is the true one; the tolerance is for rounding.
         return float((total >= total[0] - 1e-9).double().mean())
 
 
@@ -194,12 +218,14 @@ def correlation_of_halves(
     kept: Bool[Tensor, "pairs units"],
     differences: Float64[Tensor, " pairs"],
 ) -> Float64[Tensor, " orders"]:
-    """The correlation of score(kept) - score(others) with the model's difference; 0 where one does not vary.
+    """The correlation of score(kept) - score(others) with the model's difference.
 
-    With an even number of units a pair may be turned around, so the correlation goes through the origin.
-    With an odd one the larger half is always kept, and means are taken out: one more unit is the same for
-    all pairs.
+    It is 0 where one of them does not vary. With an even number of units a pair may be turned
+    around, so the correlation goes through the origin. With an odd number the larger half is always
+    kept, and means are taken out: all pairs have one more unit in it.
     """
+    # r = sum_i P_i D_i / sqrt(sum_i P_i² · sum_i D_i²)
+    # where P_i is the sum of the scores of the kept units minus the sum of the others
     sums = scores @ (2 * kept.double() - 1).T
     if kept.shape[1] % 2:
         sums = sums - sums.mean(-1, keepdim=True)
@@ -209,14 +235,14 @@ def correlation_of_halves(
 
 
 def removal_for(lm: LanguageModel, query: Query, *, hide: bool) -> str:
-    """The removal that a model can do: hiding, if it is asked for, or else zero rows, or deletion."""
+    """The removal that a model supports: hiding, if `hide`, or else zero rows, or deletion."""
     if hide and query.context.packs:
         return "hidden"
     return "zero" if lm.takes_embeddings else "delete"
 
 
 def interval(rho: float, n: int, number: int) -> tuple[float, float]:
-    """The 95 % interval of a rank correlation of n of `number` inputs that are drawn without repetition.
+    """The 95 % interval of a rank correlation of n inputs, drawn from `number` without repetition.
 
     By Fisher's z with Bonett and Wright's (2000) variance and the finite population correction. A
     correlation of 1 counts as half a step below 1, where a step is two neighbours exchanged.
@@ -228,16 +254,26 @@ def interval(rho: float, n: int, number: int) -> tuple[float, float]:
         return -1.0, 1.0
     if n >= number:
         return rho, rho
-    most = 1 - 6 / (n * (n * n - 1))
-    rho = max(min(rho, most), -most)  # NaN stays NaN
+    # One exchange of neighbours lowers a rank correlation of 1 by 12 / (n (n² - 1)).
+    highest = 1 - 6 / (n * (n * n - 1))
+    # In this order, NaN stays NaN.
+    rho = max(min(rho, highest), -highest)
+    # z = atanh(rho); var(z) = (1 + rho² / 2) / (n - 3) · (1 - n / number)
     width = _WIDTH * math.sqrt((1 + rho * rho / 2) / (n - 3) * (1 - n / number))
     return math.tanh(math.atanh(rho) - width), math.tanh(math.atanh(rho) + width)
 
 
-def mean_of(found: Sequence[float], n: int, number: int) -> tuple[float, float, float]:
-    """The mean of correlations that share their inputs, and its 95 % interval, as wide as that of one; or NaN."""
-    known = [math.atanh(max(-_MOST, min(_MOST, rho))) for rho in found if not math.isnan(rho)]
-    if not known:
+def mean_of(correlations: Sequence[float], n: int, number: int) -> tuple[float, float, float]:
+    """The mean of correlations that share their inputs, and its 95 % interval; NaN without any.
+
+    The interval is as wide as the interval of a single correlation.
+    """
+    transformed: list[float] = []
+    for rho in correlations:
+        if not math.isnan(rho):
+            clamped = max(-_MAX_CORRELATION, min(_MAX_CORRELATION, rho))
+            transformed.append(math.atanh(clamped))
+    if not transformed:
         return math.nan, math.nan, math.nan
-    rho = math.tanh(sum(known) / len(known))
+    rho = math.tanh(sum(transformed) / len(transformed))
     return rho, *interval(rho, n, number)

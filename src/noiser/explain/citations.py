@@ -1,4 +1,4 @@
-"""`Citations`: an answer, and for each of its sentences the sources that it was written from."""
+"""`Citations`: an answer, and the sources that each of its sentences was written from."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ from noiser.attribution.relations import WORDS
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import restored, to_jsonable
 from noiser.explain.citations_html import fragment, page
+from noiser.explain.citations_record import (
+    NATS,
+    Citation,
+    CitationsRecord,
+    Opponent,
+    SourcePair,
+)
 from noiser.files import written
-from noiser.numbers import number_format
+from noiser.numbers import NumberFormat, number_format
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-from noiser.explain.citations_record import NATS, CitationsRecord
-
-_QUOTED = 3  # quotes that the text shows of a source
+# The number of quotes of a source that the text shows.
+_QUOTED = 3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,91 +35,125 @@ class Citations(CitationsRecord, SavedResult):
     """An answer with its citations: the result of `noiser.cite`.
 
     Attributes:
-        question: as it was given.
-        sources: in the order in which they were given; offsets are into `attribution.text`.
-        answer: what the model wrote, or the answer that was given.
-        answer_without: what the model writes without the sources; None if it was not asked.
-        attribution: the scores, one row per sentence; its units are sources, and sentences of those that carry the
-            score. A source's units add up to its score.
-        losses: for each sentence, what its log-probability loses when all sources are removed at once, in nats.
+        question: the caller's text or messages.
+        sources: in the caller's order; offsets are into `attribution.text`.
+        answer: the model's answer, or the caller's.
+        answer_without: the model's answer without the sources; None if it was not asked.
+        attribution: the scores, one row per sentence; its units are sources, and sentences of the
+            sources that carry the score. A source's units add up to its score.
+        losses: the loss of each sentence's log-probability when all sources are removed at once,
+            in nats.
         memory: a sentence that loses less than this is from memory.
-        least_share: a source is cited for a sentence if it has at least this share of its positive scores.
-        against: a source speaks against a sentence if without it the log-probability of the sentence rises by at least
-            this, in nats, and by more than two standard errors. Infinite where scores are not such differences.
+        least_share: a source is cited for a sentence if it has at least this share of its positive
+            scores.
+        against: a source speaks against a sentence if without it the log-probability of the
+            sentence rises by at least this, in nats, and by more than two standard errors.
+            Infinite where scores are not such differences.
     """
 
     def __str__(self) -> str:
         return self.to_text()
 
     def to_text(self) -> str:
-        """The answer, each sentence with its marks and sources, and how to read it; safe for a terminal."""
-        lines = [f"{('', '  ', '      ')[depth]}{text}" for depth, text in self._lines()]
+        """The answer, each sentence with its marks and sources, and how to read it.
+
+        Safe for a terminal.
+        """
+        indents = ("", "  ", "      ")
+        lines = [f"{indents[depth]}{text}" for depth, text in self._lines()]
         return "\n".join([*lines, "", *self.footnotes])
 
     def to_markdown(self) -> str:
-        """The same as Markdown, to be pasted into an issue or a page; no text is taken for mark-up."""
-        lines = "\n".join(f"{'  ' * depth}- {escaped_line(text)}" for depth, text in self._lines())
-        return "\n\n".join([lines, *map(escaped_line, self.footnotes)]) + "\n"
+        """The same as Markdown, to be pasted into a page; no text is taken for mark-up."""
+        lines = [f"{'  ' * depth}- {escaped_line(text)}" for depth, text in self._lines()]
+        footnotes = [escaped_line(text) for text in self.footnotes]
+        return "\n\n".join(["\n".join(lines), *footnotes]) + "\n"
 
     def _lines(self) -> Iterator[tuple[int, str]]:
-        """Each sentence with its numbers in lines, with their depth: the sentence 0, its sources 1, their quotes 2."""
-        show = number_format([citation.score for s in self.sentences for citation in s.citations])
-        nats = " nats" if self.attribution.parameters.get("score") in NATS else ""
+        """The lines of all sentences, each with its depth.
+
+        A sentence has depth 0, its sources and numbers have depth 1, and quotes of sources 2.
+        """
+        shown_scores: list[float] = []
+        for sentence in self.sentences:
+            shown_scores += [citation.score for citation in sentence.citations]
+        show = number_format(shown_scores)
         for sentence in self.sentences:
             yield 0, f"{label(sentence.text)} {sentence.mark}"
             for citation in sentence.citations:
-                title = self.sources[citation.number - 1].title
-                name = f" {label(title)}:" if title else ""
-                score = show.with_error(citation.score, citation.stderr)
-                yield 1, f"[{citation.number}]{name} {score}{nats} ({citation.share:.0%})"
-                for quote in citation.quotes[:_QUOTED]:
-                    yield 2, f"“{label(quote.text)}” {show(quote.score)}"
+                yield from self._lines_of_citation(citation, show)
             for pair in sentence.pairs:
-                heading, word = WORDS[pair.kind]
-                first, second = pair.numbers
-                amount = number_format([pair.score]).with_error(pair.score, pair.stderr)
-                yield 1, f"{heading}: [{first}] {word} [{second}] ({amount})"
-            for other in sentence.against:
-                title = self.sources[other.number - 1].title
-                amount = number_format([other.score]).with_error(other.score, other.stderr)
-                name = f" {label(title)}" if title else ""
-                yield 1, f"Speaks against it: [{other.number}]{name} ({amount}{nats})"
+                yield 1, _line_of_pair(pair)
+            for opponent in sentence.against:
+                yield 1, self._line_of_opponent(opponent)
             yield 1, sentence.numbers
         if self.answer_without is not None:
             yield 0, f"Answer without the sources: {label(self.answer_without)}"
+
+    @property
+    def _nats(self) -> str:
+        """The unit of scores, with a space before it; empty where it is not nats."""
+        return " nats" if self.attribution.parameters.get("score") in NATS else ""
+
+    def _title(self, number: int) -> str:
+        """The title of a source, with a space before it; empty where it has none."""
+        title = self.sources[number - 1].title
+        return f" {label(title)}" if title else ""
+
+    def _lines_of_citation(
+        self, citation: Citation, show: NumberFormat
+    ) -> Iterator[tuple[int, str]]:
+        """The line of a cited source, and the lines of its best quotes."""
+        title = self._title(citation.number)
+        name = f"{title}:" if title else ""
+        score = show.with_error(citation.score, citation.stderr)
+        yield 1, f"[{citation.number}]{name} {score}{self._nats} ({citation.share:.0%})"
+        for quote in citation.quotes[:_QUOTED]:
+            yield 2, f"“{label(quote.text)}” {show(quote.score)}"
+
+    def _line_of_opponent(self, opponent: Opponent) -> str:
+        """The line of a source that speaks against a sentence."""
+        amount = number_format([opponent.score]).with_error(opponent.score, opponent.stderr)
+        title = self._title(opponent.number)
+        return f"Speaks against it: [{opponent.number}]{title} ({amount}{self._nats})"
 
     def __repr__(self) -> str:
         marks = ", ".join(sentence.mark for sentence in self.sentences)
         return f"Citations({len(self.sources)} sources, {len(self.sentences)} sentences: {marks})"
 
     def to_dataframe(self) -> DataFrame:
-        """One row per sentence of the answer and source, in that order; NaN where a source or method has no value.
+        """One row per sentence and source, in that order; NaN where there is no value.
 
-        Columns: sentence_index, sentence, log_probability, loss, from_memory, number (the source's, from 1 on), title,
-        start, end, score, stderr, share (of the sentence's positive scores), cited, against (whether it speaks against
-        the sentence).
+        Columns: sentence_index, sentence, log_probability, loss, from_memory, number (the source's,
+        from 1 on), title, start, end, score, stderr, share (of the sentence's positive scores),
+        cited, against (whether it speaks against the sentence).
         """
         import pandas as pd
 
-        names = "sentence_index sentence log_probability loss from_memory number title start end score stderr share"
-        rows: list[tuple[Any, ...]] = []
-        for row, s in enumerate(self.sentences):
-            for c, (title, _, *place) in zip(self._candidates(row), self.sources, strict=True):
+        rows: list[dict[str, Any]] = []
+        for index, sentence in enumerate(self.sentences):
+            cited = {citation.number for citation in sentence.citations}
+            opponents = {opponent.number for opponent in sentence.against}
+            for candidate, source in zip(self._candidates(index), self.sources, strict=True):
                 rows.append(
-                    (
-                        row,
-                        *s[:4],
-                        c.number,
-                        title,
-                        *place,
-                        c.score,
-                        c.stderr,
-                        c.share,
-                        c in s.citations,
-                        c.number in [other.number for other in s.against],
-                    )
+                    {
+                        "sentence_index": index,
+                        "sentence": sentence.text,
+                        "log_probability": sentence.log_probability,
+                        "loss": sentence.loss,
+                        "from_memory": sentence.from_memory,
+                        "number": candidate.number,
+                        "title": source.title,
+                        "start": source.start,
+                        "end": source.end,
+                        "score": candidate.score,
+                        "stderr": candidate.stderr,
+                        "share": candidate.share,
+                        "cited": candidate.number in cited,
+                        "against": candidate.number in opponents,
+                    }
                 )
-        return pd.DataFrame(rows, columns=[*names.split(), "cited", "against"])
+        return pd.DataFrame(rows)
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without scripts, also written to `path` if given.
@@ -126,7 +166,7 @@ class Citations(CitationsRecord, SavedResult):
         return fragment(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of a saved file: the citations of each sentence, and everything behind them."""
+        """The content of a saved file: each sentence's citations, and all that they rest on."""
         names = (
             "question",
             "answer",
@@ -150,3 +190,11 @@ class Citations(CitationsRecord, SavedResult):
     def from_dict(cls, data: Any) -> Citations:
         """The citations whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
         return restored(cls, Literal["noiser.citations"], data)
+
+
+def _line_of_pair(pair: SourcePair) -> str:
+    """The line of two sources that repeat each other, or act only together."""
+    heading, word = WORDS[pair.kind]
+    first, second = pair.numbers
+    amount = number_format([pair.score]).with_error(pair.score, pair.stderr)
+    return f"{heading}: [{first}] {word} [{second}] ({amount})"

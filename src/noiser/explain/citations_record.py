@@ -1,8 +1,9 @@
-"""What citations hold: an answer, its sentences, and the sources that each was written from."""
+"""The content of citations: an answer, its sentences, and the sources each was written from."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
@@ -18,25 +19,27 @@ from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber
 from noiser.errors import ParameterError
 from noiser.registry import unversioned
-from noiser.types import Prompt, Source
+from noiser.types import Prompt, Source, Span
 
-NATS = {
-    "logprob": "log-probability",
-    "logit": "log odds",
-}  # scores that are differences of logarithms
+NATS = {"logprob": "log-probability", "logit": "log odds"}
+"""Scores that are differences of logarithms, and what they are differences of."""
 
 
 def in_nats(attribution: Attribution) -> bool:
-    """Whether a score is what the sentence's log-probability, or log odds, loses without the unit."""
+    """Whether a score is a sentence's loss of log-probability, or log odds, without the unit."""
     slopes = unversioned(attribution.method) == "attention_gradient"
     return attribution.parameters.get("score") in NATS and not slopes
 
 
 class Quote(NamedTuple):
-    """A part of a source that a sentence was written from: a sentence of it, or all of it where it was not split.
+    """A part of a source that a sentence was written from.
+
+    It is a sentence of the source, or the whole source where that was not split.
 
     Attributes:
-        text: the part without the whitespace around it, characters `start` to `end` of the attribution's text.
+        text: the part without the whitespace around it.
+        start: of the part with its whitespace, in characters of the attribution's text.
+        end: likewise.
         score: its part of the source's score.
     """
 
@@ -51,7 +54,8 @@ class Citation(NamedTuple):
 
     Attributes:
         number: of the source, from 1 on, as in "[1]".
-        score: what the sentence loses without the source; with the default method, of its log-probability, in nats.
+        score: the sentence's loss without the source; with the default method, of its
+            log-probability, in nats.
         stderr: standard error of the score; NaN if the method has none.
         share: of all positive scores of the sentence's sources, 0 to 1.
         quotes: parts of the source with a positive score, best first.
@@ -65,9 +69,10 @@ class Citation(NamedTuple):
 
 
 class SourcePair(NamedTuple):
-    """Two sources, by numbers from 1 on, that repeat each other for a sentence ("either"), or decide it "together".
+    """Two sources, by numbers from 1 on, that act on a sentence as a pair.
 
-    `score` is the interaction, see `Pair`, of the sources or of their parts; `stderr` its standard error.
+    They repeat each other ("either"), or decide the sentence "together". `score` is the interaction
+    (see `Pair`) of the sources or of their parts, and `stderr` its standard error.
     """
 
     numbers: tuple[int, int]
@@ -81,7 +86,7 @@ class Opponent(NamedTuple):
 
     Attributes:
         number: of the source, from 1 on.
-        score: what the sentence loses without the source, below 0.
+        score: the sentence's loss without the source, below 0.
         stderr: standard error of the score; NaN if the method has none.
     """
 
@@ -99,8 +104,10 @@ class Sentence(NamedTuple):
         loss: the fall of its log-probability when all sources are removed at once, in nats.
         from_memory: whether it loses so little that the model says it without the sources.
         citations: the sources that it was written from, best first; none if it is from memory.
-        pairs: of these sources, the largest first; only some methods find them, see `Attribution.pairs`.
-        against: the sources that speak against it, the strongest first, also where it is from memory.
+        pairs: of these sources, the largest first; only some methods find them, see
+            `Attribution.pairs`.
+        against: the sources that speak against it, the strongest first, also where it is from
+            memory.
     """
 
     text: str
@@ -113,30 +120,42 @@ class Sentence(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """The mark after it: "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)", or "(no source)"."""
+        """The mark after the sentence.
+
+        It is such as "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)" or "(no source)".
+        """
         if self.from_memory:
             return "(from memory)"
+        groups = self._groups()
+        marks: list[str] = []
+        grouped: set[int] = set()
+        for word, members in groups:
+            marks.append(f" {word} ".join(f"[{number}]" for number in members))
+            grouped.update(members)
+        single = "".join(f"[{c.number}]" for c in self.citations if c.number not in grouped)
+        if single:
+            marks.append(single)
+        return ", ".join(marks) or "(no source)"
+
+    def _groups(self) -> list[tuple[str, list[int]]]:
+        """The sources that pairs tie together, each in one group: the pairs' word, and numbers."""
+        # Pairs 1-2 ("or"), 2-3 ("or"), 4-5 ("with"), 5-1 ("or") give "[1] or [2] or [3]" and
+        # "[4] with [5]": the last pair adds no source.
         groups: list[tuple[str, list[int]]] = []
+        grouped: set[int] = set()
         for pair in self.pairs:
             word = WORDS[pair.kind][1]
-            new = [
-                number
-                for number in pair.numbers
-                if not any(number in members for _, members in groups)
-            ]
-            beside = [
-                members
-                for other, members in groups
-                if other == word and not {*members}.isdisjoint(pair.numbers)
-            ]
+            new = [number for number in pair.numbers if number not in grouped]
             if len(new) == 2:
                 groups.append((word, new))
-            elif new and beside:
-                beside[0].extend(new)
-        grouped = {number for _, members in groups for number in members}
-        marks = [f" {word} ".join(f"[{number}]" for number in members) for word, members in groups]
-        alone = "".join(f"[{c.number}]" for c in self.citations if c.number not in grouped)
-        return ", ".join([*marks, *[alone] * bool(alone)]) or "(no source)"
+                grouped.update(new)
+            elif len(new) == 1:
+                for other_word, members in groups:
+                    if other_word == word and not {*members}.isdisjoint(pair.numbers):
+                        members.extend(new)
+                        grouped.update(new)
+                        break
+        return groups
 
     @property
     def numbers(self) -> str:
@@ -146,15 +165,15 @@ class Sentence(NamedTuple):
 
 
 def title_length(source: Source) -> int:
-    """The characters of a source's title and the end of its line, where its text begins with them."""
-    return (
-        len(source.title) + 1 if source.title and source.text.startswith(f"{source.title}\n") else 0
-    )
+    """The length of a source's title with the end of its line; 0 where its text has no title."""
+    if source.title and source.text.startswith(f"{source.title}\n"):
+        return len(source.title) + 1
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CitationsRecord:
-    """The fields of `Citations`, which describes them, and what follows from them."""
+    """The fields of `Citations`, which describes them, and the sentences that follow from them."""
 
     question: Prompt
     sources: tuple[Source, ...]
@@ -169,12 +188,15 @@ class CitationsRecord:
     def __post_init__(self) -> None:
         if len(self.losses) != len(self.attribution.targets):
             raise ParameterError(
-                f"There are {len(self.losses)} losses; expected {len(self.attribution.targets)}, one per sentence."
+                f"There are {len(self.losses)} losses; "
+                f"expected {len(self.attribution.targets)}, one per sentence."
             )
-        _ = self.sentences  # raises where a source is not in the text, or no unit is in it
+        # Raises where a source is not in the text, or has no unit.
+        _ = self.sentences
 
     @cached_property
     def _by_source(self) -> Attribution:
+        """The attribution with a column for each source."""
         return self.attribution.aggregate([(source.start, source.end) for source in self.sources])
 
     @property
@@ -185,65 +207,86 @@ class CitationsRecord:
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
         """The answer's sentences, each with its sources."""
-        found: list[Sentence] = []
-        for row, (target, loss) in enumerate(
-            zip(self.attribution.targets, self.losses, strict=True)
-        ):
-            log_probability = len(target.token_ids) * math.log(max(target.probability, 1e-300))
-            memory, candidates = loss < self.memory, self._candidates(row)
-            chosen = {
-                c.number
-                for c in candidates
-                if c.score > 0 and c.share >= self.least_share and not memory
-            }
-            pairs = tuple(pair for pair in self._pairs(row) if not chosen.isdisjoint(pair.numbers))
-            chosen |= {number for pair in pairs for number in pair.numbers}
-            cited = sorted(
-                (c for c in candidates if c.number in chosen), key=lambda citation: -citation.score
-            )
-            against = tuple(
-                Opponent(c.number, c.score, c.stderr)
-                for c in sorted(candidates, key=lambda citation: citation.score)
-                if c.score <= -self.against and not c.score + 2 * c.stderr >= 0  # NaN: no error
-            )
-            found.append(
-                Sentence(target.text, log_probability, loss, memory, tuple(cited), pairs, against)
-            )
-        return tuple(found)
+        return tuple(self._sentence(row) for row in range(len(self.losses)))
+
+    def _sentence(self, row: int) -> Sentence:
+        """A sentence with the sources that it cites, their pairs, and the sources against it."""
+        target = self.attribution.targets[row]
+        loss = self.losses[row]
+        from_memory = loss < self.memory
+        candidates = self._candidates(row)
+
+        cited: set[int] = set()
+        if not from_memory:
+            for candidate in candidates:
+                if candidate.score > 0 and candidate.share >= self.least_share:
+                    cited.add(candidate.number)
+        # A source that acts as a pair with a cited one is cited too.
+        pairs = tuple(pair for pair in self._pairs(row) if not cited.isdisjoint(pair.numbers))
+        for pair in pairs:
+            cited.update(pair.numbers)
+        citations = [candidate for candidate in candidates if candidate.number in cited]
+
+        # `probability` is the geometric mean over the sentence's tokens.
+        token_log_probability = math.log(max(target.probability, 1e-300))
+        return Sentence(
+            text=target.text,
+            log_probability=len(target.token_ids) * token_log_probability,
+            loss=loss,
+            from_memory=from_memory,
+            citations=tuple(sorted(citations, key=lambda citation: -citation.score)),
+            pairs=pairs,
+            against=self._opponents(candidates),
+        )
+
+    def _opponents(self, candidates: Sequence[Citation]) -> tuple[Opponent, ...]:
+        """The sources that speak against a sentence, the strongest first."""
+        opponents: list[Opponent] = []
+        for candidate in candidates:
+            # Written so that a standard error of NaN, which is none, passes.
+            within_error = candidate.score + 2 * candidate.stderr >= 0
+            if candidate.score <= -self.against and not within_error:
+                opponents.append(Opponent(candidate.number, candidate.score, candidate.stderr))
+        return tuple(sorted(opponents, key=lambda opponent: opponent.score))
 
     def _pairs(self, row: int) -> tuple[SourcePair, ...]:
-        """Pairs of units of a sentence that are in two sources; of two sources the first pair, which is the largest."""
-        places, found = [*enumerate(self.sources, 1)], dict[tuple[int, int], SourcePair]()
-        units = self.attribution.units
-        owners = [
-            max((n for n, s in places if s.start < u.end and u.start < s.end), default=0)
-            for u in units
-        ]
+        """Pairs of a sentence's units that are in two sources: the first, largest, of each two."""
+        owners = [self._owner(unit) for unit in self.attribution.units]
+        pairs: dict[tuple[int, int], SourcePair] = {}
         for pair in self.attribution.pairs:
             first, second = sorted(owners[unit] for unit in pair.units)
             if pair.target == row and 0 < first < second:
-                found.setdefault((first, second), SourcePair((first, second), *pair[2:]))
-        return tuple(found.values())
+                source_pair = SourcePair((first, second), pair.score, pair.stderr, pair.kind)
+                pairs.setdefault((first, second), source_pair)
+        return tuple(pairs.values())
+
+    def _owner(self, unit: Span) -> int:
+        """The number of the last source that a unit is in; 0 for none."""
+        owner = 0
+        for number, source in enumerate(self.sources, 1):
+            if source.start < unit.end and unit.start < source.end:
+                owner = number
+        return owner
 
     def _candidates(self, row: int) -> list[Citation]:
-        """Of every source, cited or not."""
-        scores, errors = self.scores[row], self._by_source.stderr
+        """Every source as a citation of a sentence, whether it is cited or not."""
+        scores = self.scores[row]
+        errors = self._by_source.stderr
+        stderr = torch.full_like(scores, torch.nan) if errors is None else errors[row]
         positive = scores.nan_to_num(0.0).clamp_min(0)
         shares = positive / positive.sum().clamp_min(torch.finfo(positive.dtype).tiny)
-        stderr = torch.full_like(scores, torch.nan) if errors is None else errors[row]
+        candidates: list[Citation] = []
         columns = zip(self.sources, scores.tolist(), stderr.tolist(), shares.tolist(), strict=True)
-        return [
-            Citation(number, score, error, share, self._quotes(row, source))
-            for number, (source, score, error, share) in enumerate(columns, 1)
-        ]
+        for number, (source, score, error, share) in enumerate(columns, 1):
+            candidates.append(Citation(number, score, error, share, self._quotes(row, source)))
+        return candidates
 
     def _quotes(self, row: int, source: Source) -> tuple[Quote, ...]:
-        """The parts of a source with a positive score, best first; its title is none."""
+        """The parts of a source with a positive score, best first; the title is not a part."""
         start = source.start + title_length(source)
         quotes: list[Quote] = []
-        for unit, score in zip(
-            self.attribution.units, self.attribution.scores[row].tolist(), strict=True
-        ):
+        scores = self.attribution.scores[row].tolist()
+        for unit, score in zip(self.attribution.units, scores, strict=True):
             if score > 0 and start < unit.end and unit.start < source.end:
                 text = self.attribution.text[max(start, unit.start) : unit.end].strip()
                 quotes.append(Quote(text, unit.start, unit.end, score))
@@ -251,35 +294,36 @@ class CitationsRecord:
 
     @property
     def footnotes(self) -> list[str]:
-        """How to read it, and where the numbers come from; safe to show."""
+        """How to read the citations, and where the numbers come from; safe to show."""
         att = self.attribution
-        kind = NATS.get(str(att.parameters.get("score")), "")
-        score = f"A score is what the sentence loses without the source{kind and f', in nats of {kind}'}."
+        texts = [
+            "[1]: written under the influence of this source; not checked against it.",
+            f"{self._about_scores} Cited: at least {self.least_share:.0%} of the positive scores. "
+            f"From memory: less than {self.memory:g} nats lost without all sources.",
+        ]
+        if any(sentence.against for sentence in self.sentences):
+            texts.append(
+                "Speaks against it: without this source the sentence gains "
+                f"{self.against:g} nats or more."
+            )
+        texts += notes(att)
+        fell_back = att.info.get("fell_back")
+        if fell_back:
+            texts.append(
+                f"Sources were hidden one by one, since fast scores failed: {label(fell_back)}"
+            )
+        texts.append(provenance(att))
+        return texts
+
+    @property
+    def _about_scores(self) -> str:
+        """What a score is."""
+        att = self.attribution
         if unversioned(att.method) == "attention_gradient":
-            score = (
+            return (
                 "A score is the source's largest share of what the sentence gains as attention to "
                 "all sources opens."
             )
-        fell_back = att.info.get("fell_back")
-        return [
-            "[1]: written under the influence of this source; not checked against it.",
-            f"{score} Cited: at least {self.least_share:.0%} of the positive scores. From memory: less than "
-            f"{self.memory:g} nats lost without all sources.",
-            *self._about_against,
-            *notes(att),
-            *(
-                [f"Sources were hidden one by one, since fast scores failed: {label(fell_back)}"]
-                if fell_back
-                else []
-            ),
-            provenance(att),
-        ]
-
-    @property
-    def _about_against(self) -> list[str]:
-        """When a source speaks against a sentence, if one does."""
-        if not any(sentence.against for sentence in self.sentences):
-            return []
-        return [
-            f"Speaks against it: without this source the sentence gains {self.against:g} nats or more."
-        ]
+        kind = NATS.get(str(att.parameters.get("score")))
+        unit = f", in nats of {kind}" if kind else ""
+        return f"A score is what the sentence loses without the source{unit}."

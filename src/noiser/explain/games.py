@@ -1,4 +1,4 @@
-"""`noiser.Game`: a model's predictions for parts of a prompt, as a function that can be saved and played without it."""
+"""`noiser.Game`: a model's predictions for parts of a prompt, as a function that can be saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from noiser.engine import Game as LiveGame
-from noiser.engine import StoredGame, prepare, remover, run_one
+from noiser.engine import Key, StoredGame, prepare, remover, run_one
 from noiser.errors import ParameterError, StoredFileError
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
@@ -24,8 +24,9 @@ from noiser.types import Prompt, Question, Span
 class Game:
     """The value of each target when some units of a prompt are kept and the others removed.
 
-    Every input is run once, and all values are kept: they can be saved, and methods that remove units can be played on
-    them without a model. The form is that of shapiq: a game is a function of boolean masks.
+    Every input is run once, and all values are kept: they can be saved, and methods that remove
+    units can be played on them without a model. As in shapiq, a game is a function of boolean
+    masks.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -40,7 +41,8 @@ class Game:
         targets: the targets as text.
 
     Example:
-        >>> noiser.Game(lm, "The capital of France is", unit="word").play("joint").scores  # doctest: +SKIP
+        >>> game = noiser.Game(lm, "The capital of France is", unit="word")  # doctest: +SKIP
+        >>> game.play("joint").scores  # doctest: +SKIP
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Game:
         plain = query.foil is None and query.of is None
         self._lm: LanguageModel | None = lm
         self._game: StoredGame = LiveGame(query, score if plain else query.score(score), remove)
-        self.units, self.targets = query.units, query.target_texts
+        self.units = query.units
+        self.targets = query.target_texts
 
     def __call__(self, kept: Any) -> Float64[Tensor, "targets inputs"]:
         """The value of every target for each row of a boolean array [inputs, units].
 
-        Raises ParameterError for another number of units, or without a model for an input that is not stored.
+        Raises ParameterError for another number of units, or without a model for an input that is
+        not stored.
         """
         masks = torch.from_numpy(np.atleast_2d(np.asarray(kept)).astype(bool))
         if masks.shape[1:] != (len(self.units),):
@@ -73,23 +77,26 @@ class Game:
         return self._run(self._game(masks))
 
     def play(self, method: str | Method, seed: int = 0) -> Scores:
-        """The scores of a method that removes units, on the values of this game in place of the method's own.
+        """The scores of a method that removes units, on the values of this game.
 
-        Raises ParameterError for other methods, or without a model for an input that is not stored.
+        They take the place of the method's own objective and removal. Raises ParameterError for
+        other methods, or without a model for an input that is not stored.
         """
-        made: Any = make_method(method)
-        if not hasattr(made, "play"):
+        removal_method: Any = make_method(method)
+        if not hasattr(removal_method, "play"):
             raise ParameterError(
                 f"{method!r} is not a method that removes units. Take one that is, such as 'lime'."
             )
-        return self._run(made.play(self._game, torch.Generator().manual_seed(seed)))
+        return self._run(removal_method.play(self._game, torch.Generator().manual_seed(seed)))
 
     def _run(self, steps: Any) -> Any:
+        """The result of a coroutine."""
         if self._lm is not None:
             return run_one(self._lm, steps)
+        # Without a model the game makes no request, so the first step is the last.
         try:
             return steps.send(None)
-        except StopIteration as stop:  # a stored game asks nothing
+        except StopIteration as stop:
             return stop.value
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -97,39 +104,44 @@ class Game:
         values = [dict[str, float]() for _ in self.targets]
         for (target, key), value in self._game.table.items():
             values[target]["".join(map(str, key))] = value
-        known: dict[str, Any] = {
-            "score": self._game.score,
-            "mask": self._game.mask.tolist(),
-            "values": values,
-        }
-        write_text(
-            path, _Saved(units=self.units, targets=self.targets, **known).model_dump_json() + "\n"
+        score: Any = self._game.score
+        saved = _Saved(
+            score=score,
+            units=self.units,
+            targets=self.targets,
+            mask=self._game.mask.tolist(),
+            values=values,
         )
+        write_text(path, saved.model_dump_json() + "\n")
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Game:
         """A game that `save` wrote, without a model. Raises StoredFileError for any other file."""
         try:
             saved = _Saved.model_validate_json(Path(path).read_bytes())
-            values = {
-                (g, bytes(map(int, key))): v
-                for g, row in enumerate(saved.values)
-                for key, v in row.items()
-            }
-            whole = [values[g, b"\1" * len(saved.units)] for g in range(len(saved.targets))]
+            values: dict[Key, float] = {}
+            for target, values_of_target in enumerate(saved.values):
+                for kept, value in values_of_target.items():
+                    values[target, bytes(map(int, kept))] = value
+            all_units = b"\1" * len(saved.units)
+            whole = [values[target, all_units] for target in range(len(saved.targets))]
         except (ValueError, LookupError) as error:
             raise StoredFileError(f"{path} is not a saved game: {error}. Save it again.") from error
         game = cls.__new__(cls)
-        game._lm, game.units, game.targets = None, saved.units, saved.targets
-        game._game = StoredGame(
-            torch.tensor(saved.mask), torch.tensor(whole).double(), saved.score, values
-        )
+        game._lm = None
+        game.units = saved.units
+        game.targets = saved.targets
+        mask = torch.tensor(saved.mask)
+        game._game = StoredGame(mask, torch.tensor(whole).double(), saved.score, values)
         return game
 
 
 class _Saved(BaseModel):
-    """The file: for each target, values by inputs written as 0 and 1 for each unit."""
+    """The content of the file."""
 
+    # Example of `values`, for one target and two units:
+    #   [{"11": 2.5, "01": 0.3, "10": 1.9}]
+    # The first unit removed gives 0.3, the second 1.9.
     schema_version: int = 1
     score: str | None
     units: tuple[Span, ...]

@@ -12,19 +12,22 @@ from noiser.engine import Engine, Steps
 from noiser.errors import NoiserError, OutOfTimeError, ParameterError
 from noiser.model.language_model import LanguageModel
 from noiser.text import is_missing
-from noiser.types import (
-    Progress,
-    Prompt,
-    Prompts,
-)
+from noiser.types import Progress, Prompt, Prompts
+
+T = TypeVar("T")
 
 
 def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
-    """Whether it is several prompts: a list of texts or chats, also where some are missing. Messages are one chat."""
-    several: Any = prompt if isinstance(prompt, list | tuple) else ()
-    if any(isinstance(one, Mapping) for one in several):
+    """Whether the prompt is several: a list of texts or chats, also where some are missing.
+
+    A list of messages is one chat.
+    """
+    if not isinstance(prompt, list | tuple):
         return False
-    return any(isinstance(one, str | list | tuple) or is_missing(one) for one in several)
+    items: Any = prompt
+    if any(isinstance(item, Mapping) for item in items):
+        return False
+    return any(isinstance(item, str | list | tuple) or is_missing(item) for item in items)
 
 
 def run_many(
@@ -33,9 +36,12 @@ def run_many(
     progress: Progress | None = None,
     max_seconds: float | None = None,
 ) -> list[T]:
-    """The results of coroutines about one prompt each, in order; an error says which prompt it is about.
+    """The results of coroutines about one prompt each, in order.
 
-    Where `max_seconds` go by, prompts that have no result are left out, with a warning; without any it is an error.
+    An error says which prompt it is about.
+
+    Where `max_seconds` go by, prompts that have no result are left out, with a warning. It is an
+    error if no prompt has one.
     """
     results: dict[int, T] = {}
     late: dict[int, OutOfTimeError] = {}
@@ -53,10 +59,11 @@ def run_many(
     if late and not results:
         raise naming_prompt(min(late), late[min(late)])
     if late:
-        first = ", ".join(map(str, sorted(late)[:10])) + (", ..." if len(late) > 10 else "")
+        indices = ", ".join(str(index) for index in sorted(late)[:10])
+        more = ", ..." if len(late) > 10 else ""
         warnings.warn(
-            f"max_seconds={max_seconds:g} went by: {len(late)} of {len(works)} prompts have no result and are left "
-            f"out: {first}, counted from 0.",
+            f"max_seconds={max_seconds:g} went by: {len(late)} of {len(works)} prompts have no "
+            f"result and are left out: {indices}{more}, counted from 0.",
             stacklevel=3,
         )
     return [results[index] for index in sorted(results)]
@@ -72,21 +79,25 @@ def naming_prompt(index: int, error: Exception) -> Exception:
 
 
 def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
-    """The arguments of each prompt, from one for all or a list of one for each."""
-    columns: dict[str, Any] = {name: plain(value) for name, value in arguments.items()}
-    for name, value in columns.items():
-        columns[name] = value if isinstance(value, list | tuple) else [value] * count
-        if len(columns[name]) != count:
-            got = f"{name} is a list of {len(value)} for {count} prompts"
-            raise ParameterError(f"{got}; expected one for each, or one for all.")
-    if any(
-        isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
-        for one in columns["sources"]
-    ):
+    """The arguments of each prompt, from one value for all prompts or a list of one for each."""
+    columns: dict[str, Any] = {}
+    for name, argument in arguments.items():
+        value = plain(argument)
+        column = value if isinstance(value, list | tuple) else [value] * count
+        if len(column) != count:
+            raise ParameterError(
+                f"{name} is a list of {len(column)} for {count} prompts; "
+                "expected one for each, or one for all."
+            )
+        columns[name] = column
+    if any(_is_titled_text(sources) for sources in columns["sources"]):
         raise ParameterError(
-            f"sources has a (title, text) pair for {count} prompts; expected a list of sources for each of them."
+            f"sources has a (title, text) pair for {count} prompts; "
+            "expected a list of sources for each of them."
         )
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-T = TypeVar("T")
+def _is_titled_text(sources: Any) -> bool:
+    """Whether it is a single (title, text) pair."""
+    return isinstance(sources, tuple) and len(sources) == 2 and isinstance(sources[0], str)
