@@ -31,8 +31,11 @@ except ImportError as error:
         f"The openai judge needs a package that is not installed: {error}.", "openai"
     ) from error
 
-WHOLE, CUT = frozenset({"stop", "eos", "end_turn", "none", ""}), frozenset({"length", "max_tokens"})
-"""Why a reply ended, in lower case; a reply that ended for any other reason, such as a filter, is unscored."""
+WHOLE = frozenset({"stop", "eos", "end_turn", "none", ""})
+"""Why a complete reply ended, in lower case."""
+
+CUT = frozenset({"length", "max_tokens"})
+"""Why a reply was cut off. One that ended for any other reason, such as a filter, is unscored."""
 
 _CHAT_FORMAT_TOKENS = 64  # more than any chat format puts around one message
 
@@ -54,21 +57,27 @@ _TABLE = (
 
 
 class OpenAIJudge:
-    """Asks an OpenAI-compatible endpoint through the official client, which retries passing failures.
+    """Asks an OpenAI-compatible endpoint through the official client.
 
-    Every answer is stored before it is used. A request that fails for good is unscored.
+    The client retries passing failures. Every answer is stored before it is used. A request that
+    fails for good is unscored.
 
     Args:
         model: the model's name at the endpoint.
-        base_url: the endpoint's address, up to and including "/v1". None: `OPENAI_BASE_URL`, or OpenAI's own.
-        api_key: the key. None: `OPENAI_API_KEY` where `base_url` is None or the same address, else none.
-        api_key_env: the environment variable that holds the key of `base_url`, in place of `api_key`.
+        base_url: the endpoint's address, up to and including "/v1". None: `OPENAI_BASE_URL`, or
+            OpenAI's own.
+        api_key: the key. None: `OPENAI_API_KEY` where `base_url` is None or the same address, else
+            none.
+        api_key_env: the environment variable that holds the key of `base_url`, in place of
+            `api_key`.
         concurrency: the number of requests under way at once.
         max_retries, timeout: see `noiser.endpoint.client`.
-        budget_tokens: the most tokens, read and written, that the job may pay for; a request that could exceed it is
-            unscored. Stored answers cost nothing.
-        job: judges of one `job` and `cache_dir`, in any process, share a budget. None: this judge alone.
-        parameters: of the request, such as `{"max_completion_tokens": 4096}`. None: temperature 0, at most 128 tokens.
+        budget_tokens: the most tokens, read and written, that the job may pay for; a request that
+            could exceed it is unscored. Stored answers cost nothing.
+        job: judges of one `job` and `cache_dir`, in any process, share a budget. None: this judge
+            alone.
+        parameters: of the request, such as `{"max_completion_tokens": 4096}`. None: temperature 0,
+            at most 128 tokens.
         cache_dir: the folder of the stored answers, in `judges.sqlite`. None: the cache folder.
         prompt: a template in place of "paper-v1" and "top5-v1": its registered name, its text, its
             fields, or a `PromptTemplate`.
@@ -97,34 +106,32 @@ class OpenAIJudge:
         self.prompt = None if prompt is None else prompt_of(prompt)
         check_positive("timeout", timeout)
         check_count("max_retries", max_retries, least=0)
-        self.model, self.name, self.concurrency = (
-            model,
-            f"openai:{model}",
-            check_count("concurrency", concurrency),
-        )
-        self.parameters = dict(
-            {"temperature": 0, "max_tokens": 128} if parameters is None else parameters
-        )
+        self.model = model
+        self.name = f"openai:{model}"
+        self.concurrency = check_count("concurrency", concurrency)
+        if parameters is None:
+            parameters = {"temperature": 0, "max_tokens": 128}
+        self.parameters = dict(parameters)
         self._longest = self.parameters.get(
             "max_completion_tokens", self.parameters.get("max_tokens")
         )
         if budget_tokens is not None:
             check_count("budget_tokens", budget_tokens, least=0)
             check_count("max_tokens of the parameters, needed for a budget,", self._longest)
-        self.budget_tokens, self.job = budget_tokens, job or uuid.uuid4().hex
+        self.budget_tokens = budget_tokens
+        self.job = job or uuid.uuid4().hex
         self.endpoint = choose(base_url, api_key, api_key_env, "The openai judge", JudgeError)
         self._connect = partial(client, self.endpoint, timeout=timeout, max_retries=max_retries)
         self._cache = Path(cache_dir or cache_root()) / "judges.sqlite"
-        self._under_way, self._changed = 0, threading.Condition()
+        self._under_way = 0  # the most tokens that the requests under way can take
+        self._changed = threading.Condition()
 
     @property
     def paid(self) -> int:
         """The tokens, read and written, that the judge's job has paid for."""
         with self._table() as table:
-            found = table.execute(
-                "SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?", (self.job,)
-            )
-            return found.fetchone()[0]
+            query = "SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?"
+            return table.execute(query, (self.job,)).fetchone()[0]
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; equal requests are asked once.
@@ -139,9 +146,8 @@ class OpenAIJudge:
             self._connect() as connection,
             ThreadPoolExecutor(self.concurrency, "noiser-judge") as pool,
         ):
-            verdicts = dict(
-                zip(distinct, pool.map(partial(self._verdict, connection), distinct), strict=True)
-            )
+            judged = pool.map(partial(self._verdict, connection), distinct)
+            verdicts = dict(zip(distinct, judged, strict=True))
         return [verdicts[request] for request in requests]
 
     def _verdict(self, connection: openai.OpenAI, request: JudgeRequest) -> Verdict:
@@ -157,18 +163,16 @@ class OpenAIJudge:
         key = hashlib.sha256(question.encode()).hexdigest()
         with self._table() as table:
             row = table.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        stored = _Answer(**json.loads(row[0])) if row else None
         try:
-            answer = (
-                _Answer(**json.loads(row[0])) if row else self._ask(connection, body, key, question)
-            )
+            answer = stored or self._ask(connection, body, key, question)
         except (openai.OpenAIError, _UnansweredError) as error:
             reason = problem(error, self.endpoint)
             if is_fatal(error):
-                text = f"The judge {self.name} at {self.endpoint.address} cannot work: {reason}"
-                remedy = (
+                raise JudgeError(
+                    f"The judge {self.name} at {self.endpoint.address} cannot work: {reason}. "
                     "Check the model's name, base_url (most end in /v1), the key and the account."
-                )
-                raise JudgeError(f"{text}. {remedy}") from None
+                ) from None
             return Verdict(status="unscored", reason=reason, model=self.model, lost=True, **asked)
         finish = answer.finish.lower()
         count = template.answers or request.count
@@ -180,16 +184,16 @@ class OpenAIJudge:
             reason=reason,
             replies=(answer.reply,),
             model=answer.model,
-            cached=row is not None,
+            cached=stored is not None,
             **asked,
         )
 
     def _ask(
         self, connection: openai.OpenAI, body: Mapping[str, Any], key: str, question: str
     ) -> _Answer:
-        with self._reserved(
-            len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)
-        ) as most:
+        # A token has at least one byte.
+        most = len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)
+        with self._reserved(most):
             answer = self._send(connection, body)
             tokens = sum(answer.usage) if answer.usage else most
             with self._table() as table:
@@ -223,7 +227,7 @@ class OpenAIJudge:
             ) from error
 
     @contextmanager
-    def _reserved(self, most: int) -> Generator[int]:
+    def _reserved(self, most: int) -> Generator[None]:
         """Sets aside the most tokens that a request can take while it is under way."""
         budget = self.budget_tokens
         with self._changed:
@@ -233,7 +237,7 @@ class OpenAIJudge:
                 self._changed.wait()
             self._under_way += most
         try:
-            yield most
+            yield
         finally:
             with self._changed:
                 self._under_way -= most

@@ -1,4 +1,7 @@
-"""The rows of a benchmark as a DataFrame, and its numbers as one DataFrame of cells, with the best of each marked."""
+"""The rows of a benchmark as a DataFrame, and its numbers as one DataFrame of cells.
+
+The best cell of each column is marked.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pandas as pd
 
 from noiser.bench import Row
 from noiser.bench.plan import MetricEntry, Plan
-from noiser.bench.rows import ATTRIBUTION
+from noiser.bench.rows import ATTRIBUTION, Key
 from noiser.evaluation import estimated, paired
 from noiser.metrics import METRICS, Scale, Summary
 from noiser.metrics.bootstrap import holm, mean, mean_gap
@@ -32,35 +35,39 @@ CATEGORY = "capital-world"
 
 
 def rows_of(store: Stored) -> Frame:
-    """Every row that the plan asks for: labels, example, category, index, error (its type), seconds, and all numbers.
+    """Every row that the plan asks for, as a line.
 
-    A prompt whose attribution failed has a line with that error for every metric of the plan.
+    Its columns are labels, example, category, index, error (its type), seconds, and all numbers. A
+    prompt whose attribution failed has a line with that error for every metric of the plan.
     """
     plan = store.plan
-    wanted = plan.wanted()
-    rows = {row.key: row for row in store.rows() if wanted(row)}
-    failed = [row for row in rows.values() if row.metric == ATTRIBUTION and row.error]
-    lost = [row._replace(metric=metric) for row in failed for metric in plan.labels("metrics")]
-    rows = {row.key: row for row in lost if wanted(row)} | rows
-    lines = list(map(_line, rows.values()))
-    return pd.DataFrame(
-        lines, columns=None if lines else [*LABELS, "example", "category", "index", "error"]
-    )
+    asks_for = plan.wanted()
+    stored = {row.key: row for row in store.rows() if asks_for(row)}
+    failed: dict[Key, Row] = {}
+    for row in stored.values():
+        if row.metric == ATTRIBUTION and row.error:
+            for metric in plan.labels("metrics"):
+                copy = row._replace(metric=metric)
+                if asks_for(copy):
+                    failed[copy.key] = copy
+    lines = [_line(row) for row in (failed | stored).values()]
+    columns = None if lines else [*LABELS, "example", "category", "index", "error"]
+    return pd.DataFrame(lines, columns=columns)
 
 
 def _line(row: Row) -> dict[str, Any]:
-    about = {"category": row.category, "index": row.index, "error": row.error}
-    costs = (
-        {"token_forwards": 0, "passes": 0} if row.metric == ATTRIBUTION and not row.error else {}
-    )
-    numbers = {name: value for name, value in row.values.items() if not isinstance(value, str)}
-    return (
-        row.key._asdict()
-        | about
-        | {"seconds": None if row.error else row.seconds}
-        | costs
-        | numbers
-    )
+    line: dict[str, Any] = row.key._asdict()
+    line["category"] = row.category
+    line["index"] = row.index
+    line["error"] = row.error
+    line["seconds"] = None if row.error else row.seconds
+    if row.metric == ATTRIBUTION and not row.error:
+        line["token_forwards"] = 0
+        line["passes"] = 0
+    for name, value in row.values.items():
+        if not isinstance(value, str):
+            line[name] = value
+    return line
 
 
 def _mean_sum(*columns: Any) -> Any:
@@ -68,19 +75,17 @@ def _mean_sum(*columns: Any) -> Any:
 
 
 def _excess(*columns: Any) -> Any:
-    """Mean sum of the first half of the columns minus that of the second."""
+    """Mean sum of the first half of the columns minus the mean sum of the second half."""
     half = len(columns) // 2
     return mean_gap(sum(columns[:half]), sum(columns[half:]))
 
 
-def _rest(share: Any) -> Any:
+def _one_minus_mean(share: Any) -> Any:
     return 1 - mean(share)
 
 
-_UP, _UNITS = (
-    Scale(0, 1, None, True, "share of the score"),
-    Scale(0, 1, None, None, "share of the units"),
-)
+_UP = Scale(0, 1, None, True, "share of the score")
+_UNITS = Scale(0, 1, None, None, "share of the units")
 _GAIN = Scale(-1, 1, 0.0, True, "share of the score minus share of the units")
 _CRITICAL = ("share_antecedent", "share_last_content_word")
 _CRITICAL_UNITS = ("uniform_antecedent", "uniform_last_content_word")
@@ -102,9 +107,11 @@ PARTS: Mapping[str, Summary] = {
     "critical_of_units": Summary(_mean_sum, _CRITICAL_UNITS, _UNITS),
     "critical_minus_units": Summary(_excess, (*_CRITICAL, *_CRITICAL_UNITS), _GAIN),
     "main_part": Summary(
-        _rest, ("share_distractor",), _UP._replace(meaning="share of the score off the distractor")
+        _one_minus_mean,
+        ("share_distractor",),
+        _UP._replace(meaning="share of the score off the distractor"),
     ),
-    "main_part_of_units": Summary(_rest, ("uniform_distractor",), _UNITS),
+    "main_part_of_units": Summary(_one_minus_mean, ("uniform_distractor",), _UNITS),
 }
 """Numbers of the paper's LongRA figure, over the prompts of `CATEGORY`."""
 
@@ -112,16 +119,18 @@ _ANTECEDENT = Summary(mean_gap, ("share_antecedent", "uniform_antecedent"), _GAI
 
 
 def summaries_of(entry: MetricEntry | None, columns: list[str]) -> dict[str, Summary]:
-    """The numbers that a metric of a plan has for rows with these columns; None stands for attributions."""
+    """The numbers that a metric of a plan has for rows with these columns.
+
+    None stands for attributions.
+    """
     if entry is None:
         return dict(COSTS)
     metric = METRICS.get(entry.name).factory()
-    located = (
-        {**PARTS, "antecedent_minus_units": _ANTECEDENT}
-        if unversioned(entry.name) == "localisation"
-        else {}
-    )
-    return {**located, **metric.summaries, **metric.other_summaries(columns)}
+    summaries: dict[str, Summary] = {}
+    if unversioned(entry.name) == "localisation":
+        summaries |= PARTS
+        summaries["antecedent_minus_units"] = _ANTECEDENT
+    return summaries | dict(metric.summaries) | dict(metric.other_summaries(columns))
 
 
 def scope(rows: Frame, number: str) -> Frame:
@@ -130,23 +139,28 @@ def scope(rows: Frame, number: str) -> Frame:
 
 
 def cells(store: Stored, confidence: float = 0.95, progress: Progress | None = None) -> Frame:
-    """Every number of a benchmark, one line per data set, metric, model, method and number that the plan asks for.
+    """Every number of a benchmark that the plan asks for, one line each.
 
-    `value`, `low`, `high` and `n` are the estimate over prompts; `failed` counts prompts with an error. `mark` is
-    "best" for the best value of its column (one number and model, methods of one profile, without controls), among
-    those with an interval and at least half of the column's largest n. `best` is its label in all
-    cells of the column. `gap` and `p` are of the paired difference between the best and this method,
-    over the prompts that both have; p is corrected by Holm's method for all p of the data set and
-    metric. Methods that are not significantly worse than the best have the mark "level";
-    `noiser.report.verdict` says in words what the marks mean. `paper` is the number that the paper
-    printed, `reason` says what is missing.
+    There is a line per data set, metric, model, method and number. `value`, `low`, `high` and `n`
+    are the estimate over prompts; `failed` counts prompts with an error.
+
+    A column is one number and model, with the methods of one profile. `mark` is "best" for the best
+    value of its column, among those with an interval and at least half of the column's largest n,
+    and without controls. `best` is its label in all cells of the column. `gap` and `p` are of the
+    paired difference between the best and this method, over the prompts that both have; p is
+    corrected by Holm's method for all p of the data set and metric. Methods that are not
+    significantly worse than the best have the mark "level"; `noiser.report.verdict` says in words
+    what the marks mean.
+
+    `paper` is the number that the paper printed, `reason` says what is missing.
 
     Args:
         store: a run's folder, or a packed one.
         confidence: of the intervals; 1 - confidence is the level of the tests.
         progress: called with (done, expected) tables.
     """
-    rows, plan = rows_of(store), store.plan
+    rows = rows_of(store)
+    plan = store.plan
     parts = {labels: part.set_index("example") for labels, part in rows.groupby(LABELS, sort=False)}
     parts[None] = rows.iloc[:0].set_index("example")
     names = [*product(plan.labels("data"), [*plan.labels("metrics"), ATTRIBUTION])]
@@ -167,31 +181,39 @@ class _Table(NamedTuple):
     confidence: float
 
     def lines(self, parts: Mapping[Any, Frame]) -> list[dict[str, Any]]:
-        """The cells of the rows by their labels (None: no rows), with p-values corrected for all of them."""
-        groups: dict[tuple[str, str], dict[str, Frame]] = {}  # by model and profile, then by method
-        for model in self.plan.labels("models"):
-            for method in (
-                method
-                for method, metric in self.plan.kinds(model, self.data)
-                if metric == self.metric
-            ):
-                part = parts.get((model, self.data, method, self.metric), parts[None])
-                groups.setdefault((model, self.plan.entry("methods", method).profile), {})[
-                    method
-                ] = part
-        every = [part for rows in groups.values() for part in rows.values()]
-        measured = {name for part in every for name in part.columns[part.notna().any()]}
-        lines: list[dict[str, Any]] = []
+        """The cells of the rows, with p-values corrected together.
+
+        `parts` has the rows by their labels, and under None a frame without rows.
+        """
+        groups = self._groups(parts)
+        measured: set[str] = set()
+        for rows in groups.values():
+            for part in rows.values():
+                measured.update(part.columns[part.notna().any()])
+        summaries = summaries_of(entry_of(self.plan, self.metric), sorted(measured))
+        cells: list[dict[str, Any]] = []
         for (model, _), rows in groups.items():
-            for number, summary in summaries_of(
-                entry_of(self.plan, self.metric), sorted(measured)
-            ).items():
+            for number, summary in summaries.items():
                 if not measured or measured.issuperset(summary.columns):
-                    lines += self._column(model, number, summary, rows)
-        for line, p in zip(lines, holm([line["p"] for line in lines]), strict=True):
-            level = not line["mark"] and p >= 1 - self.confidence
-            line |= {"p": p, "mark": "level" if level else line["mark"]}
-        return lines
+                    cells += self._column(model, number, summary, rows)
+        corrected = holm([cell["p"] for cell in cells])
+        for cell, p in zip(cells, corrected, strict=True):
+            cell["p"] = p
+            if not cell["mark"] and p >= 1 - self.confidence:
+                cell["mark"] = "level"
+        return cells
+
+    def _groups(self, parts: Mapping[Any, Frame]) -> dict[tuple[str, str], dict[str, Frame]]:
+        """The rows by model and profile, which are compared with each other, then by method."""
+        groups: dict[tuple[str, str], dict[str, Frame]] = {}
+        for model in self.plan.labels("models"):
+            for method, metric in self.plan.kinds(model, self.data):
+                if metric != self.metric:
+                    continue
+                profile = self.plan.entry("methods", method).profile
+                part = parts.get((model, self.data, method, metric), parts[None])
+                groups.setdefault((model, profile), {})[method] = part
+        return groups
 
     def _column(
         self, model: str, number: str, summary: Summary, rows: Mapping[str, Frame]
@@ -202,48 +224,55 @@ class _Table(NamedTuple):
             method: self._cell(model, number, summary, method, part)
             for method, part in rows.items()
         }
-        best = _best(list(column.values()), controls(self.plan), summary.scale.higher_is_better)
-        if best:
-            best["best"] = best["method"]
+        higher_is_better = summary.scale.higher_is_better
+        best = _mark_best(list(column.values()), controls(self.plan), higher_is_better)
+        if best is None:
+            return list(column.values())
+        best["best"] = best["method"]
         for method, cell in column.items():
-            if best and cell is not best and not math.isnan(cell["value"]):
-                gap = paired(
-                    rows[best["method"]], rows[method], summary, confidence=self.confidence
-                )
-                worse = gap.is_clear and (gap.value > 0) == summary.scale.higher_is_better
-                cell |= {"gap": gap.value, "p": gap.p, "mark": "" if worse else "level"}
-                cell["best"] = best["method"]
+            if cell is best or math.isnan(cell["value"]):
+                continue
+            gap = paired(rows[best["method"]], rows[method], summary, confidence=self.confidence)
+            is_worse = gap.is_clear and (gap.value > 0) == higher_is_better
+            cell["gap"] = gap.value
+            cell["p"] = gap.p
+            cell["mark"] = "" if is_worse else "level"
+            cell["best"] = best["method"]
         return list(column.values())
 
     def _cell(
         self, model: str, number: str, summary: Summary, method: str, rows: Frame
     ) -> dict[str, Any]:
-        one, plan, metric = (
-            estimated(rows, summary, confidence=self.confidence),
-            self.plan,
-            self.metric,
-        )
+        """One number of one method, not yet compared with others."""
+        plan = self.plan
+        estimate = estimated(rows, summary, confidence=self.confidence)
         if number == "seconds" and _shares(rows, plan.block):
-            one = replace(one, low=math.nan, high=math.nan)
-        entries = (
+            estimate = replace(estimate, low=math.nan, high=math.nan)
+        paper = printed(
+            number,
+            plan.entry("models", model).name,
             plan.entry("data", self.data),
             plan.entry("methods", method),
-            entry_of(plan, metric),
+            entry_of(plan, self.metric),
         )
-        labels = {
+        return {
             "data": self.data,
-            "metric": metric,
+            "metric": self.metric,
             "model": model,
             "method": method,
             "number": number,
+            "value": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+            "n": estimate.n,
+            "failed": int(rows["error"].notna().sum()),
+            "best": "",
+            "gap": math.nan,
+            "p": math.nan,
+            "mark": "",
+            "paper": paper,
+            "reason": estimate.reason,
         }
-        found = {name: getattr(one, name) for name in ("value", "low", "high", "n")}
-        failed, paper = (
-            int(rows["error"].notna().sum()),
-            printed(number, plan.entry("models", model).name, *entries),
-        )
-        nothing = {"best": "", "gap": math.nan, "p": math.nan, "mark": ""}
-        return labels | found | {"failed": failed, **nothing, "paper": paper, "reason": one.reason}
 
 
 def entry_of(plan: Plan, metric: str) -> MetricEntry | None:
@@ -253,32 +282,36 @@ def entry_of(plan: Plan, metric: str) -> MetricEntry | None:
 
 def controls(plan: Plan) -> set[str]:
     """The labels of methods that know nothing of the model: they never win."""
-    return {
-        method.label
-        for method in plan.methods
-        if unversioned(method.name) in ("random", "constant", "position", "length", "overlap")
-    }
+    names = ("random", "constant", "position", "length", "overlap")
+    return {method.label for method in plan.methods if unversioned(method.name) in names}
 
 
-def _best(
-    column: Sequence[dict[str, Any]], losers: set[str], higher: bool | None
+def _mark_best(
+    column: Sequence[dict[str, Any]], losers: set[str], higher_is_better: bool | None
 ) -> dict[str, Any] | None:
     """The best cell of a column, now marked; None where no better is defined, or all are equal."""
-    ranked = [cell for cell in column if not math.isnan(cell["low"])]
-    most = max((cell["n"] for cell in ranked), default=0)
-    usable = [cell for cell in ranked if 2 * cell["n"] >= most and cell["method"] not in losers]
-    if higher is None or len({cell["value"] for cell in ranked}) < 2 or not usable:
+    with_interval = [cell for cell in column if not math.isnan(cell["low"])]
+    largest_n = max((cell["n"] for cell in with_interval), default=0)
+    eligible: list[dict[str, Any]] = []
+    for cell in with_interval:
+        if 2 * cell["n"] >= largest_n and cell["method"] not in losers:
+            eligible.append(cell)
+    differ = len({cell["value"] for cell in with_interval}) > 1
+    if higher_is_better is None or not differ or not eligible:
         return None
-    best = (max if higher else min)(usable, key=lambda cell: cell["value"])
+    better = max if higher_is_better else min
+    best = better(eligible, key=lambda cell: cell["value"])
     best["mark"] = "best"
     return best
 
 
 def _shares(rows: Frame, block: int) -> bool:
-    """Whether prompts of a block have equal shares of their seconds, so that an interval would be too narrow."""
-    seconds = rows["seconds"].dropna() if "seconds" in rows else pd.Series(dtype=float)
-    return (
-        pd.DataFrame({"block": rows["index"].reindex(seconds.index) // block, "seconds": seconds})
-        .duplicated()
-        .any()
-    )
+    """Whether prompts of a block have equal shares of their seconds.
+
+    An interval would be too narrow then.
+    """
+    if "seconds" not in rows:
+        return False
+    seconds = rows["seconds"].dropna()
+    blocks = rows["index"].reindex(seconds.index) // block
+    return pd.DataFrame({"block": blocks, "seconds": seconds}).duplicated().any()

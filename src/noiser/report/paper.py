@@ -33,32 +33,45 @@ _TABLES = {
 def printed(
     number: str, model: str, data: DataEntry, method: MethodEntry, metric: MetricEntry | None
 ) -> float:
-    """The paper's number for the same model or, for models that it does not have, the mean of its six.
+    """The paper's number for the same model, or else the mean of its six models.
 
-    NaN where there is none: for other data, methods, parameters, units and normalizations than the paper's.
+    NaN where there is none: for other data, methods, parameters, units and normalizations than the
+    paper's.
     """
-    of_data, of_method = data_of(data.name), method_of(method)
+    of_data = data_of(data.name)
+    of_method = method_of(method)
     if metric is None or metric.normalization not in (None, "sum") or not of_data or not of_method:
         return math.nan
     table, column = _TABLES.get(number, ("", None))
-    path = [of_data, of_method] if table in ("faithfulness", "soft_ns_nc") else [of_method]
-    if number == "faithfulness" and of_method not in _tables()["faithfulness"]["known"]:
-        table, path = "bounding_known", [of_method]
-    if not table or (len(path) == 1 and of_data != "known"):
+    path = [of_method]
+    if table == "faithfulness" and of_method not in _tables()["faithfulness"]["known"]:
+        table = "bounding_known"
+    elif table in ("faithfulness", "soft_ns_nc"):
+        path = [of_data, of_method]
+    if not table:
+        return math.nan
+    if len(path) == 1 and of_data != "known":  # these tables are about the data set "known" alone
         return math.nan
     value = published(table, path, model_of(model), column)
-    return math.nan if value is None else value / 100 if column == "rate_percent" else value
+    if value is None:
+        return math.nan
+    return value / 100 if column == "rate_percent" else value
 
 
 def model_of(name: str) -> str | None:
-    """The paper's name of a model, from a hub id or folder; None for other models, instruction-tuned ones included.
+    """The paper's name of a model, from a hub id or folder.
+
+    None for other models, instruction-tuned ones included.
 
     >>> model_of("meta-llama/Llama-3.2-1B"), model_of("gemma-3-270m")
     ('Llama3.2-1B', None)
     """
     plain = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].lower()
     plain = plain.removeprefix("meta-").replace("llama-", "llama")
-    return next((model for model in MODELS if model.lower() == plain), None)
+    for model in MODELS:
+        if model.lower() == plain:
+            return model
+    return None
 
 
 def data_of(name: str | None) -> str | None:
@@ -70,17 +83,18 @@ def method_of(method: MethodEntry) -> str | None:
     """The paper's name of a method or bounding; None unless parameters and unit are the paper's.
 
     The paper's baselines were Inseq's methods with Inseq's defaults, which ours of the same names
-    are not. It does not say by which `noise_norm` its noise was divided: every reading has its number.
+    are not. It does not say by which `noise_norm` its noise was divided: every reading has its
+    number.
     """
-    name, args = (
-        unversioned(method.name),
-        {key: value for key, value in method.args.items() if key not in ("search", "noise_norm")},
-    )
+    name = unversioned(method.name)
+    args = {key: value for key, value in method.args.items() if key not in ("search", "noise_norm")}
     bounding = str(args.pop("bounding", "k_min")) if name == "noiser" else ""
     if args or method.unit != "token":
         return None
+    if bounding == "k_min":
+        return "noiser"
     if bounding:
-        return "noiser" if bounding == "k_min" else _BOUNDINGS.get(bounding, bounding)
+        return _BOUNDINGS.get(bounding, bounding)
     return name.removeprefix("inseq:") if name.startswith("inseq:") else None
 
 
@@ -90,10 +104,11 @@ def published(
     """A number of the paper, as printed; None where it has none.
 
     Args:
-        table: "faithfulness", "soft_ns_nc", "answerability_top1", "answerability_top5", "bounding_known" or
-            "correct_predictions".
+        table: "faithfulness", "soft_ns_nc", "answerability_top1", "answerability_top5",
+            "bounding_known" or "correct_predictions".
         path: the keys down to the models: (data set, method), (method,) or (data set,).
-        model: the paper's name of a model; None for the mean of all six, as printed or else computed.
+        model: the paper's name of a model; None for the mean of all six, as printed or else
+            computed.
         column: of tables with several numbers per cell.
     """
     cells: Any = _tables()[table]
@@ -101,7 +116,11 @@ def published(
         cells = cells.get(key, {})
     if model or "average" in cells:
         return _number(cells.get(model or "average"), column)
-    numbers = [value for name in MODELS if (value := _number(cells.get(name), column)) is not None]
+    numbers: list[float] = []
+    for name in MODELS:
+        value = _number(cells.get(name), column)
+        if value is not None:
+            numbers.append(value)
     return fmean(numbers) if numbers else None
 
 

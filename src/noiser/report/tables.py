@@ -21,10 +21,26 @@ DASH = "–"
 """Stands where there is no number; never 0."""
 
 HEADLINES = (
-    "faithfulness", "area", "rank_area", "lds", "lds_bernoulli", "insertion_area", "answerability_rate",
-    "answerability_top5_rate", "minimum_share", "drop", "hold", "naopc", "auprc", "mrr", "critical",
-)  # fmt: skip
-"""The numbers of the first table, for metrics that have one of them; other metrics are there by their first number."""
+    "faithfulness",
+    "area",
+    "rank_area",
+    "lds",
+    "lds_bernoulli",
+    "insertion_area",
+    "answerability_rate",
+    "answerability_top5_rate",
+    "minimum_share",
+    "drop",
+    "hold",
+    "naopc",
+    "auprc",
+    "mrr",
+    "critical",
+)
+"""The numbers of the first table, for metrics that have one of them.
+
+Other metrics are there by their first number.
+"""
 
 
 class Table(NamedTuple):
@@ -49,41 +65,46 @@ class Table(NamedTuple):
 
 
 def tables(store: Stored, found: Frame) -> list[Table]:
-    """All tables of a report, from a benchmark's store and its `cells`, in the order that docs/report.md lists."""
+    """All tables of a report, from a benchmark's store and its `cells`.
+
+    They are in the order that docs/report.md lists.
+    """
     plan = store.plan
-    by_metric = [
-        _pivot(plan, str(data), metric, part)
-        for (data, metric), part in found.groupby(LABELS[1::2], sort=False)
-    ]
-    failures = (
-        rows_of(store).dropna(subset="error").groupby(LABELS, sort=False)["error"].value_counts()
-    )
-    failed = failures.reset_index(name="prompts").astype(str)
+    by_metric: list[Table] = []
+    for (data, metric), part in found.groupby(["data", "metric"], sort=False):
+        by_metric.append(_pivot(plan, str(data), metric, part))
+    in_paper_profile = in_profile(plan, found)
+    failures = _failures(store)
     return [
-        _plain("At a glance", glance(plan, in_profile(plan, found)), _GLANCE),
-        _plain(
-            "Standings", standings(plan, in_profile(plan, found), HEADLINES), standing_note(plan)
-        ),
+        _plain("At a glance", glance(plan, in_paper_profile), _GLANCE),
+        _plain("Standings", standings(plan, in_paper_profile, HEADLINES), standing_note(plan)),
         _plain("Methods", methods(plan)),
         _plain("Correct predictions", selections(store), _SELECTED),
         *by_metric,
-        _plain("What failed", failed, "" if len(failed) else "Nothing failed."),
+        _plain("What failed", failures, "" if len(failures) else "Nothing failed."),
         _plain("Numbers", _meanings(plan, found)),
     ]
 
 
+def _failures(store: Stored) -> Frame:
+    """How many prompts failed with each error, by the labels of their rows."""
+    failed = rows_of(store).dropna(subset="error")
+    counts = failed.groupby(LABELS, sort=False)["error"].value_counts()
+    return counts.reset_index(name="prompts").astype(str)
+
+
 _GLANCE = (
-    "The best method of each number, and methods that are not significantly worse. Random and position are controls: "
-    "they never win. Below six prompts there is no interval, and so no best."
+    "The best method of each number, and methods that are not significantly worse. Random and "
+    "position are controls: they never win. Below six prompts there is no interval, and so no best."
 )
 _STANDINGS = (
-    "First: every other method is significantly worse. Level: not significantly worse than the best "
-    "value, or the best value with others level. Behind: significantly worse than it. In each cell, "
-    "in this order: {}."
+    "First: every other method is significantly worse. Level: not significantly worse than the "
+    "best value, or the best value with others level. Behind: significantly worse than it. In each "
+    "cell, in this order: {}."
 )
 _SELECTED = (
-    "Checked: prompts whose greedy continuation was compared with the answer. Chosen: prompts that are attributed. The "
-    "paper counted whole data sets."
+    "Checked: prompts whose greedy continuation was compared with the answer. Chosen: prompts that "
+    "are attributed. The paper counted whole data sets."
 )
 
 
@@ -99,13 +120,12 @@ def _plain(title: str, frame: Frame, *notes: str) -> Table:
 
 def in_profile(plan: Plan, found: Frame) -> Frame:
     """The cells of the methods of the paper's profile."""
-    return found[
-        found["method"].isin([method.label for method in plan.methods if method.profile == "paper"])
-    ]
+    labels = [method.label for method in plan.methods if method.profile == "paper"]
+    return found[found["method"].isin(labels)]
 
 
 def glance(plan: Plan, found: Frame) -> Frame:
-    """The best method of each headline number per model and data set, with how many are level with it."""
+    """The best method of each headline number per model and data set, and those level with it."""
     texts: dict[tuple[str, str], dict[str, str]] = {}
     found = found[found["metric"] != ATTRIBUTION]
     for (model, data, metric), part in found.groupby(["model", "data", "metric"], sort=False):
@@ -121,98 +141,107 @@ def glance(plan: Plan, found: Frame) -> Frame:
 
 def _winner(column: Frame, losers: set[str]) -> str:
     """One number in words: its best method, and those that are level with it."""
-    best, level = (
-        column[column["mark"] == "best"],
-        list(column.loc[column["mark"] == "level", "method"]),
-    )
+    best = column[column["mark"] == "best"]
+    level = list(column.loc[column["mark"] == "level", "method"])
     if not len(best):
         return f"{DASH} (n = {column['n'].max()})"
     (cell,) = best.itertuples()
-    if len(level) == column["value"].notna().sum() - 1 and losers & {*level}:
+    all_others_are_level = len(level) == column["value"].notna().sum() - 1
+    if all_others_are_level and losers & {*level}:
         return f"no method is significantly better (n = {cell.n})"
-    rest = (
-        f"; level: {', '.join(level) if len(level) < 3 else f'{len(level)} others'}"
-        if level
-        else ""
-    )
-    return f"{cell.method} {numbers.number(cell.value)} (n = {cell.n}){rest}"
+    text = f"{cell.method} {numbers.number(cell.value)} (n = {cell.n})"
+    if not level:
+        return text
+    others = ", ".join(level) if len(level) < 3 else f"{len(level)} others"
+    return f"{text}; level: {others}"
 
 
 def methods(plan: Plan) -> Frame:
     """The methods with their settings in the plan."""
-    hyper = [
-        ", ".join(f"{key} = {value}" for key, value in one.args.items()) or "defaults"
-        for one in plan.methods
-    ]
-    lines = [
-        (one.label, one.name, one.unit, one.profile, text)
-        for one, text in zip(plan.methods, hyper, strict=True)
-    ]
+    lines: list[tuple[str, ...]] = []
+    for method in plan.methods:
+        arguments = ", ".join(f"{key} = {value}" for key, value in method.args.items())
+        settings = (method.unit, method.profile, arguments or "defaults")
+        lines.append((method.label, method.name, *settings))
     return pd.DataFrame(lines, columns=["method", "name", "unit", "profile", "hyper-parameters"])
 
 
 def selections(store: Stored) -> Frame:
-    """Prompts before and after the filter "the model's own answer is right", beside the paper's counts."""
-    plan, lines = store.plan, list[dict[str, str]]()
-    limits = plan.pairs()
-    heads = ("total", "checked", "right", "chosen", "paper: right", "paper: total")
-    for pair, one in selections_of(store.meta, store.path).items():
-        if pair in limits:
-            data, model = (
-                plan.entry("data", one.data),
-                model_of(plan.entry("models", one.model).name) or "none",
-            )
-            is_part = data.category or data.without_category or data.max_characters
-            path = [] if is_part else [data_of(data.name) or ""]
-            right = [
-                published("correct_predictions", path, name) if path else None
-                for name in (model, "total")
-            ]
-            chosen = lowest(len(one.chosen), limits[pair])
-            counts = (one.total, one.checked, one.right, chosen, *right)
-            texts = [DASH if count is None else f"{count:,.0f}" for count in counts]
-            lines.append(
-                {"model": one.model, "data": one.data} | dict(zip(heads, texts, strict=True))
-            )
+    """The number of prompts before and after the filter "the model's own answer is right".
+
+    The paper's counts stand beside them.
+    """
+    limits = store.plan.pairs()
+    lines: list[dict[str, str]] = []
+    for pair, selection in selections_of(store.meta, store.path).items():
+        if pair not in limits:
+            continue
+        of_paper = _counts_of_paper(store.plan, *pair)
+        counts = {
+            "total": selection.total,
+            "checked": selection.checked,
+            "right": selection.right,
+            "chosen": lowest(len(selection.chosen), limits[pair]),
+            "paper: right": of_paper[0],
+            "paper: total": of_paper[1],
+        }
+        line = {"model": selection.model, "data": selection.data}
+        for name, count in counts.items():
+            line[name] = DASH if count is None else f"{count:,.0f}"
+        lines.append(line)
     return pd.DataFrame(lines)
+
+
+def _counts_of_paper(plan: Plan, model: str, data: str) -> tuple[float | None, float | None]:
+    """How many answers were right in the paper, of how many; None for a part of a data set."""
+    entry = plan.entry("data", data)
+    if entry.category or entry.without_category or entry.max_characters:
+        return None, None
+    path = [data_of(entry.name) or ""]
+    name = model_of(plan.entry("models", model).name) or "none"
+    right = published("correct_predictions", path, name)
+    return right, published("correct_predictions", path, "total")
 
 
 def _pivot(plan: Plan, data: str, metric: str, part: Frame) -> Table:
     """Models and methods by numbers; n stands beside a number where it differs from the row's."""
-    printed_too = set(part.loc[part["paper"].notna(), "number"])
+    in_paper = set(part.loc[part["paper"].notna(), "number"])
     texts: list[dict[str, str]] = []
     bold: list[dict[str, bool]] = []
-    for (model, method), line in part.groupby(["model", "method"], sort=False):
-        most, failed = line["n"].max(), line["failed"].max()
-        texts.append(
-            {
-                "model": model,
-                "method": method,
-                "n": f"{most}" + (f", {failed} failed" if failed else ""),
-            }
-        )
-        bold.append({})
-        for cell in line.itertuples():
-            texts[-1][cell.number] = cell_text(cell, most)
-            bold[-1][cell.number] = cell.mark == "best"
-            if cell.number in printed_too:
-                texts[-1][f"{cell.number}, paper"] = (
-                    DASH if math.isnan(cell.paper) else f"{cell.paper:.4g}"
-                )
+    for (model, method), cells in part.groupby(["model", "method"], sort=False):
+        largest_n = cells["n"].max()
+        failed = cells["failed"].max()
+        count = f"{largest_n}, {failed} failed" if failed else f"{largest_n}"
+        line = {"model": model, "method": method, "n": count}
+        marks: dict[str, bool] = {}
+        for cell in cells.itertuples():
+            line[cell.number] = cell_text(cell, largest_n)
+            marks[cell.number] = cell.mark == "best"
+            if cell.number in in_paper:
+                printed = DASH if math.isnan(cell.paper) else f"{cell.paper:.4g}"
+                line[f"{cell.number}, paper"] = printed
+        texts.append(line)
+        bold.append(marks)
     frame = pd.DataFrame(texts).fillna(DASH)
-    marks = pd.DataFrame(bold).reindex(columns=frame.columns).eq(other=True)
+    is_bold = pd.DataFrame(bold).reindex(columns=frame.columns).eq(other=True)
     title = "Cost of an attribution" if metric == ATTRIBUTION else metric
-    names = ("judge", "normalization", "removal", "masks", "draws", "rates", "k")
-    settings = [(name, getattr(entry_of(plan, metric), name, None)) for name in names]
-    notes = tuple(f"{name.capitalize()}: {value}." for name, value in settings if value is not None)
-    return Table(f"{title} on {data}", frame, marks, notes)
+    notes: list[str] = []
+    entry = entry_of(plan, metric)
+    for name in ("judge", "normalization", "removal", "masks", "draws", "rates", "k"):
+        value = getattr(entry, name, None)
+        if value is not None:
+            notes.append(f"{name.capitalize()}: {value}.")
+    return Table(f"{title} on {data}", frame, is_bold, tuple(notes))
 
 
 def cell_text(cell: Any, most: int) -> str:
     """Value, interval, n if it is not the row's `most`, and ≈ where it is level with the best."""
     form = "quantity" if cell.number in COSTS else "decimal"
     parts = [numbers.number(cell.value, form), numbers.interval(cell.low, cell.high, form)]
-    parts += ["" if cell.n == most else f"(n = {cell.n})", "≈" if cell.mark == "level" else ""]
+    if cell.n != most:
+        parts.append(f"(n = {cell.n})")
+    if cell.mark == "level":
+        parts.append("≈")
     return " ".join(filter(None, parts))
 
 
