@@ -177,7 +177,9 @@ class SequentialIntegratedGradients(IntegratedGradients):
 
 
 def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
-    """Nodes and weights of Gauss-Legendre quadrature on [0, 1], exact for polynomials of degree 2n - 1.
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1].
+
+    It is exact for polynomials of degree 2n - 1.
 
     >>> gauss_legendre(1)
     ([0.5], [1.0])

@@ -207,7 +207,8 @@ async def scored(method: Method, query: Query, seed: int = 0) -> Scores:
     if not isinstance(scores, Scores):
         raise ParameterError(
             f"The method {getattr(method, '__name__', type(method).__name__)} returned a "
-            f"{type(scores).__name__}; a method is a coroutine: `await` a request, `return Scores(...)`."
+            f"{type(scores).__name__}; a method is a coroutine: `await` a request, "
+            "`return Scores(...)`."
         )
     return scores
 

@@ -20,8 +20,9 @@ from noiser.types import Baseline
 Softmax = Literal["taylor", "constant"]
 
 ATTENTION: dict[Softmax, tuple[float, float]] = {"taylor": (4, 2), "constant": (math.inf, 1)}
-"""What the gradients of queries and keys, and of values, are divided by. Taylor: half to the values; the other half to
-the weights, and of that half each to queries and keys."""
+"""What the gradients of queries and keys, and of values, are divided by.
+
+Taylor: half goes to the values, and the other half to the weights, shared by queries and keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,7 @@ def _slope(f: Activation, x: Tensor, b: Tensor, near: Tensor) -> Tensor:
 
 
 def _logit(query: Query) -> Read:
-    """The sum of the logits of the target's tokens, without a softmax; or the caller's own number."""
+    """The sum of the logits of the target's tokens, no softmax; or the caller's own number."""
     if query.of is not None:
         return score_of("logit", of=query.of)
     return contrast(_raw, len(query.foil_ids)) if query.foil_ids else _raw

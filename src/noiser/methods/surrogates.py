@@ -118,7 +118,7 @@ def ridge(
     importance: Float64[Tensor, " samples"],
     alpha: float,
 ) -> Surrogate:
-    """The fit that minimises Σ importance (values - intercept - kept·weights)² + alpha ‖weights‖²."""
+    """The fit that minimises Σ importance (values - intercept - kept·w)² + alpha ‖w‖²."""
     with random_state_kept():
         from sklearn.linear_model import Ridge
 

@@ -223,9 +223,10 @@ REFERENCES: Mapping[Reference, str] = {
 
 
 def reference_scores(case: Case, kind: Reference) -> Float[Tensor, "draws targets units"]:
-    """Scores without information, for comparison; NaN where a unit has no score, and "position" in one draw.
+    """Scores without information, for comparison; NaN where a unit has no score.
 
-    "random" is the softmax of U(0, 1) numbers over the units of each target, the paper's reference.
+    "position" has one draw. "random" is the softmax of U(0, 1) numbers over the units of each
+    target, the paper's reference.
     """
     scores = case.scores.repeat(1 if kind == "position" else case.draws, 1, 1)
     for target, units in enumerate(case.units):

@@ -34,7 +34,7 @@ LDS_MASKS = 64
 
 
 def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
-    """Ranks 1 to n in place of scores, 1 for the lowest; equal scores share the mean of their ranks.
+    """Ranks 1 to n in place of scores, 1 for the lowest; equal scores share their mean rank.
 
     >>> ranks(torch.tensor([[0.3, -2.0, 0.3, float("nan"), 9.0]]))
     tensor([[2.5000, 1.0000, 2.5000,    nan, 4.0000]])
@@ -89,9 +89,9 @@ def half_masks(units: int, masks: int, rng: torch.Generator) -> Bool[Tensor, "ma
 def half_masks_in_pairs(
     units: int, masks: int, rng: torch.Generator
 ) -> Bool[Tensor, "pairs units"]:
-    """Distinct sets with half of the units, whose complements are none of them: half as many as `masks`.
+    """Distinct sets with half of the units, half as many as `masks`.
 
-    Of an odd number they are the larger halves.
+    No set is the complement of another. Of an odd number they are the larger halves.
     """
     every = (
         half_masks(units, count_of_halves(units), rng) if masks >= count_of_halves(units) else None
@@ -154,7 +154,7 @@ def masks_of(case: Case, masks: int) -> list[Bool[Tensor, "_masks units"]]:
 
 
 def bernoulli_masks_of(case: Case, masks: int) -> list[Bool[Tensor, "_masks units"]]:
-    """For each target masks that keep each unit with a score with probability 1/2, and all others."""
+    """For each target masks that keep a unit with a score with probability 1/2, and all others."""
     kept: list[Tensor] = []
     for target, units in enumerate(case.units):
         drawn = case.uniforms("lds", target, masks, len(units)) < 0.5

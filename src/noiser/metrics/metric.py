@@ -41,7 +41,7 @@ class Scale(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A number over prompts: a statistic of some of the columns that a metric measures, and how to read it.
+    """A number over prompts: a statistic of some columns of a metric, and how to read it.
 
     A contrast sets the first half of the columns against the second, so that exchanging them turns
     its sign: 0 is no difference, and there is a p-value for it.
@@ -225,8 +225,8 @@ def unfit_judge(records: Iterable[Mapping[str, Any]]) -> list[str]:
         if name.endswith("all_words") and value == value:
             asked.setdefault(name, []).append(value)
     return [
-        f"{name}: this judge answers 0 of {len(values)} prompts with all words; it is not a judge of "
-        "this data."
+        f"{name}: this judge answers 0 of {len(values)} prompts with all words; it is not a judge "
+        "of this data."
         for name, values in asked.items()
         if not any(values)
     ]

@@ -120,7 +120,8 @@ async def soft_ns_nc(
             place = f"target {target}, {case.att.targets[target].text!r}"
             raise NumericalError(
                 "Without any unit the model predicts exactly what it predicts with them "
-                f"({place}); expected a difference, to measure faithfulness against. Leave this prompt out."
+                f"({place}); expected a difference, to measure faithfulness against. "
+                "Leave this prompt out."
             )
     ns_and_nc: list[Tensor] = []
     for change, values in zip(changes, scores[len(zeros) :], strict=True):
