@@ -1,4 +1,7 @@
-"""Attention as attribution: the last layer's, and rolled out over all layers (Abnar and Zuidema 2020)."""
+"""Attention as attribution: the last layer's, and rolled out over all layers.
+
+Rollout is Abnar and Zuidema 2020.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from noiser.types import Profile
 
 @dataclass(frozen=True, kw_only=True)
 class LastAttention(InnerMethod):
-    """How much the position that predicts the target attends to each token in the last layer, mean over heads.
+    """How much the position that predicts the target attends to each token in the last layer.
 
-    Scores are the weights themselves, not normalised again: the part that goes to frozen tokens, in
-    most models the larger one, is in no score. A target span has the mean over the positions that
-    predict its tokens.
+    Scores are means over heads. They are the weights themselves, not normalised again: the part
+    that goes to frozen tokens, in most models the larger one, is in no score. A target span has the
+    mean over the positions that predict its tokens.
 
     Args:
         profile: "paper", or "authors" for the script of the Noiser paper, which takes the softmax
@@ -37,7 +40,7 @@ class LastAttention(InnerMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRollout(InnerMethod):
-    """How much of the position that predicts the target comes from each token, by attention over all layers.
+    """How much of the position that predicts the target comes from each token, over all layers.
 
     Every layer passes on half of what a position attends to and half of the position itself: Â = ½A
     + ½I, with A the mean over heads; the score of token j for row i is (Â_L ... Â_1)[i, j] (Abnar
@@ -58,7 +61,10 @@ class AttentionRollout(InnerMethod):
 def rollout(
     maps: Sequence[Float[Tensor, "length length"]], rows: Sequence[int]
 ) -> Float[Tensor, "rows length"]:
-    """Rows of the product of ½A + ½I over layers, the last layer leftmost; `maps` has the first layer's A first."""
+    """Rows of the product of ½A + ½I over layers, the last layer leftmost.
+
+    `maps` has the first layer's A first.
+    """
     mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device, dtype=maps[-1].dtype)[list(rows)]
     for weights in reversed(maps):
         mixed = (mixed @ weights.to(mixed.device) + mixed) / 2
@@ -68,14 +74,15 @@ def rollout(
 def _attentions(query: Query) -> Attentions:
     if query.of is not None or query.foil is not None:
         raise ParameterError(
-            "Attention weights are the same whatever is explained: leave out the foil, or the function of your own "
-            "(of=), or use a method that reads the prediction, such as 'occlusion'."
+            "Attention weights are the same whatever is explained: leave out the foil, or the "
+            "function of your own (of=), or use a method that reads the prediction, such as "
+            "'occlusion'."
         )
     return Attentions(query)
 
 
 def _scores(query: Query, weights: Float[Tensor, "tokens length"], profile: Profile) -> Scores:
-    """Each target's mean over its tokens, by units; of the authors, after a softmax."""
+    """Each target's mean over its tokens, by units; in the authors' profile after a softmax."""
     if profile == "authors":
         for row, position in enumerate(query.logit_positions):
             seen = weights[row, : position + 1]

@@ -24,7 +24,7 @@ Groups = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class InputXGradient(InnerMethod):
-    """Gradient of the target's probability with respect to each token's embedding, times that embedding.
+    """Gradient of the target's probability for each token's embedding, times that embedding.
 
     With F the objective, the contribution of dimension j of token i is x_ij ∂F/∂x_ij (Shrikumar et
     al. 2016; Denil et al. 2014). A unit's score is the sum over its tokens.
@@ -48,12 +48,12 @@ class InputXGradient(InnerMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class IntegratedGradients(InnerMethod):
-    """Integral of the gradient on the straight path from a baseline input to the input (Sundararajan et al. 2017).
+    """Integral of the gradient on the straight path from a baseline input to the input.
 
-    With x' the input in which every token that is not frozen (nor of the target span) holds the
-    baseline row, the contribution of dimension j of token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x' + α (x
-    - x')) dα over α from 0 to 1 (equation 1). All contributions together are F(x) - F(x'); what the
-    quadrature leaves of that is `info["delta"]`.
+    See Sundararajan et al. 2017. With x' the input in which every token that is not frozen (nor of
+    the target span) holds the baseline row, the contribution of dimension j of token i is (x_ij -
+    x'_ij) ∫ ∂F/∂x_ij(x' + α (x - x')) dα over α from 0 to 1 (equation 1). All contributions
+    together are F(x) - F(x'); what the quadrature leaves of that is `info["delta"]`.
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature.
@@ -81,7 +81,10 @@ class IntegratedGradients(InnerMethod):
     async def _integrated(
         self, query: Query, groups: Groups
     ) -> tuple[Float[Tensor, "targets length dim"], Float64[Tensor, "targets groups"]]:
-        """Contributions, and what targets lose where the path of their group begins, NaN for other groups."""
+        """Contributions, and what targets lose where the path of their group begins.
+
+        The losses are NaN for other groups.
+        """
         alphas, weights = gauss_legendre(self.n_steps)
         paths = [
             Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups
@@ -99,11 +102,11 @@ class IntegratedGradients(InnerMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientShap(InnerMethod):
-    """Expected gradients: random points on noisy paths from a baseline (Lundberg and Lee 2017; Erion et al. 2021).
+    """Expected gradients: random points on noisy paths from a baseline.
 
-    For each sample, α ~ U(0, 1) and ε ~ N(0, stdev²) are drawn, the same for all targets; the
-    contribution of dimension j of token i is the mean over samples of (x_ij + ε_ij - x'_ij)
-    ∂F/∂x_ij(x' + α (x + ε - x')).
+    See Lundberg and Lee 2017, and Erion et al. 2021. For each sample, α ~ U(0, 1) and ε ~ N(0,
+    stdev²) are drawn, the same for all targets; the contribution of dimension j of token i is the
+    mean over samples of (x_ij + ε_ij - x'_ij) ∂F/∂x_ij(x' + α (x + ε - x')).
 
     Args:
         samples: random points.
@@ -147,12 +150,12 @@ class GradientShap(InnerMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialIntegratedGradients(IntegratedGradients):
-    """Integrated gradients for one unit at a time, all other tokens unchanged (Enguehard 2023, section 2.2).
+    """Integrated gradients for one unit at a time, all other tokens unchanged.
 
-    With x'(u) the input in which only unit u holds the baseline row, the contribution of dimension
-    j of its token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x - x'(u))) dα. By "sum" the score is
-    F(x) - F(x'(u)), which `Occlusion` with the same baseline finds in one pass; what the quadrature
-    leaves of that is `info["delta"]`, targets by units.
+    See Enguehard 2023, section 2.2. With x'(u) the input in which only unit u holds the baseline
+    row, the contribution of dimension j of its token i is (x_ij - x'_ij) ∫ ∂F/∂x_ij(x'(u) + α (x -
+    x'(u))) dα. By "sum" the score is F(x) - F(x'(u)), which `Occlusion` with the same baseline
+    finds in one pass; what the quadrature leaves of that is `info["delta"]`, targets by units.
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature, for each unit.
@@ -173,7 +176,9 @@ class SequentialIntegratedGradients(IntegratedGradients):
 
 
 def gauss_legendre(n: int) -> tuple[list[float], list[float]]:
-    """Nodes and weights of Gauss-Legendre quadrature on [0, 1], exact for polynomials of degree 2n - 1.
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1].
+
+    It is exact for polynomials of degree 2n - 1.
 
     >>> gauss_legendre(1)
     ([0.5], [1.0])
@@ -192,7 +197,7 @@ def reduce_dimensions(
 
 
 def movable_positions(query: Query) -> tuple[int, ...]:
-    """The positions that go to a baseline: every token that is not frozen, and every token of a unit.
+    """The positions that go to a baseline: tokens that are not frozen, and all tokens of units.
 
     The sink stays.
     """
@@ -205,7 +210,10 @@ def movable_positions(query: Query) -> tuple[int, ...]:
 
 
 def movable_groups(query: Query) -> Groups:
-    """All movable positions, with the targets that share them: the own tokens of a target span stay as they are."""
+    """All movable positions, with the targets that share them.
+
+    The own tokens of a target span stay as they are.
+    """
     movable = movable_positions(query)
     groups: dict[tuple[int, ...], list[int]] = {}
     for target, rows in enumerate(query.target_rows):

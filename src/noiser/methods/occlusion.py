@@ -13,7 +13,7 @@ from noiser.methods.removal import GameMethod
 
 @dataclass(frozen=True, kw_only=True)
 class Occlusion(GameMethod):
-    """Scores each unit by the signed drop of the prediction when all its rows are replaced by the baseline.
+    """Scores each unit by the drop of the prediction when the baseline replaces all its rows.
 
     s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil) (Zeiler and Fergus
     2014).
@@ -32,7 +32,9 @@ class Occlusion(GameMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class Added(GameMethod):
-    """Scores each unit by its contribution where it first appears: earlier units are kept, later ones removed.
+    """Scores each unit by its contribution where it first appears.
+
+    Earlier units are kept, and later ones removed:
 
     s_u = f(units up to u) - f(units before u); a target's scores add up to f(X) - f(nothing).
     """

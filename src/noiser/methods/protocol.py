@@ -62,7 +62,9 @@ class Scores:
 
 @runtime_checkable
 class Method(Protocol):
-    """An attribution method: a frozen dataclass of hyper-parameters, whose call awaits requests and returns scores.
+    """An attribution method: its call awaits requests and returns scores.
+
+    It is a frozen dataclass of hyper-parameters.
 
     A class that asks for gradients, attention, relevance or the model itself has `looks_inside =
     True`: what is not a model in this process is then refused before anything runs.
@@ -104,9 +106,10 @@ TwoOrMore = Annotated[int, lambda name, got: check_count(name, got, least=2)]  #
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """Hyper-parameters, whose types are checked: names of a `Literal`, integers from 1 on, numbers above 0, or None.
+    """Hyper-parameters, whose types are checked.
 
-    The metadata of an `Annotated` type is another check, a function of the field's name and value.
+    They are names of a `Literal`, integers from 1 on, numbers above 0, or None. The metadata of an
+    `Annotated` type is another check, a function of the field's name and value.
     """
 
     def __post_init__(self) -> None:
@@ -123,7 +126,10 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class InnerMethod(Parameters):
-    """A method that asks for gradients, attention or relevance, which only a model in this process answers."""
+    """A method that asks for gradients, attention or relevance.
+
+    Only a model in this process answers these.
+    """
 
     looks_inside = True
 
@@ -132,7 +138,7 @@ class InnerMethod(Parameters):
 def _domains(
     parameters: type,
 ) -> dict[str, tuple[tuple[str, ...], bool, Callable[[str, object], Any] | None]]:
-    """By the names of fields: the known names, whether None is allowed, and the check of a number."""
+    """For each field the known names, whether None is allowed, and the check of a number."""
     hints, domains = get_type_hints(parameters, include_extras=True), {}
     for name in (each.name for each in fields(parameters)):
         types = (
@@ -158,7 +164,7 @@ METHODS: Registry[Method] = Registry("method", "noiser.methods")
 
 
 def check_answers(method: Method, model: str, looks_inside: bool) -> None:
-    """Raises UnsupportedModelError for a method that looks inside a model whose layers are not in this process."""
+    """Raises UnsupportedModelError for a method that looks inside a model that runs elsewhere."""
     if getattr(method, "looks_inside", False) and not looks_inside:
         names = [
             name
@@ -166,8 +172,9 @@ def check_answers(method: Method, model: str, looks_inside: bool) -> None:
             if not getattr(METHODS.get(name).factory, "looks_inside", False)
         ]
         raise UnsupportedModelError(
-            f"{describe(method)[0]} needs gradients, attention or the layers of the model, and {model} runs outside of "
-            f"this process, where it only predicts; expected a method that asks for predictions: {', '.join(names)}. "
+            f"{describe(method)[0]} needs gradients, attention or the layers of the model, and "
+            f"{model} runs outside of this process, where it only predicts; expected a method that "
+            f"asks for predictions: {', '.join(names)}. "
             "Take one of these, or load the model into this process."
         )
 
@@ -175,7 +182,7 @@ def check_answers(method: Method, model: str, looks_inside: bool) -> None:
 def sum_over_units(
     query: Query, scores: Float[Tensor, "*samples targets length"]
 ) -> Float[Tensor, "*samples targets units"]:
-    """Each unit's sum of its tokens' scores but that of the sink, on the CPU.
+    """Each unit's sum of its tokens' scores, without that of the sink, on the CPU.
 
     NaN where the unit is not before the target, or has no other token.
     """
@@ -185,7 +192,9 @@ def sum_over_units(
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
-    """A method by registry name with hyper-parameters, as in "occlusion:score=logprob"; a method object as it is.
+    """A method by registry name and hyper-parameters, as in "occlusion:score=logprob".
+
+    A method object is returned as it is.
 
     Raises:
         UnknownNameError: no such method or hyper-parameter. ParameterError: a value is refused.
@@ -208,18 +217,23 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
             ) from error
     if not isinstance(method, Method) or isinstance(method, type):
         raise ParameterError(
-            f"method is {method!r}; expected a registry name such as 'noiser', or a method such as noiser.Noiser()."
+            f"method is {method!r}; expected a registry name such as 'noiser', or a method such as "
+            "noiser.Noiser()."
         )
     return method
 
 
 async def scored(method: Method, query: Query, seed: int = 0) -> Scores:
-    """The scores of a method, with random numbers of a seed. Raises ParameterError for a function of another form."""
+    """The scores of a method, with random numbers of a seed.
+
+    Raises ParameterError for a function of another form.
+    """
     scores = await result_of(method, query, torch.Generator().manual_seed(seed))
     if not isinstance(scores, Scores):
         raise ParameterError(
-            f"The method {getattr(method, '__name__', type(method).__name__)} returned a {type(scores).__name__}; a "
-            "method is a coroutine: `await` a request, `return Scores(...)`."
+            f"The method {getattr(method, '__name__', type(method).__name__)} returned a "
+            f"{type(scores).__name__}; a method is a coroutine: `await` a request, "
+            "`return Scores(...)`."
         )
     return scores
 

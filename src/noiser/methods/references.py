@@ -36,7 +36,10 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Scores 1, 2, ..., n by position in the text, which on short prompts come close to those of other methods."""
+    """Scores 1, 2, ..., n by position in the text.
+
+    On short prompts they come close to the scores of other methods.
+    """
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         return Scores(scores=_seen(query, query.causal_mask.float().cumsum(-1)))
@@ -56,7 +59,7 @@ class Length:
 class Overlap:
     """Word overlap: the cosine of each unit's TF-IDF vector with that of question and target.
 
-    Vectors are those of scikit-learn's `TfidfVectorizer` with its defaults, fitted to the units
+    Vectors are made as by scikit-learn's `TfidfVectorizer` with its defaults, fitted to the units
     before the target and to the text of question and target. Words have at least two letters or
     digits; upper and lower case are the same. A unit without such a word has the score 0.
     `question_of` says what the question is.
@@ -93,7 +96,7 @@ def question_of(query: Query) -> str:
 
 
 def _cosines(units: Sequence[str], said: str) -> Float[Tensor, " units"]:
-    """The cosine of each unit's TF-IDF vector with that of what was said."""
+    """The cosine of each unit's TF-IDF vector with the vector of question and target."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = [*units, said]

@@ -1,4 +1,4 @@
-"""Relevance passed back layer by layer with derivatives of one's own choice: DeepLIFT, and AttnLRP."""
+"""Relevance passed back layer by layer with other derivatives: DeepLIFT and AttnLRP."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from noiser.types import Baseline
 Softmax = Literal["taylor", "constant"]
 
 ATTENTION: dict[Softmax, tuple[float, float]] = {"taylor": (4, 2), "constant": (math.inf, 1)}
-"""What the gradients of queries and keys, and of values, are divided by. Taylor: half to the values; the other half to
-the weights, and of that half each to queries and keys."""
+"""What the gradients of queries and keys, and of values, are divided by.
+
+Taylor: half goes to the values, and the other half to the weights, shared by queries and keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepLift(InnerMethod):
-    """Contribution of each token to the difference between two predictions: of the input and of a baseline input.
+    """Contribution of each token to the difference between two predictions.
+
+    They are the predictions of the input and of a baseline input.
 
     The baseline input b runs first, then x. At every activation function f (a module of torch or
     transformers: SiLU, GELU, tanh, ReLU, ...) the way back multiplies by Δf/Δx instead of f'(x),
@@ -51,11 +54,10 @@ class DeepLift(InnerMethod):
         )
         remove = remover(query, self.baseline).change
         for positions, targets in movable_groups(query):
-            values, found = await Relevance(query, read, rescale, remove(positions, targets))
-            difference[list(targets)], contributions[list(targets)] = (
-                values[:, 0] - values[:, 1],
-                found,
-            )
+            change = remove(positions, targets)
+            values, of_targets = await Relevance(query, read, rescale, change)
+            difference[list(targets)] = values[:, 0] - values[:, 1]
+            contributions[list(targets)] = of_targets
         delta = difference - contributions.sum(-1)
         return Scores(
             scores=sum_over_units(query, contributions),
@@ -65,7 +67,9 @@ class DeepLift(InnerMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class AttnLrp(InnerMethod):
-    """Relevance of each token for the target's logit, by rules for attention too (Achtibat et al. 2024, section 3).
+    """Relevance of each token for the target's logit, by rules for attention too.
+
+    See Achtibat et al. 2024, section 3.
 
     In the form input × gradient, the gradient being that of a network with other derivatives: an
     elementwise nonlinearity passes relevance unchanged, (f(x) - f(0))/x; a product of two
@@ -91,7 +95,8 @@ class AttnLrp(InnerMethod):
         values, relevance = await Relevance(
             query, _logit(query), identity, attention=ATTENTION[self.softmax]
         )
-        explained, total = values[:, 0].tolist(), relevance.sum(-1).tolist()
+        explained = values[:, 0].tolist()
+        total = relevance.sum(-1).tolist()
         return Scores(
             scores=sum_over_units(query, relevance),
             info={
@@ -108,11 +113,10 @@ class AttnLrp(InnerMethod):
 def rescale(
     f: Activation, x: Float[Tensor, "*shape"], reference: Tensor | None
 ) -> Float[Tensor, "*shape"]:
-    """(f(x) - f(b)) / (x - b) for an input x and the reference b; f'(x) where they are too near to divide."""
+    """(f(x) - f(b)) / (x - b) for an input x and the reference b; f'(x) where they are too near."""
     x = widened(x)
-    if (
-        reference is None or reference.shape != x.shape
-    ):  # a mixture of experts sends other tokens to an expert then
+    # A mixture of experts may send other tokens to an expert, so that shapes differ.
+    if reference is None or reference.shape != x.shape:
         return derivative(f, x)
     b = widened(reference)
     near = (x - b).abs() <= torch.finfo(x.dtype).eps ** 0.5 * x.abs().clamp_min(1)
@@ -133,11 +137,11 @@ def _slope(f: Activation, x: Tensor, b: Tensor, near: Tensor) -> Tensor:
 
 
 def _logit(query: Query) -> Read:
-    """The sum of the logits of the target's tokens, which no softmax normalises; or the caller's own number."""
+    """The sum of the logits of the target's tokens, no softmax; or the caller's own number."""
     if query.of is not None:
         return objective_of("logit", of=query.of)
     return contrast(_raw, len(query.foil_ids)) if query.foil_ids else _raw
 
 
-def _raw(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG001 - the arguments of every score
+def _raw(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG001
     return at(logits, ids).sum(-1)

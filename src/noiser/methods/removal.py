@@ -16,7 +16,10 @@ from noiser.methods.protocol import ObjectiveName, Parameters, RemovalName, Scor
 
 @dataclass(frozen=True, kw_only=True)
 class GameMethod(Parameters):
-    """A method that scores the game in which units are removed; `play` says how. Fields are as for `Occlusion`."""
+    """A method that scores the game in which units are removed; `play` says how.
+
+    Fields are as for `Occlusion`.
+    """
 
     baseline: RemovalName = "zero"
     score: ObjectiveName = "prob"
@@ -34,7 +37,7 @@ class GameMethod(Parameters):
 async def score_first_token(
     game: Game, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
 ) -> Scores:
-    """The scores with one for a unit that is only the sink: what the deletion of its text takes away.
+    """The scores, with one for a unit that is only the sink: the effect of deleting its text.
 
     Such a unit is always kept, since a model without the first token that it read breaks whatever
     the text says (`Query.sink`), so the method has no score for it. This one is in none of the
@@ -43,7 +46,7 @@ async def score_first_token(
     Args:
         game: the game that was played.
         scores: the method's.
-        value: from the values of the game to those that the scores are differences of.
+        value: from the values of the game to the values whose differences are scores.
     """
     try:
         without = await game.without_first()
@@ -54,19 +57,19 @@ async def score_first_token(
 
 
 def check_enough(there: Bool[Tensor, " inputs"], least: int) -> None:
-    """Raises OutOfTimeError unless so many of a target's inputs, such as pairs or orders, were run in time."""
+    """Raises OutOfTimeError unless at least so many of a target's inputs were run in time."""
     if int(there.sum()) < least:
         raise OutOfTimeError(
-            f"max_seconds went by when {int(there.sum())} of {len(there)} random inputs were run; expected at least "
-            f"{least}. Allow more time; or take larger units, or the method 'occlusion', which returns the units that "
-            "it reached."
+            f"max_seconds went by when {int(there.sum())} of {len(there)} random inputs were run; "
+            f"expected at least {least}. Allow more time; or take larger units, or the method "
+            "'occlusion', which returns the units that it reached."
         )
 
 
 def widened(
     kept: Bool[Tensor, "inputs players"], units: Tensor, count: int
 ) -> Bool[Tensor, "inputs _"]:
-    """Inputs of some units as inputs of all `count` units; those that do not play are kept."""
+    """Inputs of some units as inputs of all `count` units; units that do not play are kept."""
     whole = torch.ones(len(kept), count, dtype=torch.bool)
     whole[:, units] = kept
     return whole

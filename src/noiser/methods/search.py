@@ -1,4 +1,6 @@
-"""Searches for the largest noise that does not change the prediction: bisection of every unit, a certified minimum.
+"""Searches for the largest noise that does not change the prediction.
+
+They are a bisection of every unit, and a certified minimum over all units.
 
 A search is a generator: it yields probes, round by round, is sent their effects, and returns
 thresholds. Several (one per target) run side by side, so that a pair that two of them want is
@@ -26,7 +28,10 @@ class Probe(NamedTuple):
 
 
 class Thresholds(NamedTuple):
-    """The k of every unit that was searched to the end, and whether one flips at every k: two tokens tie."""
+    """The k of every unit that was searched to the end, and whether two tokens tie.
+
+    They tie if a unit flips at every k.
+    """
 
     k: Mapping[int, float]
     tied: bool
@@ -39,7 +44,7 @@ SMALLEST = 2.0**-40
 
 
 def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False) -> Search:
-    """Bisection of [0, 1] for every unit at once, which leaves out units that cannot decide the answer.
+    """Bisection of [0, 1] for every unit at once, without units that cannot decide the answer.
 
     All units that are still searched have made the same probes. So when only some flip at k the
     others tolerate more: they are dropped in mode "min", those that flip in mode "max". The rest
@@ -47,19 +52,24 @@ def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool 
     probes goes on, halving k, until it does not. `last_probe` returns the last probe instead of the
     largest k that did not flip, as the authors' script does.
     """
-    interval, done, tied = dict.fromkeys(units, (0.0, 1.0)), 0, False
+    interval = dict.fromkeys(units, (0.0, 1.0))
+    rounds = 0
+    tied = False
     active = set(interval)
-    while not (last_probe and done >= steps - 1):  # the answer to the last probe would not matter
-        if done >= steps:
+    # With `last_probe` the answer to the last probe would not matter.
+    while not (last_probe and rounds >= steps - 1):
+        if rounds >= steps:
             active = {unit for unit in active if interval[unit][0] == 0.0}
-        for unit in [unit for unit in active if interval[unit][1] <= SMALLEST]:
-            interval[unit], tied = (SMALLEST, SMALLEST), True
-            active.discard(unit)
+        for unit in list(active):
+            if interval[unit][1] <= SMALLEST:
+                interval[unit] = (SMALLEST, SMALLEST)
+                tied = True
+                active.discard(unit)
         if not active:
             break
         probes = [Probe(unit, sum(interval[unit]) / 2) for unit in sorted(active)]
         effects = yield probes
-        done += 1
+        rounds += 1
         flipped = {probe.unit for probe in probes if effects[probe].flips}
         for unit, k, _ in probes:
             low, high = interval[unit]
@@ -68,31 +78,30 @@ def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool 
             drop = {"min": active - flipped, "max": flipped, "each": set[int]()}[mode]
             active -= drop
             interval = {unit: ends for unit, ends in interval.items() if unit not in drop}
-    return Thresholds(
-        {u: (low + high) / 2 if last_probe else low for u, (low, high) in interval.items()}, tied
-    )
+    k_of: dict[int, float] = {}
+    for unit, (low, high) in interval.items():
+        k_of[unit] = (low + high) / 2 if last_probe else low
+    return Thresholds(k_of, tied)
 
 
-FIRST = (
-    2.0**-4
-)  # where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1
-NEAR = (
-    3.0,
-    2.0,
-    1.5,
-)  # how many times the smallest estimate a unit's may be to stay after each round of screening
-LAST = -2.0  # the least that a lead counts: how far behind the token is says little about where it was overtaken
-FARTHEST = (
-    10.0  # how many times as large a k may be, at most, where a unit is expected to lose its lead
-)
-STRIDE = (
-    1.5,
-    2.0,
-)  # how many times the last k the next one is, at least and at most, while nothing flips
+# Where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1.
+FIRST = 2.0**-4
+
+# How many times the smallest estimate a unit's estimate may be, after each round of screening.
+NEAR = (3.0, 2.0, 1.5)
+
+# The least that a lead counts. A token that is far back says little about where it was overtaken.
+LAST = -2.0
+
+# How many times as large as the last k a unit may at most be expected to lose its lead.
+FARTHEST = 10.0
+
+# How many times the last k the next one is, at least and at most, while nothing flips.
+STRIDE = (1.5, 2.0)
 
 
 def certified(units: Iterable[int], *, steps: int, samples: int, first: float = FIRST) -> Search:
-    """The largest k of the grid at which no unit flips, in little more than the pass that scores with it.
+    """The largest k of the grid at which no unit flips, for little more than the scoring pass.
 
     *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root
     finding*: their lead is followed to the last k at which none of them flips. *Certifying*: the
@@ -104,7 +113,8 @@ def certified(units: Iterable[int], *, steps: int, samples: int, first: float = 
     """
     units = list(units)
     leads: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
-    root, followed = _Root(first, steps=steps), units
+    followed = units
+    root = _Root(first, steps=steps)
     for near in NEAR:
         effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
         for (unit, k, _), effect in effects.items():
@@ -115,25 +125,22 @@ def certified(units: Iterable[int], *, steps: int, samples: int, first: float = 
         followed = [unit for unit in followed if estimates[unit] <= near * smallest]
         if len(followed) == 1:
             break
-    at_once = max(
-        2, len(units) // 4
-    )  # the likeliest units are certified first, lest k be too large
+    # The units that are likeliest to flip are certified first, since k may be too large.
+    at_once = max(2, len(units) // 4)
     while True:
         while not (root.found or root.tied):
-            followed = root.follow(
-                (yield [Probe(unit, k) for k in root.next for unit in followed]), followed
-            )
+            effects = yield [Probe(unit, k) for k in root.next for unit in followed]
+            followed = root.follow(effects, followed)
         rest = [] if root.tied else [unit for unit in units if unit not in followed]
-        uncertain, flipped, least = (
-            sorted(rest, key=lambda unit: _crossing(leads[unit])),
-            list[int](),
-            0.0,
-        )
+        uncertain = sorted(rest, key=lambda unit: _crossing(leads[unit]))
+        flipped: list[int] = []
+        least = 0.0
         while uncertain and not flipped:
             effects = yield [Probe(unit, root.low) for unit in uncertain[:at_once]]
             flipped = [probe.unit for probe, effect in effects.items() if effect.flips]
             least = min(effect.lead for effect in effects.values())
-            uncertain, at_once = uncertain[len(effects) :], len(units)
+            uncertain = uncertain[len(effects) :]
+            at_once = len(units)
         if not flipped:
             return Thresholds(dict.fromkeys(followed, root.low), root.tied)
         followed = flipped
@@ -141,7 +148,9 @@ def certified(units: Iterable[int], *, steps: int, samples: int, first: float = 
 
 
 class _Root:
-    """The last k of the grid 1/n, 2/n, ... below 1, n = 2^steps, where a lead that starts at 1 is not lost.
+    """The last k of a grid where a lead that starts at 1 is not lost.
+
+    The grid is 1/n, 2/n, ... below 1, with n = 2^steps.
 
     Regula falsi with the Illinois rule, and bisection where that is slow. A lead that is lost at
     1/n is followed further, halving k. `guess` is where to look first; `low` the largest k so far
@@ -174,7 +183,10 @@ class _Root:
         return [i * self._cell for i in ((first, last) if last == first + 1 else (place,))]
 
     def follow(self, effects: Mapping[Probe, Effect], followed: list[int]) -> list[int]:
-        """Takes the effects at `next`, smallest k first; the units that flip there, or else all that are followed."""
+        """Takes the effects at `next`, smallest k first.
+
+        Returns the units that flip there, or else all that are followed.
+        """
         for k in sorted({probe.k for probe in effects}):
             here = {probe.unit: effect for probe, effect in effects.items() if probe.k == k}
             flipped = [unit for unit, effect in here.items() if effect.flips]
@@ -217,7 +229,7 @@ class _Root:
 
 
 def _crossing(leads: Mapping[float, float]) -> float:
-    """Where a lead is lost, by a straight line through the points around that place, or after the last."""
+    """Where a lead is lost, by a straight line through the points around or before that place."""
     points = sorted(leads.items())
     for (low, lead), (high, loss) in pairwise(points):
         if loss <= 0:

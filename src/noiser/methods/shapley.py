@@ -1,4 +1,7 @@
-"""Shapley values: by weighted regression (Lundberg and Lee 2017), and by sampling orders (Castro et al. 2009)."""
+"""Shapley values by weighted regression and by sampling orders.
+
+See Lundberg and Lee 2017, and Castro et al. 2009.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ class KernelShap(GameMethod):
 
     With z in {0, 1}^n marking the units that are kept and f the prediction, the scores φ minimise
 
-        Σ_z π(z) (f(z) - f(0) - z·φ)²   with   Σ φ = f(X) - f(0),    π(z) = (n - 1) / (C(n, |z|) |z| (n - |z|)),
+        Σ_z π(z) (f(z) - f(0) - z·φ)²   with   Σ φ = f(X) - f(0),
+        π(z) = (n - 1) / (C(n, |z|) |z| (n - |z|)),
 
     (Lundberg and Lee 2017, theorem 2). With fewer than all 2^n coalitions, sizes are taken whole
     from the outside in (one unit missing, one unit kept, ...) while they deserve it by their
@@ -37,29 +41,46 @@ class KernelShap(GameMethod):
     samples: TwoOrMore | None = None
 
     async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
-        samples = {n: self.samples or 16 * n + 128 for n in map(len, game.units)}
-        drawn = {n: draw_coalitions(n, count, rng) for n, count in samples.items()}
+        # By the number of units, in the order of the targets.
+        samples: dict[int, int] = {}
+        drawn: dict[int, tuple[Tensor, Tensor]] = {}
+        for units in game.units:
+            n = len(units)
+            if n not in drawn:
+                samples[n] = self.samples or 16 * n + 128
+                drawn[n] = draw_coalitions(n, samples[n], rng)
+
         inputs: list[Tensor] = []
         for mask, units in zip(game.mask, game.units, strict=True):
-            inputs.append(torch.cat([~mask[None], widened(drawn[len(units)][0], units, len(mask))]))
+            kept, _ = drawn[len(units)]
+            nothing = ~mask[None]
+            inputs.append(torch.cat([nothing, widened(kept, units, len(mask))]))
         values = await game.values(inputs, partial=True)
+
         rows: list[Tensor] = []
         exact: list[bool] = []
-        for units, whole, found in zip(game.units, game.whole, values, strict=True):
-            kept, weights = drawn[len(units)]
-            there = ~(found[1:] - found[0]).isnan()
-            if not there.all():
-                check_enough(there, len(units))
-            gains = (found[1:] - found[0])[there]
-            rows.append(shapley_regression(kept[there], gains, weights[there], whole - found[0]))
-            exact.append(samples[len(units)] >= 2 ** len(units) and bool(there.all()))
-        info = {"exact": exact, "baseline_value": [float(found[0]) for found in values]}
+        for units, whole, of_target in zip(game.units, game.whole, values, strict=True):
+            n = len(units)
+            kept, weights = drawn[n]
+            nothing = of_target[0]
+            gains = of_target[1:] - nothing  # f(z) - f(0)
+            were_run = ~gains.isnan()
+            if not were_run.all():
+                check_enough(were_run, n)
+            scores = shapley_regression(
+                kept[were_run], gains[were_run], weights[were_run], whole - nothing
+            )
+            rows.append(scores)
+            exact.append(samples[n] >= 2**n and bool(were_run.all()))
+        info = {"exact": exact, "baseline_value": [float(of_target[0]) for of_target in values]}
         return Scores(scores=table(game, rows), info=info)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapleySampling(GameMethod):
-    """Scores each unit by its mean marginal contribution when units join the baseline input in random orders.
+    """Scores each unit by its mean marginal contribution when units join in random orders.
+
+    They join the baseline input.
 
     φ_u = mean over orders of f(u and the units before it) - f(the units before it): an unbiased
     estimate of the Shapley value (Castro, Gómez and Tejada 2009), whose sum is f(X) - f(all units
@@ -75,25 +96,32 @@ class ShapleySampling(GameMethod):
 
     async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
         units = game.mask.shape[1]
-        ranks = draw_per_unit(self.permutations, units, rng).argsort(1).argsort(1)
-        ranks = torch.stack([ranks, units - 1 - ranks], dim=1)
-        # of each order: no unit, the first, the first two, ..., all
-        joining = ranks.flatten(0, 1)[:, None, :] < torch.arange(units + 1)[None, :, None]
-        values = await game(joining.flatten(0, 1), partial=True)
-        steps = values.unflatten(1, (-1, 2, units + 1)).diff(dim=-1)
-        pairs: list[Tensor] = []
-        spread: list[Tensor] = []
-        for each, seen in zip(steps, game.units, strict=True):
-            there = ~each.isnan().flatten(1).any(1)  # orders that were walked to their ends
-            check_enough(there, 1)
-            pair = each[there].gather(-1, ranks[there]).mean(1)[:, seen]
-            count = len(pair)
-            error = pair.std(0) / count**0.5 if count > 1 else torch.full_like(pair[0], torch.nan)
-            pairs.append(pair)
-            spread.append(error)
-        return Scores(
-            scores=table(game, [pair.mean(0) for pair in pairs]), stderr=table(game, spread)
-        )
+        priorities = draw_per_unit(self.permutations, units, rng)
+        forwards = priorities.argsort(1).argsort(1)  # the rank of each unit in each order
+        backwards = units - 1 - forwards
+        rank = torch.stack([forwards, backwards], dim=1)  # [orders, direction, units]
+
+        # Of each order: no unit, the first, the first two, ..., all.
+        sizes = torch.arange(units + 1)
+        coalitions = rank[:, :, None, :] < sizes[:, None]  # [orders, direction, size, units]
+        values = await game(coalitions.flatten(0, 2), partial=True)
+        by_size = values.unflatten(1, (-1, 2, units + 1))
+        contribution_by_rank = by_size.diff(dim=-1)  # of the unit that joins next
+
+        means: list[Tensor] = []
+        errors: list[Tensor] = []
+        for contributions, seen in zip(contribution_by_rank, game.units, strict=True):
+            were_run = ~contributions.isnan().flatten(1).any(1)  # orders walked to their ends
+            check_enough(were_run, 1)
+            contribution_of_unit = contributions[were_run].gather(-1, rank[were_run])
+            by_order = contribution_of_unit.mean(1)[:, seen]  # both directions are one sample
+            means.append(by_order.mean(0))
+            orders = len(by_order)
+            if orders > 1:
+                errors.append(by_order.std(0) / orders**0.5)
+            else:
+                errors.append(torch.full_like(by_order[0], torch.nan))
+        return Scores(scores=table(game, means), stderr=table(game, errors))
 
 
 def draw_coalitions(
@@ -102,27 +130,33 @@ def draw_coalitions(
     """Coalitions of units, and their weights in the Shapley kernel."""
     kept: list[Tensor] = []
     weights: list[float] = []
-    # A size s weighs C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)) in all.
-    mass = {s: units / (s * (units - s)) for s in range(1, units)}
+    # All coalitions of a size s together weigh
+    # C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)).
+    mass = {size: units / (size * (units - size)) for size in range(1, units)}
+
+    # From the outside in, sizes are complete while their share of the samples holds them.
     while mass:
-        outermost = {s: math.comb(units, s) for s in {min(mass), max(mass)}}
-        share = sum(mass[s] for s in outermost) / sum(mass.values())
+        outermost = {size: math.comb(units, size) for size in {min(mass), max(mass)}}
+        share = sum(mass[size] for size in outermost) / sum(mass.values())
         if (samples - len(kept)) * share < sum(outermost.values()) - 1e-9:
             break
-        for s, count in outermost.items():
-            chosen = torch.tensor(list(itertools.combinations(range(units), s)))
-            kept += torch.zeros(len(chosen), units, dtype=torch.bool).scatter(1, chosen, value=True)
-            weights += [mass.pop(s) / count] * count
+        for size, count in outermost.items():
+            members = torch.tensor(list(itertools.combinations(range(units), size)))
+            rows = torch.zeros(count, units, dtype=torch.bool)
+            kept += rows.scatter(1, members, value=True)
+            weights += [mass.pop(size) / count] * count
+
+    # Of the other sizes, complementary pairs are drawn, and share their mass equally.
     if mass:
         pairs = max(1, (samples - len(kept)) // 2)
         shares = torch.tensor(list(mass.values()), dtype=torch.float32)
         sizes = shares.multinomial(pairs, replacement=True, generator=generator) + min(mass)
         weights += [sum(mass.values()) / (2 * pairs)] * (2 * pairs)
         for size in sizes.tolist():
-            chosen = torch.randperm(units, generator=generator) < size
-            kept += [chosen, ~chosen]
-    table = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
-    return table, torch.tensor(weights, dtype=torch.float64)
+            members = torch.randperm(units, generator=generator) < size
+            kept += [members, ~members]
+    coalitions = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
+    return coalitions, torch.tensor(weights, dtype=torch.float64)
 
 
 def shapley_regression(
@@ -131,7 +165,9 @@ def shapley_regression(
     weights: Float64[Tensor, " coalitions"],
     gain: Float64[Tensor, ""],
 ) -> Float64[Tensor, " units"]:
-    """The φ with Σ φ = gain that minimises Σ weights (values - kept·φ)²; of several, the one nearest to equal shares.
+    """The φ with Σ φ = gain that minimises Σ weights (values - kept·φ)².
+
+    If there are several, it is the φ nearest to equal shares.
 
     Values are f(z) - f(0), and gain is f(X) - f(0). Coalitions of no unit, or of all, do not count.
     """
@@ -140,7 +176,8 @@ def shapley_regression(
     units = kept.shape[1]
     sizes = kept.sum(1)
     use = (sizes > 0) & (sizes < units)
-    z, scale = kept[use].double(), weights[use].sqrt()
+    z = kept[use].double()
+    scale = weights[use].sqrt()
     # φ = gain / units + β with Σ β = 0: on centred rows the least-squares solution of least norm
     # has that sum.
     rest = values[use] - gain / units * sizes[use]

@@ -1,4 +1,7 @@
-"""Linear surrogates: LIME (Ribeiro, Singh and Guestrin 2016), and ContextCite (Cohen-Wang et al. 2024)."""
+"""Linear surrogates: LIME and ContextCite.
+
+See Ribeiro, Singh and Guestrin 2016, and Cohen-Wang et al. 2024.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,14 @@ LEAST = 2  # inputs that a fit needs where time went by
 
 @dataclass(frozen=True, kw_only=True)
 class Lime(GameMethod):
-    """Scores each unit by its weight in a linear model of the prediction, fitted to inputs with units missing.
+    """Scores each unit by its weight in a linear model of the prediction.
 
-    In each of `samples` inputs every unit is replaced by the baseline with probability
-    `mask_probability`, independently. With z in {0, 1}^units marking the units that are left and f
-    the prediction, the scores are the w of
+    The model is fitted to inputs with units missing. In each of `samples` inputs every unit is
+    replaced by the baseline with probability `mask_probability`, independently. With z in {0,
+    1}^units marking the units that are left and f the prediction, the scores are the w of
 
-        min over w, b of  Σ_z π(z) (f(z) - b - z·w)² + alpha ‖w‖²,    π(z) = exp(-D(z)² / (2 kernel_width²)),
+        min over w, b of  Σ_z π(z) (f(z) - b - z·w)² + alpha ‖w‖²,
+        π(z) = exp(-D(z)² / (2 kernel_width²)),
 
     where D(z) = 1 - sqrt(share of units left) is the cosine distance between z and the whole input,
     one sample more, as in the authors' code for text (there a distance of 100 D and a width of 25).
@@ -98,7 +102,10 @@ class ContextCite(GameMethod):
 
 
 class Surrogate(NamedTuple):
-    """A fit of `values ≈ intercept + kept @ weights`, and the share r² of their variance that it explains, or NaN."""
+    """A fit of `values ≈ intercept + kept @ weights`.
+
+    r² is the share of their variance that it explains, or NaN.
+    """
 
     weights: Float64[Tensor, " units"]
     intercept: float
@@ -111,11 +118,13 @@ def ridge(
     importance: Float64[Tensor, " samples"],
     alpha: float,
 ) -> Surrogate:
-    """Minimises Σ importance (values - intercept - kept·weights)² + alpha ‖weights‖²; the intercept is free."""
+    """The fit that minimises Σ importance (values - intercept - kept·w)² + alpha ‖w‖²."""
     with random_state_kept():
         from sklearn.linear_model import Ridge
 
-    x, y, weights = kept.double().numpy(), values.numpy(), importance.numpy()
+    x = kept.double().numpy()
+    y = values.numpy()
+    weights = importance.numpy()
     model: Any = Ridge(alpha=alpha, solver="svd").fit(x, y, weights)
     r2 = model.score(x, y, weights) if y.max() > y.min() else torch.nan
     return Surrogate(torch.as_tensor(model.coef_), float(model.intercept_), float(r2))
@@ -124,13 +133,17 @@ def ridge(
 def lasso(
     kept: Bool[Tensor, "samples units"], values: Float64[Tensor, " samples"], alpha: float
 ) -> Surrogate:
-    """Minimises ½ mean (values - intercept - z·w)² + alpha ‖w‖₁, z standardised; the weights are for `kept` itself."""
+    """The fit that minimises ½ mean (values - intercept - z·w)² + alpha ‖w‖₁, z standardised.
+
+    The weights that it returns are for `kept` itself.
+    """
     with random_state_kept():
         from sklearn.linear_model import Lasso
         from sklearn.preprocessing import StandardScaler
 
     scaler: Any = StandardScaler()
-    x, y = scaler.fit_transform(kept.double().numpy()), values.numpy()
+    x = scaler.fit_transform(kept.double().numpy())
+    y = values.numpy()
     if y.max() == y.min():
         return Surrogate(torch.zeros(kept.shape[1], dtype=torch.float64), float(y[0]), torch.nan)
     # random_state is unused, but without it scikit-learn draws from NumPy's global generator

@@ -1,4 +1,4 @@
-"""One attribution to be measured: the settings, its scores on its query, and scores without information."""
+"""One attribution to be measured, the settings, and scores without information."""
 
 from __future__ import annotations
 
@@ -126,7 +126,10 @@ class Case(Settings):
 
     @cached_property
     def scores(self) -> Float[Tensor, "targets units"]:
-        """Raw, float32 on the CPU; NaN where a unit has no score, is not before the target, or is frozen."""
+        """Raw scores, float32 on the CPU.
+
+        NaN where a unit has no score, is not before the target, or is frozen.
+        """
         hidden, frozen = ~self.query.causal_mask, self.query.encoding.frozen
         if not self.special:
             hidden |= torch.tensor(
@@ -151,7 +154,7 @@ class Case(Settings):
         return [(~row.isnan()).nonzero().flatten().tolist() for row in self.scores]
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Random numbers on the CPU, the same for every method that is asked about the same text."""
+        """A generator of random numbers, the same for all attributions of the same text."""
         return torch.Generator().manual_seed(
             random.Random(f"{self.seed}/{purpose}/{self.att.text}").getrandbits(63)
         )
@@ -163,12 +166,18 @@ class Case(Settings):
         )
 
     def game(self, score: str) -> Game:
-        """The game of the units that have a score, with this case's removal; with a foil of the contrast."""
+        """The game of the units that have a score, with this case's removal.
+
+        With a foil its values are contrasts.
+        """
         removal = remover(self.query, self.removal, self.generator("removal"), NOISE_SAMPLES)
         return Game(self.query, score, removal, ~self.scores.isnan())
 
     async def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> T:
-        """The result of `steps`, named `what`, once for all cases of a cache with the same units and settings."""
+        """The result of `steps`, named `what`.
+
+        It is made once for all cases of a cache with the same units and settings.
+        """
         settings = tuple(map(vars(self).get, ("seed", "profile", *SETTINGS)))
         units = tuple(unit.token_indices for unit in self.att.units)
         targets = tuple(
@@ -190,14 +199,17 @@ class Case(Settings):
     async def compared(
         self, what: str, measure: Callable[[Float[Tensor, "draws targets units"]], Steps[Numbers]]
     ) -> Numbers:
-        """The numbers of the attribution's scores, and as "random_..." those of random scores, but for "...@..."."""
-        own = await measure(self.scores[None])
+        """The numbers of the attribution's scores, and as "random_..." of random scores.
+
+        Numbers with an "@" in their name are left out of the latter.
+        """
+        numbers = dict(await measure(self.scores[None]))
         random = await self.cached(what, lambda: measure(reference_scores(self, "random")))
-        return (
-            own
-            | {f"random_{name}": x for name, x in random.items() if "@" not in name}
-            | {"draws": self.draws}
-        )
+        for name, number in random.items():
+            if "@" not in name:
+                numbers[f"random_{name}"] = number
+        numbers["draws"] = self.draws
+        return numbers
 
 
 Reference = Literal["random", "permuted", "position"]
@@ -211,19 +223,19 @@ REFERENCES: Mapping[Reference, str] = {
 
 
 def reference_scores(case: Case, kind: Reference) -> Float[Tensor, "draws targets units"]:
-    """Scores without information, for comparison; NaN where a unit has no score, and "position" in one draw.
+    """Scores without information, for comparison; NaN where a unit has no score.
 
-    "random" is the softmax of U(0, 1) numbers over the units of each target, the paper's reference.
+    "position" has one draw. "random" is the softmax of U(0, 1) numbers over the units of each
+    target, the paper's reference.
     """
     scores = case.scores.repeat(1 if kind == "position" else case.draws, 1, 1)
-    for g, units in enumerate(case.units):
+    for target, units in enumerate(case.units):
         if kind == "position":
-            scores[:, g, units] = torch.arange(1.0, len(units) + 1, dtype=torch.float32)
+            scores[:, target, units] = torch.arange(1.0, len(units) + 1, dtype=torch.float32)
         elif kind == "random":
-            scores[:, g, units] = case.uniforms("random scores", g, case.draws, len(units)).softmax(
-                -1
-            )
+            numbers = case.uniforms("random scores", target, case.draws, len(units))
+            scores[:, target, units] = numbers.softmax(-1)
         else:
-            order = case.uniforms("permutation", g, case.draws, len(units)).argsort(-1)
-            scores[:, g, units] = case.scores[g, units][order]
+            order = case.uniforms("permutation", target, case.draws, len(units)).argsort(-1)
+            scores[:, target, units] = case.scores[target, units][order]
     return scores

@@ -1,4 +1,4 @@
-"""Rank correlations: of summed scores with the model's predictions (LDS), and of two runs (stability).
+"""Rank correlations: summed scores with the predictions (LDS), and two runs (stability).
 
 LDS, the linear datamodeling score, is Park et al. 2023 (TRAK), for a model's context Cohen-Wang et
 al. 2024 (ContextCite, arXiv 2409.00729, section 4): Spearman's rank correlation, over random masks,
@@ -34,7 +34,7 @@ LDS_MASKS = 64
 
 
 def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
-    """Ranks 1 to n in place of scores, 1 for the lowest; equal scores share the mean of their ranks.
+    """Ranks 1 to n in place of scores, 1 for the lowest; equal scores share their mean rank.
 
     >>> ranks(torch.tensor([[0.3, -2.0, 0.3, float("nan"), 9.0]]))
     tensor([[2.5000, 1.0000, 2.5000,    nan, 4.0000]])
@@ -47,12 +47,15 @@ def ranks(scores: Float[Tensor, "*rows units"]) -> Float[Tensor, "*rows units"]:
 def spearman(
     rows: Float[Tensor, "rows values"], row: Float[Tensor, " values"]
 ) -> Float[Tensor, " rows"]:
-    """Spearman's ρ of each row with another one, without NaN; NaN where either has fewer than two different values."""
+    """Spearman's ρ of each row with another one; neither has NaN.
+
+    NaN where either has fewer than two different values.
+    """
     return torch.corrcoef(ranks(torch.cat([row[None], rows])))[0, 1:]
 
 
 def count_of_halves(units: int) -> int:
-    """How many sets keep half of the units; of an odd number, one more or one fewer than the others.
+    """How many sets keep half of the units; of an odd number, half rounded up or down.
 
     >>> [count_of_halves(units) for units in (4, 5, 6, 7, 8)]
     [6, 20, 20, 70, 70]
@@ -86,9 +89,9 @@ def half_masks(units: int, masks: int, rng: torch.Generator) -> Bool[Tensor, "ma
 def half_masks_in_pairs(
     units: int, masks: int, rng: torch.Generator
 ) -> Bool[Tensor, "pairs units"]:
-    """Distinct sets with half of the units, whose complements are none of them: half as many as `masks`.
+    """Distinct sets with half of the units, half as many as `masks`.
 
-    Of an odd number they are the larger halves.
+    No set is the complement of another. Of an odd number they are the larger halves.
     """
     every = (
         half_masks(units, count_of_halves(units), rng) if masks >= count_of_halves(units) else None
@@ -136,7 +139,7 @@ def lds_at_equal_size(
 
 
 def masks_of(case: Case, masks: int) -> list[Bool[Tensor, "_masks units"]]:
-    """For each target the units that are kept: half of those that have a score, and all others."""
+    """For each target the units that are kept: half of the units with a score, and all others."""
     kept: list[Tensor] = []
     for target, units in enumerate(case.units):
         count = len(units) if len(units) >= FEWEST_UNITS else 0
@@ -151,7 +154,7 @@ def masks_of(case: Case, masks: int) -> list[Bool[Tensor, "_masks units"]]:
 
 
 def bernoulli_masks_of(case: Case, masks: int) -> list[Bool[Tensor, "_masks units"]]:
-    """For each target masks that keep each unit that has a score with probability 1/2, and all others."""
+    """For each target masks that keep a unit with a score with probability 1/2, and all others."""
     kept: list[Tensor] = []
     for target, units in enumerate(case.units):
         drawn = case.uniforms("lds", target, masks, len(units)) < 0.5

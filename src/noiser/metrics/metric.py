@@ -41,7 +41,7 @@ class Scale(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """A number over prompts: a statistic of some of the columns that a metric measures, and how to read it.
+    """A number over prompts: a statistic of some columns of a metric, and how to read it.
 
     A contrast sets the first half of the columns against the second, so that exchanging them turns
     its sign: 0 is no difference, and there is a p-value for it.
@@ -125,7 +125,9 @@ METRICS: Registry[Metric] = Registry("metric", "noiser.metrics")
 
 
 def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) -> dict[str, Metric]:
-    """The metrics of these names (or of one name), by versioned name, for settings by name, None where not set.
+    """The metrics of these names (or of one name), by versioned name.
+
+    Settings are given by name, None where not set.
 
     Raises:
         UnknownNameError: no such metric; a setting that is neither one of `Settings` nor of `more`.
@@ -177,7 +179,10 @@ async def measured(case: Case, metric: Metric) -> Measured:
 
 
 def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[str, tuple[str, str]]:
-    """The differences of primary numbers from scores without information, with the number and their kind."""
+    """The names of differences of primary numbers from scores without information.
+
+    Each has the primary number and the kind of the scores.
+    """
     gaps = {
         f"{number}_minus_{name}": (number, meaning)
         for number in primary
@@ -211,13 +216,17 @@ def answers(
 
 
 def unfit_judge(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A sentence for each metric whose judge answers no prompt with all words, from columns that end in "all_words"."""
+    """A sentence for each metric whose judge answers no prompt even with all words.
+
+    It is read from columns that end in "all_words".
+    """
     asked: dict[str, list[float]] = {}
     for name, value in (pair for record in records for pair in record.items()):
         if name.endswith("all_words") and value == value:
             asked.setdefault(name, []).append(value)
     return [
-        f"{name}: this judge answers 0 of {len(values)} prompts with all words; it is not a judge of this data."
+        f"{name}: this judge answers 0 of {len(values)} prompts with all words; it is not a judge "
+        "of this data."
         for name, values in asked.items()
         if not any(values)
     ]

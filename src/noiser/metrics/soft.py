@@ -1,4 +1,6 @@
-"""Soft masks: sufficiency and comprehensiveness (Zhao and Aletras 2023; Zhao and Shan 2024), and mass-matched curves.
+"""Soft masks: sufficiency and comprehensiveness, and mass-matched curves.
+
+See Zhao and Aletras 2023, and Zhao and Shan 2024.
 
 A unit's share s is its normalised score, clipped to [0, 1]. Every dimension of its embeddings is
 kept with probability s (retain) or 1 - s (remove). With D the distance to the clean next-token
@@ -42,7 +44,8 @@ from noiser.metrics.metric import (
     measured,
 )
 
-NO_DISTANCE = 1e-11  # distances below are 0: the Hellinger distance of equal distributions is 1e-12
+# Distances below count as 0.
+NO_DISTANCE = 1e-11
 
 
 def soft_masks(
@@ -53,7 +56,7 @@ def soft_masks(
     kept: str,
     removed: str | None = None,
 ) -> Change:
-    """The change that keeps dimensions of a target's units with probability q, and after it the one that removes them.
+    """The change that keeps dimensions of a target's units with probability q, then removes them.
 
     Sample i has draw i of q and mask i, each from the start again after its last. `kept` and
     `removed` name the random numbers of both; without the second, the complement of what keeps
@@ -66,11 +69,9 @@ def soft_masks(
 
     def both() -> Tensor:
         retained = case.uniforms(kept, target, *shape)[samples % masks] < q
-        left = (
-            case.uniforms(removed, target, *shape)[samples % masks] < 1 - q
-            if removed
-            else ~retained
-        )
+        if not removed:
+            return torch.cat([retained, ~retained])
+        left = case.uniforms(removed, target, *shape)[samples % masks] < 1 - q
         return torch.cat([retained, left])
 
     return keep(positions, both, 2 * len(samples), [target])
@@ -78,31 +79,32 @@ def soft_masks(
 
 def _tokens(case: Case, target: int) -> tuple[list[int], list[int]]:
     """The token positions that a target's masks act on, ascending, and the unit of each."""
-    pairs = sorted(
-        (place, unit) for unit in case.units[target] for place in case.query.positions[unit]
-    )
-    return [place for place, _ in pairs], [unit for _, unit in pairs]
+    unit_at: list[tuple[int, int]] = []
+    for unit in case.units[target]:
+        unit_at += [(position, unit) for position in case.query.positions[unit]]
+    unit_at.sort()
+    return [position for position, _ in unit_at], [unit for _, unit in unit_at]
 
 
 async def soft_ns_nc(
     case: Case, changes: Sequence[Change], squared: bool = False
 ) -> list[Float64[Tensor, "2 samples"]]:
-    """Soft-NS and Soft-NC of each change that `soft_masks` makes, by the Hellinger distance or the squared one.
+    """Soft-NS and Soft-NC of each change that `soft_masks` makes.
+
+    The distance is the Hellinger distance, or the squared one.
 
     Raises NumericalError if the zero input changes nothing, so that nothing can be divided by its
     distance.
     """
-    zeros = [
-        keep(_tokens(case, g)[0], lambda: torch.zeros(1, 1, 1), 1, [g])
-        for g in range(len(case.units))
-    ]
-    distance, foil_tokens = (
-        objective_of("squared" if squared else "hellinger"),
-        len(case.query.foil_ids),
-    )
+    zeros: list[Change] = []
+    for target in range(len(case.units)):
+        positions, _ = _tokens(case, target)
+        zeros.append(keep(positions, lambda: torch.zeros(1, 1, 1), 1, [target]))
+    distance = objective_of("squared" if squared else "hellinger")
+    foil_tokens = len(case.query.foil_ids)
 
     def of_the_two(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
-        """The distance between distributions over two outcomes, by their tokens' geometric means."""
+        """The distance between distributions over target and foil, by geometric means of tokens."""
         own = len(ids) - foil_tokens
         sides: list[Tensor] = []
         for values in (logits, clean):
@@ -112,19 +114,22 @@ async def soft_ns_nc(
         return distance(sides[0], sides[1].log_softmax(-1), ids[:1])
 
     scores = await Ask(case.query, [*zeros, *changes], of_the_two if foil_tokens else distance)
-    zero = [-float(values[0, 0]) for values in scores[: len(zeros)]]
-    for target in (g for g, distance in enumerate(zero) if distance < NO_DISTANCE):
-        named = f"target {target}, {case.att.targets[target].text!r}"
-        text = f"Without any unit the model predicts exactly what it predicts with them ({named})"
-        raise NumericalError(
-            f"{text}; expected a difference, to measure faithfulness against. Leave this prompt out."
-        )
-    found: list[Tensor] = []
+    zero = [-float(values[0, 0]) for values in scores[: len(zeros)]]  # D(zero)
+    for target, distance_of_zero in enumerate(zero):
+        if distance_of_zero < NO_DISTANCE:
+            place = f"target {target}, {case.att.targets[target].text!r}"
+            raise NumericalError(
+                "Without any unit the model predicts exactly what it predicts with them "
+                f"({place}); expected a difference, to measure faithfulness against. "
+                "Leave this prompt out."
+            )
+    ns_and_nc: list[Tensor] = []
     for change, values in zip(changes, scores[len(zeros) :], strict=True):
         assert change.targets is not None
+        # Soft-NS = max(0, 1 - D(retained) / D(zero)),  Soft-NC = D(removed) / D(zero)
         retained, removed = (-values[0] / zero[change.targets[0]]).chunk(2)
-        found.append(torch.stack([(1 - retained).clamp(min=0), removed]))
-    return found
+        ns_and_nc.append(torch.stack([(1 - retained).clamp(min=0), removed]))
+    return ns_and_nc
 
 
 async def soft_scores(
@@ -132,24 +137,25 @@ async def soft_scores(
 ) -> Float64[Tensor, "2 targets samples"]:
     """Soft-NS and Soft-NC of several scores, one per mask sample."""
     authors = case.profile == "authors"
-    masks, shares = (
-        case.masks or (1 if authors else 10),
-        normalize(scores, case.normalization or "sum").clamp(0, 1),
-    )
-    changes = [
-        soft_masks(case, g, shares[:, g], masks, "retain", "remove") for g in range(len(case.units))
-    ]
+    masks = case.masks or (1 if authors else 10)
+    shares = normalize(scores, case.normalization or "sum").clamp(0, 1)
+    changes: list[Change] = []
+    for target in range(len(case.units)):
+        changes.append(soft_masks(case, target, shares[:, target], masks, "retain", "remove"))
     return torch.stack(await soft_ns_nc(case, changes, authors), 1)
 
 
 async def _soft(case: Case) -> Measured:
-    """Soft-NS and Soft-NC of the attribution and of random scores; what makes them hard to compare."""
+    """Soft-NS and Soft-NC of the attribution and of random scores, and two warning signs.
+
+    These are a sum of scores that is not positive, and shares that were clipped.
+    """
     case = replace(case, special=True) if case.profile == "authors" else case
 
     async def means(scores: Float[Tensor, "draws targets units"]) -> dict[str, float]:
-        return dict(
-            zip(_NUMBERS, (await soft_scores(case, scores)).mean((1, 2)).tolist(), strict=False)
-        )
+        ns_and_nc = await soft_scores(case, scores)
+        soft_ns, soft_nc = ns_and_nc.mean((1, 2)).tolist()
+        return {"soft_ns": soft_ns, "soft_nc": soft_nc}
 
     numbers = await case.compared("soft scores", means)
     shares = normalize(case.scores, case.normalization or "sum")
@@ -209,41 +215,45 @@ Name = Literal["method"] | Reference
 async def curves(
     case: Case, names: Sequence[Name], by: By
 ) -> list[Float64[Tensor, "2 targets rates samples"]]:
-    """Soft-NS and Soft-NC at every rate, of the attribution ("method") and of scores without information."""
-    targets, masks = range(len(case.units)), case.masks or 10
-    compared = [
-        case.scores[None] if name == "method" else reference_scores(case, name) for name in names
-    ]
-    changes = [
-        soft_masks(
-            case,
-            g,
-            torch.stack([keep_rates(draw[g], rate) for draw in scores]),
-            masks,
-            f"mass {rate}",
-        )
-        for scores in (map(ranks, compared) if by == "rank" else compared)
-        for g in targets
-        for rate in case.rates
-    ]
-    found, count = await soft_ns_nc(case, changes), len(targets) * len(case.rates)
-    groups = [torch.stack(found[start : start + count], 1) for start in range(0, len(found), count)]
-    return [group.unflatten(1, (len(targets), -1)) for group in groups]
+    """Soft-NS and Soft-NC at every rate, for the attribution ("method") and for references."""
+    targets = len(case.units)
+    masks = case.masks or 10
+    changes: list[Change] = []
+    for name in names:
+        scores = case.scores[None] if name == "method" else reference_scores(case, name)
+        if by == "rank":
+            scores = ranks(scores)
+        for target in range(targets):
+            for rate in case.rates:
+                q = torch.stack([keep_rates(draw[target], rate) for draw in scores])
+                changes.append(soft_masks(case, target, q, masks, f"mass {rate}"))
+
+    ns_and_nc = await soft_ns_nc(case, changes)
+    count = targets * len(case.rates)
+    curves_of_names: list[Tensor] = []
+    for start in range(0, len(ns_and_nc), count):
+        curve = torch.stack(ns_and_nc[start : start + count], 1)
+        curves_of_names.append(curve.unflatten(1, (targets, -1)))
+    return curves_of_names
 
 
 def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float64[Tensor, " units"]:
-    """Probabilities min(1, c max(s, 0)) with the c that makes their mean `rate`; NaN for units without a score.
+    """Probabilities min(1, c max(s, 0)) with the c that makes their mean `rate`.
 
-    Where even 1 for every positive unit does not suffice, the others share what is left evenly.
+    NaN for units without a score. Where even 1 for every positive unit does not suffice, the others
+    share what is left evenly.
 
-    >>> keep_rates(torch.tensor([6.0, 3.0, 1.0, -5.0]), 0.5)  # c = 1/4: 1.5 is cut to 1, so c grows to (2 - 1) / 4
+    With c = 1/5 the sum of the first three is 2, but 6/5 is cut to 1. So c grows to (2 - 1) / 4:
+
+    >>> keep_rates(torch.tensor([6.0, 3.0, 1.0, -5.0]), 0.5)
     tensor([1.0000, 0.7500, 0.2500, 0.0000], dtype=torch.float64)
     """
     if not 0 < rate <= 1:
         raise ParameterError(f"rate is {rate!r}; expected a number above 0 and at most 1.")
     valid = ~scores.isnan()
     weights = scores[valid].double().clamp(min=0)
-    count, positive = len(weights), int((weights > 0).sum())
+    count = len(weights)
+    positive = int((weights > 0).sum())
     mass = rate * count
     filled = scores.double().clone()
     if mass >= positive:
@@ -253,23 +263,26 @@ def keep_rates(scores: Float[Tensor, " units"], rate: float) -> Float64[Tensor, 
     weights = weights / weights.max()
     falling = weights.sort(descending=True).values[:positive]
     tails = falling.flip(0).cumsum(0).flip(0)
-    factors = (
-        mass - torch.arange(positive, dtype=torch.float64)
-    ) / tails  # c when the k largest are full
+    # If the k largest are cut to 1, c = (mass - k) / (sum of the others); the first k whose next
+    # weight is not cut is the right one.
+    factors = (mass - torch.arange(positive, dtype=torch.float64)) / tails
     c = factors[int((factors * falling <= 1).nonzero()[0])]
     filled[valid] = (c * weights).clamp(max=1)
     return filled
 
 
 def _columns(case: Case, curve: Tensor, start: str) -> dict[str, float]:
-    """The mean heights of both curves between the first and last rate, by the trapezoid rule, and their sum."""
+    """The mean heights of both curves between the first and last rate, and their sum.
+
+    The means are taken by the trapezoid rule.
+    """
     rates = torch.tensor(case.rates, dtype=curve.dtype)
     ns, nc = (torch.trapezoid(curve.mean((1, 3)), rates) / (rates[-1] - rates[0])).tolist()
     return {f"{start}area_ns": ns, f"{start}area_nc": nc, f"{start}area": ns + nc}
 
 
 def _metric(by: By, prefix: str, *own: Reference) -> Metric:
-    """Against random scores and positions, and references that are made of the method's own scores."""
+    """The metric, against random scores, positions, and references of the method's own scores."""
     shared: tuple[Reference, ...] = ("random", "position")
 
     async def measure(case: Case) -> Measured:
