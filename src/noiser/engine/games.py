@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float64
@@ -25,7 +24,8 @@ class StoredGame:
     """A game without its model: for each target the values of some subsets of its units.
 
     Args:
-        mask: the units that each target plays with, `units` has their indices; others are always kept.
+        mask: the units that each target plays with, others are always kept; `units` has their
+            indices.
         whole: the values with every unit kept.
         score: name of the value, one of `noiser.engine.OBJECTIVES`; None for another number.
         values: the values of other inputs.
@@ -40,69 +40,86 @@ class StoredGame:
         values: Mapping[Key, float] | None = None,
         play: Callable[[Sequence[Key]], Steps[Mapping[Key, float]]] | None = None,
     ) -> None:
-        self.mask, self.whole, self.score, self._play = mask, whole, score, play
+        self.mask = mask
+        self.whole = whole
+        self.score = score
+        self._play = play
         self.units = [row.nonzero().flatten() for row in mask]
-        every = b"\1" * mask.shape[1]
-        self.table: dict[Key, float] = {
-            **(values or {}),
-            **{(g, every): v for g, v in enumerate(whole.tolist())},
-        }
+        self.table: dict[Key, float] = dict(values or {})
+        all_kept = b"\1" * mask.shape[1]
+        for target, value in enumerate(whole.tolist()):
+            self.table[target, all_kept] = value
 
     async def __call__(
         self, kept: Bool[Tensor, "inputs units"], *, partial: bool = False
     ) -> Float64[Tensor, "targets inputs"]:
         """The value of every target under inputs that keep some units; see `values`."""
-        found = await self.values([kept] * len(self.units), partial=partial)
-        return torch.stack(found)
+        values = await self.values([kept] * len(self.units), partial=partial)
+        return torch.stack(values)
 
     async def values(
         self, kept: Sequence[Bool[Tensor, "_inputs units"]], *, partial: bool = False
     ) -> list[Float64[Tensor, " _inputs"]]:
         """The values of each target under inputs of its own.
 
-        `partial` says that the caller can do without some: where the call's time goes by, they are NaN.
+        `partial` says that the caller can do without some: where the call's time goes by, they are
+        NaN.
 
         Raises:
             ParameterError: an input is not stored, and there is no model.
-            OutOfTimeError: the call's time went by; with `partial` only where no value at all is there.
+            OutOfTimeError: the call's time went by; with `partial` only where no value at all is
+                there.
         """
-        keys = [
-            [row.tobytes() for row in (rows | ~mask).numpy()]
-            for rows, mask in zip(kept, self.mask, strict=True)
-        ]
-        if wanted := [
-            (g, k)
-            for g, row in enumerate(keys)
-            for k in dict.fromkeys(row)
-            if (g, k) not in self.table
-        ]:
-            if not self._play:
-                raise ParameterError(
-                    f"{len(wanted)} inputs are not stored in this game. Play them with the model first."
-                )
-            try:
-                self.table.update(await self._play(wanted))
-            except OutOfTimeError as stopped:
-                self.table.update(stopped.found or {})
-                if not partial or not stopped.found:
-                    raise
+        coalitions: list[list[bytes]] = []
+        for rows, mask in zip(kept, self.mask, strict=True):
+            coalitions.append([row.tobytes() for row in (rows | ~mask).numpy()])
+        missing = self._missing(coalitions)
+        if missing:
+            await self._fill(missing, partial=partial)
         values: list[Tensor] = []
-        for g, row in enumerate(keys):
-            found = [self.table.get((g, key), math.nan) for key in row]
-            values.append(torch.tensor(found, dtype=torch.float64))
+        for target, of_target in enumerate(coalitions):
+            numbers = [self.table.get((target, coalition), math.nan) for coalition in of_target]
+            values.append(torch.tensor(numbers, dtype=torch.float64))
         return values
+
+    def _missing(self, coalitions: Sequence[Sequence[bytes]]) -> list[Key]:
+        """The coalitions of each target that are not stored, each once."""
+        missing: dict[Key, None] = {}  # a set that keeps the order
+        for target, of_target in enumerate(coalitions):
+            for coalition in of_target:
+                key = (target, coalition)
+                if key not in self.table:
+                    missing[key] = None
+        return list(missing)
+
+    async def _fill(self, missing: Sequence[Key], *, partial: bool) -> None:
+        """Plays the coalitions that are not stored, and stores their values."""
+        if not self._play:
+            raise ParameterError(
+                f"{len(missing)} inputs are not stored in this game. Play them with the model "
+                "first."
+            )
+        try:
+            self.table.update(await self._play(missing))
+        except OutOfTimeError as error:
+            self.table.update(error.found or {})
+            if not partial or not error.found:
+                raise
 
 
 class Game(StoredGame):
-    """The value of every target when some units are kept and the others removed; equal inputs are run once.
+    """The value of every target when some units are kept and the others removed.
 
-    A unit that is not wholly before a target is kept for that target, and so is a unit that is only
-    the query's sink, unless text is deleted. Inputs that differ only after a target are one input for
-    it, so that targets share the passes.
+    Equal inputs are run once.
+
+    A unit that does not end before a target is kept for that target, and so is a unit that is only
+    the query's sink, unless text is deleted. Inputs that differ only after a target are one input
+    for it, so that targets share the passes.
 
     Args:
         query: the question.
-        read: the value of a target, one number per sample, whose mean counts; or the name of a score.
+        read: the value of a target, one number per sample, whose mean counts; or the name of a
+            score.
         removal: how units are removed, see `noiser.engine.remover`.
         mask: the units that a target plays with; None for all before it.
     """
@@ -133,42 +150,77 @@ class Game(StoredGame):
         rows = self.query.target_rows
         alone = self.query.before & ~self.query.causal_mask & ~self.removal.players(self.query)
         for unit in alone.any(0).nonzero().flatten().tolist():
-            # A target after a prompt of one token has nothing left to be predicted from.
-            targets = [g for g in range(len(alone)) if alone[g, unit] and rows[g][0] > 0]
+            targets: list[int] = []
+            for target, is_alone in enumerate(alone[:, unit].tolist()):
+                # A target after a prompt of one token has nothing left to be predicted from.
+                if is_alone and rows[target][0] > 0:
+                    targets.append(target)
             if not targets:
                 continue
             change = delete(self.query.units[unit].token_indices, targets)
-            (found,) = await Ask(self.query, [change], self._read)
-            values[targets, unit] = found.mean(1)
+            (answer,) = await Ask(self.query, [change], self._read)
+            values[targets, unit] = answer.mean(1)
         return values
 
-    async def _run(self, wanted: Sequence[Key]) -> Mapping[Key, float]:
-        ends = [rows[-1] for rows in self.query.target_rows]
-        # the positions that each run removes, and the targets that are read under it with their inputs
-        runs: dict[tuple[int, ...], dict[int, bytes]] = {}
-        shared: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
-        for g, key in sorted(wanted, key=lambda pair: -ends[pair[0]]):
-            removed = (each for each, kept in zip(self._positions, key, strict=True) if not kept)
-            positions = tuple(sorted(chain.from_iterable(removed)))
-            run = shared.get((ends[g], positions), positions)
-            if run not in runs:
-                runs[run] = {}
-                for end in set(ends):
-                    shared.setdefault((end, run[: bisect_right(run, end)]), run)
-            runs[run][g] = key
+    async def _run(self, coalitions: Sequence[Key]) -> Mapping[Key, float]:
+        """The values of some coalitions, each of one target.
+
+        A target depends only on what stands before it. Two coalitions that differ only after a
+        target are one input for it, so it reads its value in whichever of them runs for a later
+        target anyway.
+        """
+        last_rows = [rows[-1] for rows in self.query.target_rows]
+        inputs = _Inputs(set(last_rows))
+        for target, coalition in sorted(coalitions, key=lambda key: -last_rows[key[0]]):
+            removed = _removed_positions(self._positions, coalition)
+            inputs.add(target, coalition, removed, last_rows[target])
         changes: list[Change] = []
-        for positions, keys in runs.items():
-            changes.append(self.removal.change(positions, sorted(keys)))
-        stopped: OutOfTimeError | None = None
+        for removed, readers in inputs.readers.items():
+            changes.append(self.removal.change(removed, sorted(readers)))
         try:
-            found: Sequence[Tensor | None] = await Ask(self.query, changes, self._read)
+            answers = await Ask(self.query, changes, self._read)
         except OutOfTimeError as error:
-            found, stopped = error.found, error
-        values: dict[Key, float] = {}
-        for keys, of_targets in zip(runs.values(), found, strict=True):
-            if of_targets is not None:
-                means = of_targets.mean(1).tolist()
-                values |= {(g, keys[g]): v for g, v in zip(sorted(keys), means, strict=True)}
-        if stopped is not None:
-            raise OutOfTimeError(str(stopped), values) from stopped
-        return values
+            values = _values_of(inputs, error.found)
+            raise OutOfTimeError(str(error), values) from error
+        return _values_of(inputs, answers)
+
+
+class _Inputs:
+    """Distinct inputs by the positions that they remove, and the targets that read each of them.
+
+    For each input, `readers` has the targets with their coalitions.
+    """
+
+    def __init__(self, last_rows: set[int]) -> None:
+        self.readers: dict[tuple[int, ...], dict[int, bytes]] = {}
+        self._last_rows = last_rows
+        self._by_visible_part: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+
+    def add(self, target: int, coalition: bytes, removed: tuple[int, ...], last_row: int) -> None:
+        """Adds a reader to an input that looks the same up to its last row, or to a new input."""
+        same = self._by_visible_part.get((last_row, removed), removed)
+        if same not in self.readers:
+            self.readers[same] = {}
+            for row in self._last_rows:
+                visible = same[: bisect_right(same, row)]
+                self._by_visible_part.setdefault((row, visible), same)
+        self.readers[same][target] = coalition
+
+
+def _removed_positions(positions: Sequence[Sequence[int]], coalition: bytes) -> tuple[int, ...]:
+    """The positions of the units that a coalition does not keep, ascending."""
+    removed: list[int] = []
+    for unit, is_kept in zip(positions, coalition, strict=True):
+        if not is_kept:
+            removed += unit
+    return tuple(sorted(removed))
+
+
+def _values_of(inputs: _Inputs, answers: Sequence[Tensor | None]) -> dict[Key, float]:
+    """The values of the coalitions that were run: means over samples."""
+    values: dict[Key, float] = {}
+    for readers, answer in zip(inputs.readers.values(), answers, strict=True):
+        if answer is not None:
+            for target, value in zip(sorted(readers), answer.mean(1).tolist(), strict=True):
+                values[target, readers[target]] = value
+    return values

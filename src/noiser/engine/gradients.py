@@ -23,15 +23,25 @@ from noiser.model.packing import Context, continued
 from noiser.model.runtime import add_hook
 
 COPIES = 4
-"""How many times the memory of a plain forward a token takes; on a CPU it is not memory that limits batches."""
+"""How much more memory a token takes than in a plain forward pass.
+
+On a CPU batches are not limited by memory.
+"""
 
 
 Options = Callable[[Context], Mapping[str, Any]]
-"""From a clean sequence to the further arguments of a pass over it, or over what a change makes of it."""
+"""From a clean sequence to the further arguments of a pass over it, changed or not."""
 
 
 class Slope(NamedTuple):
-    """Under change `number` one target's score [], and its gradient [length, dim] at unscaled rows of the table."""
+    """One target's score under a change, and its gradient.
+
+    Attributes:
+        number: the index of the change.
+        target: the index of the target.
+        value: the score, [].
+        gradient: with respect to unscaled rows of the embedding table, [length, dim].
+    """
 
     number: int
     target: int
@@ -42,71 +52,79 @@ class Slope(NamedTuple):
 def differentiate(
     lm: LanguageModel, query: Query, changes: Sequence[Change], read: Read
 ) -> Iterator[Slope]:
-    """Scores and gradients under every change (of rows, in one sample), of each of its targets.
+    """Scores and gradients of each change's targets; the changes have rows, in one sample.
 
-    Where the clean sequence is cached, sequences run from their first changed token on. Batches are half as long after
-    memory has run out.
+    Where the clean sequence is cached, sequences run from their first changed token on. Batches are
+    half as long after memory has run out.
 
     Raises:
         NumericalError: a logit or a gradient is NaN or infinite.
         ParameterError: the score is a caller's function that cannot be differentiated.
         UnsupportedModelError: a layer has no backward pass.
     """
-    tokens = max(
-        (sum(len(query.ids[g]) for g in targets_of(query, change)) for change in changes),
-        default=1,
-    )
-    most = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // max(1, tokens))
-    most = max(1, most // (1 if lm.device.type == "cpu" else COPIES))
+    batch_size = _batch_size(lm, query, changes)
     continues = bool(query.context.cache) and query.context.continues
-    for start, group in groupby(
-        enumerate(changes), lambda one: one[1].positions[0] if continues else 0
-    ):
+
+    def first_token(numbered: tuple[int, Change]) -> int:
+        _, change = numbered
+        return change.positions[0] if continues else 0
+
+    for start, group in groupby(enumerate(changes), first_token):
         waiting = list(group)
         while waiting:
-            part, found = waiting[:most], None
+            batch = waiting[:batch_size]
+            slopes: list[Slope] | None = None
             try:
-                found = list(_slopes(lm, query, part, read, start))
+                slopes = list(_slopes(lm, query, batch, read, start))
             except (MemoryError, RuntimeError) as error:
-                if len(part) == 1 or not is_out_of_memory(error):
+                if len(batch) == 1 or not is_out_of_memory(error):
                     raise
-            if found is None:  # outside of the handler, whose error holds what the pass computed
+            if slopes is None:  # outside of the handler, whose error holds what the pass computed
                 free_memory()
-                most = len(part) // 2
+                batch_size = len(batch) // 2
             else:
-                yield from found
-                waiting = waiting[most:]
+                yield from slopes
+                waiting = waiting[batch_size:]
+
+
+def _batch_size(lm: LanguageModel, query: Query, changes: Sequence[Change]) -> int:
+    """How many changes run in one pass."""
+    rows = 1  # of logits, the most under one change
+    for change in changes:
+        rows = max(rows, sum(len(query.ids[target]) for target in targets_of(query, change)))
+    size = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // rows)
+    if lm.device.type != "cpu":
+        size //= COPIES
+    return max(1, size)
 
 
 def _slopes(
     lm: LanguageModel, query: Query, changes: Sequence[tuple[int, Change]], read: Read, start: int
 ) -> Iterator[Slope]:
-    """One forward pass of a batch from the token `start` on, and one backward pass for each of its targets."""
-    asked = [targets_of(query, change) for _, change in changes]
-    targets = sorted({*chain(*asked)})
+    """One forward pass of a batch from the token `start` on, one backward pass for each target."""
+    targets_of_changes = [targets_of(query, change) for _, change in changes]
+    targets = sorted({*chain(*targets_of_changes)})
     if not targets:
         return
-    stop, scale = query.target_rows[targets[-1]][-1] + 1, lm.abilities.embedding_scale
+    stop = query.target_rows[targets[-1]][-1] + 1
+    rest = len(query.token_ids) - stop  # tokens that no target depends on
+    scale = lm.abilities.embedding_scale
     with differentiable(lm):
-        rows = torch.cat(
-            [change.inputs(query.context, start, stop) for _, change in changes]
-        ).requires_grad_()
+        inputs = [change.inputs(query.context, start, stop) for _, change in changes]
+        rows = torch.cat(inputs).requires_grad_()
 
         def options(_: Context) -> dict[str, Any]:  # target and foil have the same cached tokens
             return continued(query.context.cache, start, len(changes)) if start else {}
 
-        for target, values, gradients in backward(
-            lm, query, rows, rows, targets, read, start, options
-        ):
-            for (number, _), some, value, gradient in zip(
-                changes, asked, values, gradients, strict=True
-            ):
-                if target in some:
-                    whole = pad(scale * gradient, (0, 0, start, len(query.token_ids) - stop))
-                    yield Slope(number, target, value, whole)
-    query.spent.add(
-        rows[..., 0].numel() + len(changes) * foil_length(query, start), 1 + len(targets)
-    )
+        passes = backward(lm, query, rows, rows, targets, read, start, options)
+        for target, values, gradients in passes:
+            for index, (number, _) in enumerate(changes):
+                if target in targets_of_changes[index]:
+                    # The chain rule: the model reads scale × row.
+                    gradient = pad(scale * gradients[index], (0, 0, start, rest))
+                    yield Slope(number, target, values[index], gradient)
+    tokens = rows[..., 0].numel() + len(changes) * foil_length(query, start)
+    query.spent.add(tokens, 1 + len(targets))
 
 
 def targets_of(query: Query, change: Change | None) -> Sequence[int]:
@@ -120,12 +138,12 @@ def differentiable(lm: LanguageModel) -> Generator[None]:
 
     def check(name: str, _: nn.Module, args: tuple[Any, ...], y: Any) -> None:
         x = args[0] if args else None
-        if (
-            not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.requires_grad)
-            or y.requires_grad
-        ):
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             return
-        if y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]:
+        cuts_off = x.requires_grad and not y.requires_grad
+        # Only of layers that map vectors to vectors: others may return indices or masks.
+        maps_vectors = y.is_floating_point() and x.ndim > 1 and x.shape[:-1] == y.shape[:-1]
+        if cuts_off and maps_vectors:
             raise _no_backward(
                 lm,
                 f"its layer {name} has no backward pass, as kernels of some quantisation schemes",
@@ -146,34 +164,50 @@ def readable(
     start: int = 0,
     options: Options = lambda _: {},
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What a score reads of each target in a pass from the token `start` on: logits, clean log-probabilities, ids.
+    """The logits, clean log-probabilities and ids that a score reads, for each target.
 
-    A foil of several tokens is a second pass, which the same embeddings lead to as far as its tokens are the target's.
-    `options` makes the further arguments of a pass over a clean sequence.
+    The pass begins at the token `start`. `options` makes the further arguments of a pass over a
+    clean sequence. A foil of several tokens is a second pass: it begins with the same embeddings,
+    as far as its tokens are the target's.
     """
     rows = [query.rows_of(target) for target in targets]
-    positions = [row - start for some in rows for row in some]
-    logits = lm.output(embeddings, positions=positions, **options(query.context)).logits.float()
-    check_finite(lm, logits.detach().softmax(-1))
+    logits = _checked_logits(lm, embeddings, [*chain(*rows)], start, options(query.context))
     _check_kernels(lm, logits)
-    parts = list(logits.split([len(some) for some in rows], 1))
-    if query.foil_runs and query.foil_context is not None:  # there is one target
-        foil, shared = query.foil_context, query.foil_rows[0] + 1
+    parts = list(logits.split([len(target_rows) for target_rows in rows], 1))
+    foil = query.foil_context
+    if query.foil_runs and foil is not None:  # there is one target
+        shared = query.foil_rows[0] + 1
         own = foil.inputs[None, shared:].expand(len(embeddings), -1, -1).to(embeddings)
-        embeddings = torch.cat([embeddings[:, : shared - start], own], 1)
-        positions = [row - start for row in query.foil_rows]
-        logits = lm.output(embeddings, positions=positions, **options(foil)).logits.float()
-        check_finite(lm, logits.detach().softmax(-1))
-        parts = [torch.cat([parts[0], logits], 1)]
-    return [
-        (part, query.clean_of[g].to(part.device), query.ids[g].to(part.device))
-        for part, g in zip(parts, targets, strict=True)
-    ]
+        foil_embeddings = torch.cat([embeddings[:, : shared - start], own], 1)
+        foil_logits = _checked_logits(lm, foil_embeddings, query.foil_rows, start, options(foil))
+        parts = [torch.cat([parts[0], foil_logits], 1)]
+    read: list[tuple[Tensor, Tensor, Tensor]] = []
+    for target, part in zip(targets, parts, strict=True):
+        clean = query.clean_of[target].to(part.device)
+        ids = query.ids[target].to(part.device)
+        read.append((part, clean, ids))
+    return read
+
+
+def _checked_logits(
+    lm: LanguageModel,
+    embeddings: Float[Tensor, "batch length dim"],
+    rows: Sequence[int],
+    start: int,
+    options: Mapping[str, Any],
+) -> Float[Tensor, "batch rows vocab"]:
+    """Logits of a pass from `start` on, float32. Raises NumericalError for NaN or infinite ones."""
+    positions = [row - start for row in rows]
+    logits = lm.output(embeddings, positions=positions, **options).logits.float()
+    check_finite(lm, logits.detach().softmax(-1))
+    return logits
 
 
 def foil_length(query: Query, start: int) -> int:
     """How many tokens from `start` on a foil adds to a pass."""
-    return len(query.foil_context.inputs) - start if query.foil_context and query.foil_runs else 0
+    if query.foil_context is None or not query.foil_runs:
+        return 0
+    return len(query.foil_context.inputs) - start
 
 
 def backward(
@@ -186,10 +220,13 @@ def backward(
     start: int = 0,
     options: Options = lambda _: {},
 ) -> Iterator[tuple[int, Float[Tensor, " batch"], Float[Tensor, "batch rows columns"]]]:
-    """For each target its scores, and their gradients with respect to what the pass depends on.
+    """Each target with its scores, and their gradients with respect to the leaf of the pass.
 
-    The gradient with respect to the logits may be far below what half precision can hold, so each sequence's is brought
-    to size 1 for the way through the model, and the factor put back afterwards.
+    The gradient with respect to the logits may be far below what half precision can hold, so each
+    sequence's is brought to size 1 on its way through the model:
+
+        size = max |d score / d logits|
+        gradient = size × ((d score / d logits) / size) · (d logits / d leaf)
     """
     heads = readable(lm, query, embeddings, targets, start, options)
     for target, (logits, clean, ids) in zip(targets, heads, strict=True):
@@ -197,46 +234,49 @@ def backward(
         values = read(head, clean, ids)
         if not values.requires_grad:
             raise ParameterError(
-                "The function given as of= cannot be differentiated. Use torch's functions from its first argument on, "
-                "or a method that only predicts, such as 'occlusion'."
+                "The function given as of= cannot be differentiated. Use torch's functions from "
+                "its first argument on, or a method that only predicts, such as 'occlusion'."
             )
         (slope,) = torch.autograd.grad(values.sum(), head)
         size = slope.abs().amax((-1, -2), keepdim=True)
         slope = slope / torch.where(size > 0, size, 1)
+        is_last = target == targets[-1]
         try:
-            (found,) = torch.autograd.grad(logits, leaf, slope, retain_graph=target != targets[-1])
-        except (
-            Exception
-        ) as error:  # of any kind: kernels, rules and hooks of other libraries run here
+            (gradient,) = torch.autograd.grad(logits, leaf, slope, retain_graph=not is_last)
+        except Exception as error:  # of any kind: kernels, rules and hooks of libraries run here
             if is_out_of_memory(error) or isinstance(error, NoiserError):
                 raise
             raise _no_backward(
                 lm, f"a layer's backward pass failed ({type(error).__name__}: {error})"
             ) from error
-        found = found.float() * size.to(found.device)
-        if not torch.isfinite(found).all():
+        gradient = gradient.float() * size.to(gradient.device)
+        if not torch.isfinite(gradient).all():
             raise NumericalError(
-                f"The gradient is NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); expected finite "
-                "numbers. Where the whole input is zero, normalisation layers are too steep: choose another baseline. "
-                "In float16, load the model with dtype='float32' or dtype='bfloat16'."
+                f"The gradient is NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); "
+                "expected finite numbers. Where the whole input is zero, normalisation layers are "
+                "too steep: choose another baseline. In float16, load the model with "
+                "dtype='float32' or dtype='bfloat16'."
             )
-        yield target, values.detach(), found
+        yield target, values.detach(), gradient
 
 
 def _check_kernels(lm: LanguageModel, out: Tensor) -> None:
-    """Raises UnsupportedModelError for a pass with a kernel whose gradient PyTorch takes to be zero."""
-    waiting, seen = [out.grad_fn], set[Any]()
+    """Raises UnsupportedModelError for a kernel whose gradient PyTorch takes to be zero."""
+    waiting = [out.grad_fn]
+    visited: set[Any] = set()
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            if node.name() == "torch::autograd::WarnNotImplemented":
-                raise _no_backward(lm, "a kernel that one of its layers calls has no backward pass")
-            seen.add(node)
-            waiting += [after for after, _ in node.next_functions]
+        if node is None or node in visited:
+            continue
+        if node.name() == "torch::autograd::WarnNotImplemented":
+            raise _no_backward(lm, "a kernel that one of its layers calls has no backward pass")
+        visited.add(node)
+        waiting += [before for before, _ in node.next_functions]
 
 
 def _no_backward(lm: LanguageModel, reason: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"No gradient passes through this {type(lm.model).__name__} ({lm.identity.dtype}): {reason}. Take a method "
-        "without gradients, such as 'noiser' or 'occlusion', or load the model unquantised."
+        f"No gradient passes through this {type(lm.model).__name__} ({lm.identity.dtype}): "
+        f"{reason}. Take a method without gradients, such as 'noiser' or 'occlusion', or load the "
+        "model unquantised."
     )

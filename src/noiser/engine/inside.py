@@ -1,11 +1,11 @@
-"""Requests that look inside the model, and their answers: gradients, relevance, attention, calls of libraries."""
+"""Requests that look inside the model: gradients, relevance, attention, calls of libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
@@ -43,9 +43,10 @@ class Inside(Request[Answer]):
 
 @dataclass(frozen=True, eq=False)
 class Call(Inside[Any]):
-    """The request to call another library that runs the model by itself; the function's result is the answer.
+    """The request to call another library that runs the model by itself.
 
-    The function may `ask` further requests, and counts its work in `query.spent`.
+    The function's result is the answer. It may `ask` further requests, and counts its work in
+    `query.spent`.
     """
 
     function: Callable[[LanguageModel, Query], Any]
@@ -57,7 +58,10 @@ class Call(Inside[Any]):
 
 @dataclass(frozen=True, eq=False)
 class Attentions(Inside[list[Tensor]]):
-    """The request for attention weights of the clean input: [length, length] for each layer that has attention."""
+    """The request for the clean input's attention weights.
+
+    The answer is [length, length] for each layer that has attention.
+    """
 
     def answer(self, lm: LanguageModel) -> list[Float[Tensor, "length length"]]:
         """The weights, by one pass."""
@@ -89,10 +93,14 @@ class Path:
 
 @dataclass(frozen=True, eq=False)
 class Integrals(Inside[tuple[Tensor, Tensor]]):
-    """The request for integrals of a score's gradient along paths; input times gradient is one with one place, its end.
+    """The request for integrals of a score's gradient along paths.
 
-    The answer is a pair: contributions [targets, length, dim], Σ over paths and places of weight × gradient × direction
-    of the path; and [paths, targets, length], each path's contributions summed over dimensions, on the CPU.
+    Input times gradient is such an integral, with one place: the end of the path. The answer is a
+    pair:
+
+        contributions [targets, length, dim] = Σ over paths and places of
+            weight × gradient × direction of the path
+        sums [paths, targets, length] = each path's contributions, summed over dim; on the CPU
     """
 
     paths: Sequence[Path]
@@ -100,25 +108,38 @@ class Integrals(Inside[tuple[Tensor, Tensor]]):
 
     def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
         """The pair; errors as for `differentiate`."""
-        query, paths = self.query, self.paths
-        rows, count = query.context.rows[: len(query.token_ids)], len(query.targets)
+        query = self.query
+        rows = query.context.rows[: len(query.token_ids)]
+        count = len(query.targets)
         contributions = torch.zeros(count, *rows.shape, device=rows.device)
-        sums = torch.zeros(len(paths), count, len(rows), device=rows.device)
-        places, changes = list[tuple[int, float, Tensor]](), list[Change]()
-        for p, path in enumerate(paths):
-            end = rows[list(path.positions)] + (0 if path.shift is None else path.shift.to(rows))
+        sums = torch.zeros(len(self.paths), count, len(rows), device=rows.device)
+        places: list[_Place] = []
+        changes: list[Change] = []
+        for number, path in enumerate(self.paths):
+            end = rows[list(path.positions)]
+            if path.shift is not None:
+                end = end + path.shift.to(rows)
             start = query.baseline(path.baseline).expand_as(end)
+            direction = end - start
             for alpha, weight in zip(path.alphas, path.weights, strict=True):
-                places.append((p, weight, end - start))
+                places.append(_Place(number, weight, direction))
                 point = partial(_point, start, end, alpha)
                 changes.append(Change(path.positions, point, targets=path.targets))
         for index, target, _, gradient in differentiate(lm, query, changes, self.read):
-            p, weight, direction = places[index]
-            at = list(paths[p].positions)
-            product = weight * gradient[at] * direction
-            contributions[target, at] += product
-            sums[p, target, at] += product.sum(-1)
+            place = places[index]
+            positions = list(self.paths[place.path].positions)
+            product = place.weight * gradient[positions] * place.direction
+            contributions[target, positions] += product
+            sums[place.path, target, positions] += product.sum(-1)
         return contributions, sums.cpu()
+
+
+class _Place(NamedTuple):
+    """A place on path number `path` at which the gradient is taken."""
+
+    path: int
+    weight: float
+    direction: Float[Tensor, "positions dim"]
 
 
 def _point(start: Tensor, end: Tensor, alpha: float, _: Tensor) -> Float[Tensor, "1 positions dim"]:
@@ -129,17 +150,19 @@ def _point(start: Tensor, end: Tensor, alpha: float, _: Tensor) -> Float[Tensor,
 class Relevance(Inside[tuple[Tensor, Tensor]]):
     """The request for one pass under rules that replace derivatives, from the score `read`.
 
-    Under the change `reference`, of rows, a reference run is made, and its targets are read; None for none, and all
-    targets. The answer is a pair: the scores [targets, 1 or 2] of the clean input and of the reference; and each
-    token's Σ_d (x - reference) × gradient, [targets, length], float64.
+    Under the change `reference`, of rows, a reference run is made, and its targets are read; None
+    for no such run, and all targets. The answer is a pair: the scores [targets, 1 or 2] of the
+    clean input and of the reference; and each token's Σ_d (x - reference) × gradient, [targets,
+    length], float64.
 
     Attributes:
         read: the score.
         slope: the rule of activation functions.
         reference: the change.
-        attention: divisors of the gradients of queries and keys, and of values. With it, all other parts conserve
-            relevance: the factor of a normalisation and the weights of experts are constants, and a gated layer's
-            product halves its gradient. None: all other parts have their gradients.
+        attention: divisors of the gradients of queries and keys, and of values. With it, all other
+            parts conserve relevance: the factor of a normalisation and the weights of experts are
+            constants, and a gated layer's product halves its gradient. None: all other parts have
+            their gradients.
     """
 
     read: Read
@@ -149,38 +172,45 @@ class Relevance(Inside[tuple[Tensor, Tensor]]):
 
     def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
         """The pair; errors as for `differentiate`."""
-        query, change, length = self.query, self.reference, len(self.query.token_ids)
+        query = self.query
+        change = self.reference
+        length = len(query.token_ids)
         targets = targets_of(query, change)
         inputs = query.context.inputs[None, :length].clone()
-        reference = (
-            torch.zeros_like(inputs) if change is None else change.inputs(query.context, 0, length)
-        )
-        columns: list[list[Tensor]] = []
+        reference = torch.zeros_like(inputs)
+        if change is not None:
+            reference = change.inputs(query.context, 0, length)
+        reference_scores: list[Tensor] = []
+        scores: list[Tensor] = []
+        gradients: list[Tensor] = []
         with differentiable(lm), ruled(lm.model, self.slope, self.attention):
             if change is not None:
                 with torch.no_grad():
-                    columns = [
-                        [self.read(*each) for each in readable(lm, query, reference, targets)]
-                    ]
-            found = [*backward(lm, query, inputs.requires_grad_(), inputs, targets, self.read)]
-        query.spent.add(length + foil_length(query, 0), 1 + len(columns) + len(targets))
-        columns = [[value for _, value, _ in found], *columns]
-        moved = (inputs.detach().cpu().double() - reference.cpu().double())[
-            0
-        ]  # small differences of large sums
+                    for logits, clean, ids in readable(lm, query, reference, targets):
+                        reference_scores.append(self.read(logits, clean, ids))
+            inputs.requires_grad_()
+            for _, score, gradient in backward(lm, query, inputs, inputs, targets, self.read):
+                scores.append(score)
+                gradients.append(gradient[0])
+        columns = [scores] if change is None else [scores, reference_scores]
+        query.spent.add(length + foil_length(query, 0), len(columns) + len(targets))
+        # In double precision: the sums are large, and differences of tokens small.
+        moved = inputs.detach().cpu().double() - reference.cpu().double()
+        relevance = [(moved[0] * each.cpu().double()).sum(-1) for each in gradients]
         values = torch.stack([torch.cat(column) for column in columns], 1)
-        return values.cpu(), torch.stack(
-            [(moved * gradient[0].cpu().double()).sum(-1) for _, _, gradient in found]
-        )
+        return values.cpu(), torch.stack(relevance)
 
 
 @dataclass(frozen=True, eq=False)
 class Gates(Inside[Tensor]):
-    """The request for slopes of a score as gates open: of what rows from `first` on see of an earlier token.
+    """The request for slopes of a score as gates open.
 
-    A gate multiplies a token's weight in attention, in all layers and heads, before weights are scaled to add up to 1:
-    0 hides the token as `hide` does, 1 changes nothing. All positions have the same gate, and each of `gates` is one
-    sequence of the pass. The answer has the slopes by the gates' logarithms, [gates, targets, length], float64; an
+    A gate lets rows from `first` on see an earlier token. It multiplies the token's weight in
+    attention, in all layers and heads, before weights are scaled to add up to 1: 0 hides the token
+    as `hide` does, 1 changes nothing. All positions have the same gate, and each of `gates` is one
+    sequence of the pass.
+
+    The answer has the slopes by the gates' logarithms, [gates, targets, length], float64. An
     UnsupportedModelError says why there is none.
     """
 
@@ -191,16 +221,19 @@ class Gates(Inside[Tensor]):
 
     def answer(self, lm: LanguageModel) -> Float64[Tensor, "gates targets length"]:
         """The slopes; other errors as for `differentiate`."""
-        query, context, begin = self.query, self.query.context, self.first
+        query = self.query
+        context = query.context
+        begin = self.first
         if not context.packs:
             raise UnsupportedModelError(
-                f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so its attention has no "
-                "gates. Take another method, such as 'occlusion' or 'attn_lrp'."
+                f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so "
+                "its attention has no gates. Take another method, such as 'occlusion' or "
+                "'attn_lrp'."
             )
-        at, count = torch.tensor(self.positions), len(self.gates)
-        opened = (
-            torch.tensor(self.gates).log()[:, None, None].repeat(1, 1, len(at)).requires_grad_()
-        )
+        positions = torch.tensor(self.positions)
+        count = len(self.gates)
+        log_gates = torch.tensor(self.gates).log()[:, None, None].repeat(1, 1, len(positions))
+        log_gates.requires_grad_()  # [gates, 1, positions]
         masks: dict[tuple[int | None, int], Tensor] = {}
 
         def attend(
@@ -216,15 +249,14 @@ class Gates(Inside[Tensor]):
             k, v = context.after(0, begin, int(module.layer_idx), k, v)
             keys = k.shape[-2]
             if (sliding_window, keys) not in masks:
-                masks[sliding_window, keys] = _mask(at, opened, begin, keys, sliding_window)
-            seen = masks[sliding_window, keys].to(q).clamp_min(torch.finfo(q.dtype).min)
-            return eager(module, q, k, v, seen, **options)[0], None
+                mask = _mask(positions, log_gates, begin, keys, sliding_window)
+                masks[sliding_window, keys] = mask
+            bias = masks[sliding_window, keys].to(q).clamp_min(torch.finfo(q.dtype).min)
+            return eager(module, q, k, v, bias, **options)[0], None
 
-        slopes = torch.zeros(count, len(query.targets), len(query.token_ids), dtype=torch.float64)
-        targets, inputs = (
-            range(len(query.targets)),
-            context.inputs[None, begin:].expand(count, -1, -1),
-        )
+        targets = range(len(query.targets))
+        slopes = torch.zeros(count, len(targets), len(query.token_ids), dtype=torch.float64)
+        inputs = context.inputs[None, begin:].expand(count, -1, -1)
 
         def places(sequence: Context) -> dict[str, Tensor]:
             ids = torch.arange(begin, len(sequence.inputs), device=inputs.device)
@@ -233,18 +265,20 @@ class Gates(Inside[Tensor]):
         with differentiable(lm):
             set_attention(lm.model, attend, masked=False)
             for target, _, slope in backward(
-                lm, query, inputs, opened, targets, self.read, begin, places
+                lm, query, inputs, log_gates, targets, self.read, begin, places
             ):
-                slopes[:, target, at] = slope[:, 0].double()
+                slopes[:, target, positions] = slope[:, 0].double()
         query.spent.add(inputs.shape[1] + foil_length(query, begin), count * (1 + len(targets)))
         return slopes
 
 
 def _mask(
-    at: Tensor, opened: Tensor, begin: int, keys: int, window: int | None
+    positions: Tensor, log_gates: Tensor, begin: int, keys: int, window: int | None
 ) -> Float[Tensor, "gates 1 rows keys"]:
-    """The gates of keys, as seen from the rows from `begin` on, and -inf where a row does not see a key."""
+    """The logarithm of each key's gate for rows from `begin` on; -inf where a row sees no key."""
     distance = torch.arange(begin, keys)[:, None] - torch.arange(keys)
-    seen = (distance >= 0) & (distance < (window or keys))
-    bias = torch.zeros(len(opened), 1, 1, keys).index_copy(-1, at, opened[:, None])
-    return torch.where(seen, torch.where(distance > 0, bias, 0), -torch.inf)
+    visible = (distance >= 0) & (distance < (window or keys))
+    bias = torch.zeros(len(log_gates), 1, 1, keys)
+    bias = bias.index_copy(-1, positions, log_gates[:, None])
+    own_or_gated = torch.where(distance > 0, bias, 0)  # a token always sees itself
+    return torch.where(visible, own_or_gated, -torch.inf)

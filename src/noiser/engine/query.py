@@ -1,4 +1,4 @@
-"""A question made concrete on a model: token ids, units, targets as positions, and the clean prediction."""
+"""A question made concrete on a model: its tokens, units and targets, and the clean prediction."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Answer = TypeVar("Answer")
 
 
 class Request(Generic[Answer]):
-    """Something that an engine answers: `await` it to get the answer, or the error that it failed with."""
+    """Something that an engine answers: `await` gives the answer, or raises the error."""
 
     def __await__(self) -> Generator[Request[Any], Answer, Answer]:
         return (yield self)
 
 
 Steps = Coroutine[Request[Any], Any, T]
-"""A question, method or metric at work: it awaits requests, and returns its result."""
+"""The coroutine of a question, method or metric: it awaits requests and returns a result."""
 
 
 async def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -58,9 +58,10 @@ async def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Prefill(Request[Tensor]):
-    """The request to run a clean sequence to its end; answered by logits [positions, vocab], float32.
+    """The request to run a clean sequence to its end.
 
-    For each position `tokens` has the ids whose probabilities must be exact, where a server does not send all.
+    The answer is its logits [positions, vocab], float32. For each position `tokens` has the ids
+    whose probabilities must be exact, where a server does not send all.
     """
 
     context: Context
@@ -70,9 +71,13 @@ class Prefill(Request[Tensor]):
 
 @dataclass(eq=False)
 class Spent:
-    """Work so far on a query, its clean sequence apart: tokens that have been run, forwards and backwards; passes.
+    """The work so far on a query, without its clean sequence.
 
-    Where the call's `max_seconds` went by, `unfinished` counts the changes that were asked for and not run.
+    Attributes:
+        token_forwards: tokens that have been run, forwards and backwards.
+        passes: how many passes ran them.
+        unfinished: changes that were asked for and not run, where the call's time went by.
+        max_seconds: the limit of time that was reached, or None.
     """
 
     token_forwards: int = 0
@@ -87,7 +92,7 @@ class Spent:
 
 
 class FoilRun(NamedTuple):
-    """The tokens of a foil, the clean sequence that predicts them, and its logits there [tokens, vocab]."""
+    """A foil's tokens, the clean sequence that predicts them, and its logits [tokens, vocab]."""
 
     ids: tuple[int, ...]
     context: Context
@@ -104,13 +109,14 @@ class Query:
         prompt_length: how many characters of its text are the prompt.
         target_ids: token ids whose probabilities are explained, in order.
         logit_positions: for each of these tokens, the position whose logits predict it.
-        targets: of one or several of these tokens, in order: texts, ids, probabilities and ranks without a change.
+        targets: one or several of these tokens each, in order: texts, ids, and clean probabilities
+            and ranks.
         target_unit: name of that segmentation, or "spans".
         units: the parts of the input that get a score.
         unit: name of the segmentation, or "spans".
         foil: the continuation that the (only) target is contrasted with, or None.
-        foil_context: the clean sequence that predicts the foil: `context` itself where target and foil are one token
-            each, else prompt and foil, which are run beside prompt and target.
+        foil_context: the clean sequence that predicts the foil: `context` itself where target and
+            foil are one token each, else prompt and foil, which run beside prompt and target.
         foil_clean: log-probabilities at the foil's tokens without a change, float32.
         sources: documents in the prompt.
         of: the number that is explained, in place of the targets' probabilities; or None.
@@ -118,7 +124,8 @@ class Query:
         context: the clean sequence and what is cached of it.
         clean: log-probabilities at the targets' tokens without a change, float32.
         baseline: from a baseline's name to its row of the embedding table, [dim].
-        near_ties: the tokens of a greedy continuation, by index, whose lead is within half precision's rounding.
+        near_ties: the tokens of a greedy continuation, by index, whose margin is within half
+            precision's rounding.
         spent: the work so far, of all queries that were made from this one.
         token_ids: everything that the model reads, on the CPU.
         target_rows: for each target, the positions whose logits predict its tokens.
@@ -127,7 +134,8 @@ class Query:
         clean_of: for each target, the clean log-probabilities at these tokens.
         sink: the first position, where the tokenizer puts no start token there; or None. Attention
             leans on whatever stands first, and without it the model breaks: answers that nothing in
-            the prompt bears lose up to 10 nats. So this position is never hidden, zeroed or disturbed.
+            the prompt bears lose up to 10 nats. So this position is never hidden, zeroed or
+            disturbed.
         positions: for each unit, the positions that may be changed: all of its tokens but the sink.
         before: whether all of a unit stands before all of a target.
         causal_mask: whether that is so and the unit is more than the sink, so that it has a score.
@@ -171,35 +179,42 @@ class Query:
     causal_mask: Bool[Tensor, "targets units"] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        inputs, sizes = self.context.inputs, [1 + len(target.rest) for target in self.targets]
-        rows = [tuple(some.tolist()) for some in torch.tensor(self.logit_positions).split(sizes)]
-        last = torch.tensor([max(unit.token_indices) for unit in self.units], device="cpu")
-        before = last <= torch.tensor([some[:1] for some in rows], device="cpu")
+        inputs = self.context.inputs
+        sizes = [1 + len(target.rest) for target in self.targets]
+        rows_of_targets = torch.tensor(self.logit_positions).split(sizes)
+        target_rows = [tuple(rows.tolist()) for rows in rows_of_targets]
+        first_row = target_rows[0][0]
+
+        # A unit is before a target if its last token is at most where the target's first is read.
+        last_tokens = [max(unit.token_indices) for unit in self.units]
+        first_rows = [rows[:1] for rows in target_rows]
+        before = torch.tensor(last_tokens, device="cpu") <= torch.tensor(first_rows, device="cpu")
         sink = first_position(self.encoding) if self.special_tokens == "frozen" else None
-        positions = tuple(
-            tuple(position for position in unit.token_indices if position != sink)
-            for unit in self.units
-        )
+        positions: list[tuple[int, ...]] = []
+        for unit in self.units:
+            positions.append(tuple(token for token in unit.token_indices if token != sink))
+        has_positions = torch.tensor([len(tokens) > 0 for tokens in positions], device="cpu")
+
         ids = torch.tensor(self.target_ids, device=inputs.device).split(sizes)
         clean_of = self.clean.split(sizes)
         foil_ids = self.foil.token_ids if self.foil else ()
         if self.foil_clean is not None:  # there is one target
             ids = (torch.cat([ids[0], ids[0].new_tensor(foil_ids)]),)
             clean_of = (torch.cat([clean_of[0], self.foil_clean]),)
-        vars(self).update(
+        vars(self).update(  # the class is frozen
             foil_ids=foil_ids,
             target_texts=tuple(target.text for target in self.targets),
             device=inputs.device,
             embedding_dim=inputs.shape[1],
             token_ids=torch.tensor(self.encoding.token_ids),
-            target_rows=rows,
-            foil_rows=tuple(range(rows[0][0], rows[0][0] + len(foil_ids))),
+            target_rows=target_rows,
+            foil_rows=tuple(range(first_row, first_row + len(foil_ids))),
             ids=ids,
             clean_of=clean_of,
             sink=sink,
-            positions=positions,
+            positions=tuple(positions),
             before=before,
-            causal_mask=before & torch.tensor([bool(some) for some in positions], device="cpu"),
+            causal_mask=before & has_positions,
         )
 
     @property
@@ -208,26 +223,38 @@ class Query:
         return self.foil is not None and self.foil_context is not self.context
 
     def rows_of(self, target: int) -> tuple[int, ...]:
-        """The positions of `context` at which a target is read, and its foil if it has no sequence of its own."""
-        return self.target_rows[target] + (() if self.foil_runs else self.foil_rows)
+        """The positions of `context` at which a target is read.
+
+        Also the foil's, if it has no sequence of its own.
+        """
+        if self.foil_runs:
+            return self.target_rows[target]
+        return self.target_rows[target] + self.foil_rows
 
     @cached_property
     def sources_stop(self) -> int:
-        """The position after the last source, at most the one that predicts the continuation; 0 without sources."""
-        end = max((source.end for source in self.sources), default=0)
-        inside = sum(start < end for start, _ in self.encoding.offsets[: self.prompt_tokens - 1])
-        return inside if self.sources else 0
+        """The position after the last source; 0 without sources.
+
+        At most the position that predicts the continuation.
+        """
+        if not self.sources:
+            return 0
+        end = max(source.end for source in self.sources)
+        offsets = self.encoding.offsets[: self.prompt_tokens - 1]
+        return sum(start < end for start, _ in offsets)
 
     @cached_property
     def targets_per_unit(self) -> list[tuple[int, ...]]:
         """For each unit, the indices of the targets that it stands before."""
-        return [
-            tuple(g for g, seen in enumerate(column) if seen)
-            for column in self.causal_mask.T.tolist()
-        ]
+        targets_of_units: list[tuple[int, ...]] = []
+        for column in self.causal_mask.T.tolist():
+            targets_of_units.append(
+                tuple(target for target, is_after in enumerate(column) if is_after)
+            )
+        return targets_of_units
 
     def score(self, name: str) -> Read:
-        """The score by name, of the target against its foil if there is one, or the query's own number."""
+        """The score by name, against the foil if there is one; or the query's own number."""
         return objective_of(name, len(self.foil_ids), self.of)
 
     def read_clean(self, read: Read) -> Float[Tensor, "targets ..."]:
@@ -243,5 +270,7 @@ class Query:
 
 
 def first_position(encoding: Encoding) -> int | None:
-    """The first position, if it holds text of the prompt; None where a start token or template is."""
-    return None if not encoding.frozen or encoding.frozen[0] else 0
+    """The first position, if it holds text of the prompt, not a start token or template; or None."""
+    if not encoding.frozen or encoding.frozen[0]:
+        return None
+    return 0

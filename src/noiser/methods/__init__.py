@@ -1,4 +1,4 @@
-"""Methods: generators that ask an engine and return scores; one file per method or family."""
+"""Methods: coroutines that ask an engine and return scores; one file per method or family."""
 
 from __future__ import annotations
 

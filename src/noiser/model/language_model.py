@@ -39,22 +39,28 @@ if TYPE_CHECKING:
 class LanguageModel:
     """A model and its tokenizer, as `load_model` and `wrap` return them.
 
-    Both objects are left exactly as they were: nothing is changed for longer than a pass. Threads may share a model: a
-    lock keeps their passes apart. Do not run the model itself meanwhile.
+    Both objects are left exactly as they were: nothing is changed for longer than a pass. Threads
+    may share a model: a lock keeps their passes apart. Do not run the model itself meanwhile.
 
     Args:
-        model: a decoder-only Hugging Face model with a language-modelling head, on any device, in any precision.
+        model: a decoder-only Hugging Face model with a language-modelling head, on any device, in
+            any precision.
         tokenizer: its tokenizer.
-        batch_tokens: the most tokens of one forward pass; None for 1,024 on a CPU, which keeps activations in its
-            caches, and 8,192 elsewhere. Lower it when memory is short; results do not depend on it.
-        chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
+        batch_tokens: the most tokens of one forward pass; None for 1,024 on a CPU, which keeps
+            activations in its caches, and 8,192 elsewhere. Lower it when memory is short; results
+            do not depend on it.
+        chat_template_kwargs: further arguments of the tokenizer's chat template, such as
+            `{"enable_thinking": False}`.
 
     Attributes:
         identity: how to load the same model again.
         embedding_dim: the length of one row of the embedding table, d.
-        vocabulary_size: the number of tokens that the model can read and, padded rows included, predict.
-        context_length: the most tokens that the model can read, or None where its configuration sets no limit.
-        looks_inside: whether the layers are in this process, for gradients, attention and relevance.
+        vocabulary_size: the number of tokens that the model can read and, padded rows included,
+            predict.
+        context_length: the most tokens that the model can read, or None where its configuration
+            sets no limit.
+        looks_inside: whether the layers are in this process, for gradients, attention and
+            relevance.
         takes_embeddings: whether tokens can be changed, and not only taken out.
     """
 
@@ -69,7 +75,8 @@ class LanguageModel:
         batch_tokens: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        kind, config = type(model).__name__, getattr(model, "config", None)
+        kind = type(model).__name__
+        config = getattr(model, "config", None)
         refuse_other_kinds(kind, config, subject=kind)
         if getattr(model, "get_output_embeddings", lambda: None)() is None:
             raise UnsupportedModelError(
@@ -88,20 +95,19 @@ class LanguageModel:
         self.tokenizer: Any = tokenizer
         self.vocabulary_size, self.embedding_dim = table.shape
         self.context_length: int | None = setting(config, "max_position_embeddings")
-        name, commit = (
-            getattr(config, "_name_or_path", "") or kind,
-            getattr(config, "_commit_hash", None),
-        )
+        name = getattr(config, "_name_or_path", "") or kind
+        commit = getattr(config, "_commit_hash", None)
         self.identity = ModelIdentity(name, commit, dtype=_dtype_name(model), architecture=kind)
-        tokens, rows = (1024, 192) if self.device.type == "cpu" else (8192, 1024)
-        self.batch_tokens = check_count(
-            "batch_tokens", tokens if batch_tokens is None else batch_tokens
-        )
-        self.logit_rows = max(1, rows * 2**18 // self.vocabulary_size)  # float32, of one pass
+        on_cpu = self.device.type == "cpu"
+        if batch_tokens is None:
+            batch_tokens = 1024 if on_cpu else 8192
+        self.batch_tokens = check_count("batch_tokens", batch_tokens)
+        # Rows of logits in one pass: float32, of a memory that does not grow with the vocabulary.
+        logit_numbers = (192 if on_cpu else 1024) * 2**18
+        self.logit_rows = max(1, logit_numbers // self.vocabulary_size)
         self.chat_template_kwargs: Mapping[str, Any] = dict(chat_template_kwargs or {})
-        self.known: dict[
-            tuple[int, ...], KeysValues
-        ] = {}  # of sequences, for those that begin with them
+        # The cache of sequences that have run, for those that begin with them.
+        self.known: dict[tuple[int, ...], KeysValues] = {}
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -119,12 +125,10 @@ class LanguageModel:
     def device(self) -> torch.device:
         """The device of the input embeddings, to which token ids and embeddings must be sent."""
         embedding = self.model.get_input_embeddings()
-        offloaded = embedding.weight.is_meta  # by accelerate: its hook knows where the module runs
-        return (
-            torch.device(embedding._hf_hook.execution_device)
-            if offloaded
-            else embedding.weight.device
-        )
+        is_offloaded = embedding.weight.is_meta
+        if is_offloaded:  # by accelerate, whose hook knows where the module runs
+            return torch.device(embedding._hf_hook.execution_device)
+        return embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,39 +144,37 @@ class LanguageModel:
         self, prompt: Prompt | object, *, rendered: str | None = None, documents: bool = False
     ) -> Encoding:
         """A text or chat messages in tokens; see `noiser.text.encode`."""
-        length, kwargs = self.context_length, self.chat_template_kwargs
         return encode(
             self.tokenizer,
             prompt,
-            context_length=length,
+            context_length=self.context_length,
             rendered=rendered,
-            chat_template_kwargs=kwargs,
+            chat_template_kwargs=self.chat_template_kwargs,
             documents=documents,
         )
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:
         """The tokens with which the model ends a text or its turn."""
-        declared: Any = getattr(
-            getattr(self.model, "generation_config", None), "eos_token_id", None
-        )
-        ids = [
-            *(declared if isinstance(declared, list) else [declared]),
-            self.tokenizer.eos_token_id,
-        ]
+        generation_config = getattr(self.model, "generation_config", None)
+        declared: Any = getattr(generation_config, "eos_token_id", None)
+        ids = [*declared] if isinstance(declared, list) else [declared]
+        ids.append(self.tokenizer.eos_token_id)
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
 
     def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
-        """The model's own greedy `generate()`; None where no setting makes it other than the most probable tokens."""
+        """The continuation by the model's own greedy `generate()`.
+
+        None where no setting makes it other than the most probable tokens.
+        """
         settings = text_settings(getattr(self.model, "generation_config", None))
         if not settings:
             return None
         if not self.looks_inside:
-            text = (
-                f"{self.identity.name}: settings of its generation_config are not applied elsewhere"
-            )
             warnings.warn(
-                f"{text}, {describe_settings(settings)}. The most probable tokens are explained.",
+                f"{self.identity.name}: settings of its generation_config are not applied "
+                f"elsewhere, {describe_settings(settings)}. The most probable tokens are "
+                "explained.",
                 stacklevel=2,
             )
             return None
@@ -192,12 +194,14 @@ class LanguageModel:
 
     @cached_property
     def _keeps_rows(self) -> bool:
-        """Whether the head can run at some positions alone. PEFT passes them on, but not past its learned prompts."""
+        """Whether the head can run at some positions alone.
+
+        PEFT passes the positions on, but not past its learned prompts.
+        """
+        models = [self.model]
         adapter = getattr(self.model, "active_peft_config", None)
-        models = [
-            self.model,
-            *([self.model.get_base_model()] if adapter and not adapter.is_prompt_learning else []),
-        ]
+        if adapter and not adapter.is_prompt_learning:
+            models.append(self.model.get_base_model())
         return any(
             "logits_to_keep" in inspect.signature(model.forward).parameters for model in models
         )
@@ -207,25 +211,24 @@ class LanguageModel:
         return running(self.model, gradients=gradients)
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
-        """The embeddings that the model itself would feed its first layer, the embedding's factor included."""
+        """The embeddings that the model feeds its first layer, the embedding's factor included."""
         return self.model.get_input_embeddings()(token_ids.to(self.device))
 
     def packing(self, length: int) -> Packing:
         """How sequences of up to that many tokens run, found out at first use of such a length."""
         abilities = self.abilities
-        found = Packing(abilities.packs, abilities.continues)
         if abilities.is_known or not abilities.packs:
-            return found
+            return Packing(abilities.packs, abilities.continues)
         size = max(64, 1 << (length - 1).bit_length())  # the next power of two
         size = max(length, min(size, self.context_length or size))
         if size not in abilities.tried:
             with running(self.model), exactly(self.device):
                 abilities.tried[size] = try_length(self, size)
         tried = abilities.tried[size]
-        return Packing(tried.packs, tried.continues and found.continues)
+        return Packing(tried.packs, tried.continues and abilities.continues)
 
     def context(self, token_ids: Sequence[int], longest: int = 0) -> Context:
-        """A clean sequence that has yet to run, but for the tokens whose keys and values are `known`.
+        """A clean sequence that has yet to run, except for a beginning that is `known`.
 
         `longest` is its length after all tokens that will be appended.
         """
@@ -235,10 +238,9 @@ class LanguageModel:
             scale = self.abilities.embedding_scale
             context = Context(inputs.detach(), scale, **packing._asdict())
         for ids, cache in [*self.known.items()]:
-            if ids == tuple(
-                token_ids[: len(ids)]
-            ):  # the last token runs again: somebody may want its logits
-                context.cache, context.done = dict(cache), len(ids) - 1
+            if ids == tuple(token_ids[: len(ids)]):
+                context.cache = dict(cache)
+                context.done = len(ids) - 1  # the last token runs again: its logits may be wanted
         return context
 
     def baseline_row(self, name: Baseline) -> Float[Tensor, " dim"]:
@@ -246,28 +248,25 @@ class LanguageModel:
         check_choice("baseline", name, get_args(Baseline))
         if name == "zero":
             return torch.zeros(self.embedding_dim, device=self.device, dtype=torch.float32)
-        if (
-            name == "mean"
-        ):  # a table is often padded to a round number of rows; those belong to no token
+        if name == "mean":
+            # A table is often padded to a round number of rows; those belong to no token.
             count = min(len(self.tokenizer), self.vocabulary_size)
             parts = torch.arange(count).split(8192)
-            return (
-                torch.stack([self.context(part.tolist()).rows.sum(0) for part in parts]).sum(0)
-                / count
-            )
+            sums = [self.context(part.tolist()).rows.sum(0) for part in parts]
+            return torch.stack(sums).sum(0) / count
         token = getattr(self.tokenizer, f"{name}_token_id")
         if token is None or not 0 <= token < self.vocabulary_size:
-            lacks = (
-                "which it does not have"
-                if token is None
-                else f"whose id {token} the embedding table does not have"
+            lacks = "which it does not have"
+            if token is not None:
+                lacks = f"whose id {token} the embedding table does not have"
+            raise ParameterError(
+                f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}. "
+                "Use baseline='zero' or 'mean'."
             )
-            text = f"baseline={name!r} asks for the tokenizer's {name}_token, {lacks}."
-            raise ParameterError(f"{text} Use baseline='zero' or 'mean'.")
         return self.context([token]).rows[0]
 
     def run(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """Logits of every branch; of a context that does not pack, from position 0.
+        """The logits of every branch. Where a context does not pack, branches begin at position 0.
 
         When memory runs out, nothing has changed.
         """
@@ -276,19 +275,22 @@ class LanguageModel:
             return self._run_packed(branches)
         if not packed:
             return whole_logits(self, branches)
-        whole = iter(whole_logits(self, [one for one in branches if not one.context.packs]))
-        together = iter(self._run_packed(packed))
-        return [next(together if branch.context.packs else whole) for branch in branches]
+        unpacked = [branch for branch in branches if not branch.context.packs]
+        logits_of_unpacked = iter(whole_logits(self, unpacked))
+        logits_of_packed = iter(self._run_packed(packed))
+        logits: list[Tensor] = []
+        for branch in branches:
+            logits.append(next(logits_of_packed if branch.context.packs else logits_of_unpacked))
+        return logits
 
     def _run_packed(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
-        inputs, packs = (
-            torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None],
-            Pass(branches),
-        )
+        """The logits of branches that run end to end in one pass."""
+        inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
+        packed = Pass(branches)
         with running(self.model):
-            set_attention(self.model, packs.attend, masked=False)
-            places = packs.position[None].to(inputs.device)
-            logits = self.output(inputs, positions=packs.rows, position_ids=places).logits[0]
+            set_attention(self.model, packed.attend, masked=False)
+            places = packed.position[None].to(inputs.device)
+            logits = self.output(inputs, positions=packed.rows, position_ids=places).logits[0]
             for branch in branches:
                 if branch.record:
                     branch.context.done = branch.start + branch.inputs.shape[1]
@@ -305,36 +307,32 @@ class LanguageModel:
         positions: Sequence[int],
         **options: Any,
     ) -> Any:
-        """The output for embeddings in the space of `embed`, with logits at `positions`; to be called while it runs."""
-        rows = embeddings.to(
-            self.model.dtype, copy=True
-        )  # scaled in place by some models, such as CTRL
+        """The model's output for embeddings in the space of `embed`, with logits at `positions`.
+
+        To be called while the model runs.
+        """
+        # A copy: some models, such as CTRL, scale it in place.
+        rows = embeddings.to(self.model.dtype, copy=True)
         if self._keeps_rows:
-            options["logits_to_keep"] = list(
-                positions
-            )  # numbers, on whatever device the last layer is
+            options["logits_to_keep"] = list(positions)  # on whatever device the last layer is
         try:
             out = self.model(**{"inputs_embeds": rows, "use_cache": False, **options})
         except Exception as error:
             raise_failure(self.model, error)
         if not self._keeps_rows:
-            own = (
-                out.logits.shape[1] - embeddings.shape[1]
-            )  # rows of what it puts in front: learned prompts
-            if own < 0:
-                kind, places = (
-                    type(self.model).__name__,
-                    f"{out.logits.shape[1]} of {embeddings.shape[1]} positions",
-                )
+            returned = out.logits.shape[1]
+            in_front = returned - embeddings.shape[1]  # rows of learned prompts
+            if in_front < 0:
                 raise UnsupportedModelError(
-                    f"{kind} returns logits at {places}; expected all. Take another model."
+                    f"{type(self.model).__name__} returns logits at {returned} of "
+                    f"{embeddings.shape[1]} positions; expected all. Take another model."
                 )
-            out.logits = out.logits[:, [row + own for row in positions]]
+            out.logits = out.logits[:, [in_front + position for position in positions]]
         return out
 
 
 def check_model(lm: object) -> None:
-    """Raises ParameterError for anything but a `LanguageModel`, such as a model that was not wrapped."""
+    """Raises ParameterError unless it is a `LanguageModel`: a model may not have been wrapped."""
     if not isinstance(lm, LanguageModel):
         raise ParameterError(
             f"The model is a {type(lm).__name__}; expected what noiser.load_model or wrap returns."
@@ -344,23 +342,29 @@ def check_model(lm: object) -> None:
 def check_finite(lm: LanguageModel, probabilities: Float[Tensor, "*rows vocab"]) -> None:
     """Raises NumericalError when a softmax is NaN; a single bad logit makes its whole row so."""
     if not torch.isfinite(probabilities[..., 0]).all():
-        text = f"The model returned logits that are NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')});"
-        remedy = "Load it with dtype='float32' or dtype='bfloat16', or with sound weights."
-        raise NumericalError(f"{text} expected finite numbers. {remedy}")
+        raise NumericalError(
+            "The model returned logits that are NaN or infinite "
+            f"(dtype {str(lm.dtype).removeprefix('torch.')}); expected finite numbers. "
+            "Load it with dtype='float32' or dtype='bfloat16', or with sound weights."
+        )
 
 
 wrap = LanguageModel
-"""Makes a language model of a model and a tokenizer that the caller has: on any device, in any precision."""
+"""Makes a language model of the caller's model and tokenizer, on any device, in any precision."""
 
 
 def _dtype_name(model: PreTrainedModel) -> str:
-    """The type of a model's embeddings and how it is quantised, by its configuration or else its weights' classes."""
+    """The type of a model's embeddings, and how the model is quantised.
+
+    The latter is named by its configuration, or else by its weights' classes.
+    """
     settings: Any = getattr(getattr(model, "config", None), "quantization_config", None) or {}
-    method = (
-        settings.get("quant_method")
-        if isinstance(settings, dict)
-        else getattr(settings, "quant_method", None)
-    )
-    kinds = {type(p).__name__ for p in model.parameters() if type(p) not in PLAIN} - {"DTensor"}
-    names = [str(getattr(method, "value", method))] if method else sorted(kinds)
+    if not isinstance(settings, dict):
+        settings = {"quant_method": getattr(settings, "quant_method", None)}
+    method = settings.get("quant_method")
+    if method:
+        names = [str(getattr(method, "value", method))]
+    else:
+        kinds = {type(p).__name__ for p in model.parameters() if type(p) not in PLAIN}
+        names = sorted(kinds - {"DTensor"})
     return ", ".join([str(model.dtype).removeprefix("torch."), *names])

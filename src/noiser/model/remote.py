@@ -1,4 +1,4 @@
-"""Language models whose forward passes run elsewhere: in vLLM, in this process, or behind a server (`http.py`)."""
+"""Language models whose forward passes run elsewhere: in vLLM, or behind a server (`http.py`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from noiser.model.runtime import running
 from noiser.types import ModelIdentity
 
 ROW = "noiser_row"  # in a vLLM request's `extra_args`: the number of the row that its logits become
-_numbers = (
-    itertools.count()
-)  # none is used twice: what an interrupted call has left may run beside the next one
-Predict = Callable[
-    [Sequence[Branch]], list[Tensor]
-]  # to logits [copies, wanted, vocab] of each branch
+# No number is used twice: what an interrupted call has left may run beside the next call.
+_numbers = itertools.count()
+_ROWS_AT_ONCE = 256
+"""Rows of logits that the workers keep: with 128,000 tokens 131 MB of a card's memory."""
+
+Predict = Callable[[Sequence[Branch]], list[Tensor]]
+"""From branches to the logits of each, [copies, wanted, vocab]."""
 
 
 class ServedNetwork(nn.Module):
@@ -35,7 +36,9 @@ class ServedNetwork(nn.Module):
         self, predict: Predict, table: Float[Tensor, "vocab dim"], generation_config: Any
     ) -> None:
         super().__init__()
-        self.predict, self.dtype, self.generation_config = predict, table.dtype, generation_config
+        self.predict = predict
+        self.dtype = table.dtype
+        self.generation_config = generation_config
         self.embedding = nn.Embedding.from_pretrained(table)  # pyright: ignore[reportUnknownMemberType]
 
     def get_input_embeddings(self) -> nn.Module:
@@ -47,17 +50,19 @@ class ServedNetwork(nn.Module):
     def forward(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
         """Float32 logits of each branch; -inf for rows of the table that belong to no token."""
         size = self.embedding.num_embeddings
-        found = [logits[..., :size].float() for logits in self.predict(branches)]
-        return [
-            nn.functional.pad(each, (0, size - each.shape[-1]), value=-torch.inf) for each in found
-        ]
+        padded: list[Tensor] = []
+        for logits in self.predict(branches):
+            of_tokens = logits[..., :size].float()
+            missing = size - of_tokens.shape[-1]
+            padded.append(nn.functional.pad(of_tokens, (0, missing), value=-torch.inf))
+        return padded
 
 
 class ServedModel(LanguageModel):
     """A model that runs elsewhere: it predicts, and nothing else.
 
-    `table` is its embedding table times `scale`, in the type that it reads. None: it takes token ids alone, the row of
-    a token is its number, and tokens can only be taken out.
+    `table` is its embedding table times `scale`, in the type that it reads. None: it takes token
+    ids alone, the row of a token is its number, and tokens can only be taken out.
     """
 
     looks_inside = False
@@ -75,14 +80,11 @@ class ServedModel(LanguageModel):
     ) -> None:
         ids = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
         network: Any = ServedNetwork(predict, ids if table is None else table, generation_config)
-        super().__init__(
-            network, tokenizer, batch_tokens=2**15
-        )  # of one call: enough to keep eight cards at work
-        self.takes_embeddings, self.identity, self.context_length = (
-            table is not None,
-            identity,
-            context_length,
-        )
+        # The tokens of one call: enough to keep eight cards busy.
+        super().__init__(network, tokenizer, batch_tokens=2**15)
+        self.takes_embeddings = table is not None
+        self.identity = identity
+        self.context_length = context_length
         self.abilities = Abilities(embedding_scale=scale, packs=False)
         self._close = close
 
@@ -113,13 +115,19 @@ def read_settings(place: Place, origin: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def predict(llm: Any, branches: Sequence[Branch]) -> list[Tensor]:
-    """Logits; each row is a sequence of its own, cut there, shorter ones first: a prefix cache finds them."""
-    cut = [
-        each[: row + 1] for branch in branches for each in branch.inputs for row in branch.wanted
-    ]
-    most = 256  # rows that the workers keep: with 128,000 tokens 131 MB of a card's memory
-    logits = torch.cat([logits_of(llm, cut[i : i + most]) for i in range(0, len(cut), most)])
-    parts = logits.split([len(branch.inputs) * len(branch.wanted) for branch in branches])
+    """The logits of branches, each row from a sequence that ends there.
+
+    Shorter sequences come first, so that a prefix cache finds them.
+    """
+    sequences: list[Tensor] = []
+    for branch in branches:
+        for inputs in branch.inputs:
+            sequences += [inputs[: row + 1] for row in branch.wanted]
+    batches: list[Tensor] = []
+    for first in range(0, len(sequences), _ROWS_AT_ONCE):
+        batches.append(logits_of(llm, sequences[first : first + _ROWS_AT_ONCE]))
+    sizes = [len(branch.inputs) * len(branch.wanted) for branch in branches]
+    parts = torch.cat(batches).split(sizes)
     return [
         part.unflatten(0, (len(branch.inputs), -1))
         for part, branch in zip(parts, branches, strict=True)
@@ -127,14 +135,19 @@ def predict(llm: Any, branches: Sequence[Branch]) -> list[Tensor]:
 
 
 def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:
-    """Logits after sequences of embeddings [length, dim] or token ids [length], exactly, by way of the workers."""
+    """Exact logits after sequences of embeddings [length, dim] or token ids [length].
+
+    The workers keep them, and send them when all have run.
+    """
     from vllm import SamplingParams  # pyright: ignore
 
     settings: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-    prompts = [
-        {"prompt_embeds": x} if x.is_floating_point() else {"prompt_token_ids": x.tolist()}
-        for x in inputs
-    ]
+    prompts: list[dict[str, Any]] = []
+    for sequence in inputs:
+        if sequence.is_floating_point():
+            prompts.append({"prompt_embeds": sequence})
+        else:
+            prompts.append({"prompt_token_ids": sequence.tolist()})
     numbers = [next(_numbers) for _ in inputs]
     try:
         parameters = [SamplingParams(**settings, extra_args={ROW: number}) for number in numbers]
