@@ -236,6 +236,19 @@ def test_a_table_has_every_sentence_and_source():
     ]  # the second is from memory
 
 
+def test_the_table_says_what_is_cited_also_without_standard_errors():
+    """Methods without random numbers have none: NaN equals nothing, not even itself."""
+    found = citations()
+    bare = dataclasses.replace(
+        found, attribution=dataclasses.replace(found.attribution, stderr=None, pairs=())
+    )
+    table = bare.to_dataframe()
+    numbers = [citation.number for citation in bare.sentences[0].citations]
+    assert numbers
+    first = table[table["sentence_index"] == 0]
+    assert first[first["cited"]]["number"].tolist() == sorted(numbers)
+
+
 def test_texts_are_shown_safely_and_none_is_markdown():
     plain, evil = citations(), "<script>alert(1)</script>\x1b[2J"
     (title, *others), (it, now) = plain.sources, plain.attribution.targets
