@@ -56,11 +56,6 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
         ({"max_new_tokens": 300}, PromptError, "can read 256"),
         ({"method": "noisr"}, noiser.NoiserError, "Did you mean 'noiser'.*Known: "),
         ({"method": noiser.Noiser}, ParameterError, "expected a registry name"),
-        (
-            {"method": "noiser", "samples": 5},
-            ParameterError,
-            r"no argument 'samples'.*=noiser.Noiser\(samples=5\)",
-        ),
         ({"seed": "a"}, ParameterError, "seed is 'a'"),
         ({"special_tokens": "perturb"}, UnknownNameError, "Did you mean 'perturbed'"),
         (
@@ -85,6 +80,15 @@ def test_bad_questions(arguments, error, message, unchecked):
         arguments = arguments | {"target": " near the river"}
     with pytest.raises(error, match=message):
         noiser.attribute(tiny("llama"), **({"prompt": PROMPT} | arguments))
+
+
+def test_hyper_parameters_that_are_passed_to_attribute_are_sent_to_their_method():
+    """Python's own error, with a note that has the caller's own argument in its place."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'samples'") as caught:
+        noiser.attribute(tiny("llama"), PROMPT, method="noiser", samples=5)
+    assert caught.value.__notes__ == [
+        "Hyper-parameters belong to the method: method=noiser.Noiser(samples=5)."
+    ]
 
 
 def test_half_precision_overflow_and_tokens_that_the_model_does_not_have_are_named():

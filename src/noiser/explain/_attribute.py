@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
@@ -85,14 +85,22 @@ def _saying_where_hyper_parameters_belong(function: Callable[..., T]) -> Callabl
         try:
             inspect.signature(function).bind(*arguments, **options)
         except TypeError as error:
-            error.add_note(
-                "Hyper-parameters belong to the method: method=noiser.Noiser(samples=20), or "
-                "method='noiser:samples=20'."
-            )
+            error.add_note(_where_hyper_parameters_belong(options))
             raise
         return function(*arguments, **options)
 
     return call
+
+
+def _where_hyper_parameters_belong(options: Mapping[str, Any]) -> str:
+    """A sentence with the caller's own argument in its place."""
+    known = OptionsOfMany.__annotations__
+    unknown = {key: value for key, value in options.items() if key not in known}
+    if not unknown:
+        return "See help(noiser.attribute)."
+    key, value = next(iter(unknown.items()))
+    method = type(make_method(options.get("method", "joint"))).__name__
+    return f"Hyper-parameters belong to the method: method=noiser.{method}({key}={value!r})."
 
 
 @overload
