@@ -139,6 +139,12 @@ def test_an_objective_without_a_contrast_has_no_foil(lm, method):
         noiser.attribute(lm, PROMPT, method=method, foil=" dog")
 
 
+def test_the_default_method_takes_a_foil_at_every_door(lm):
+    att = noiser.attribute(lm, PROMPT, foil=" dog")
+    shown = json.loads(command("attribute", PROMPT, "--foil", " dog", "--format", "json"))
+    assert shown["foil"] == att.to_dict()["foil"]
+
+
 def test_a_removal(lm, tmp_path):
     att = noiser.attribute(lm, PROMPT, method="joint:removal=half")
     assert att.parameters["removal"] == "half"

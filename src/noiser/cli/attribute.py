@@ -28,14 +28,16 @@ def attribute(
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Shows which parts of PROMPT made the model say what it says."""
-    from noiser.engine import objective_of
+    from noiser.engine import OBJECTIVES, objective_of
     from noiser.explain import attribute as run
     from noiser.methods import make_method
 
     made = make_method(method, **o.parse_parameters(set_))
     question = asked.arguments(prompt)
     if question["foil"] is not None:  # what it cannot have is said before the model is loaded
-        objective_of(getattr(made, "score", "prob"), 1)
+        objective = getattr(made, "score", "prob")
+        if objective in OBJECTIVES.names():  # "root" of joint is none, and has a contrast
+            objective_of(objective, 1)
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
         options: dict[str, Any] = {"check": check, "seed": seed, "max_seconds": max_seconds}
