@@ -80,24 +80,31 @@ FORMS: Registry[Form] = Registry("form", "noiser.forms")
 """Every form of output by name; packages add theirs through the entry point `noiser.forms`."""
 
 
-def _csv(result: Any) -> str:
-    return csv_text(result.to_dataframe())
-
-
-def _register(name: str, ending: str, write: Callable[[Any], str], summary: str) -> None:
-    form = Form(ending=ending, write=write)
-    FORMS.register(name, partial(_same, form), summary=summary)
-
-
-def _same(form: Form) -> Form:
-    return form
-
-
-_register("text", ".txt", lambda result: result.to_text(), "plain text, as on the terminal")
-_register("json", ".json", lambda result: result.to_json(), "the saved file")
-_register("html", ".html", lambda result: result.to_html(), "a page")
-_register("csv", ".csv", _csv, "the table")
-_register("markdown", ".md", lambda result: result.to_markdown(), "Markdown")
+FORMS.register(
+    "text",
+    partial(Form, ending=".txt", write=lambda result: result.to_text()),
+    summary="plain text, as on the terminal",
+)
+FORMS.register(
+    "json",
+    partial(Form, ending=".json", write=lambda result: result.to_json()),
+    summary="the saved file",
+)
+FORMS.register(
+    "html",
+    partial(Form, ending=".html", write=lambda result: result.to_html()),
+    summary="a page",
+)
+FORMS.register(
+    "csv",
+    partial(Form, ending=".csv", write=lambda result: csv_text(result.to_dataframe())),
+    summary="the table",
+)
+FORMS.register(
+    "markdown",
+    partial(Form, ending=".md", write=lambda result: result.to_markdown()),
+    summary="Markdown",
+)
 
 
 def form_of(path: str | PathLike[str], form: str | None = None) -> str:

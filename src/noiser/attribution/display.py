@@ -186,6 +186,16 @@ def headings(attributions: Sequence[AttributionRecord]) -> list[str]:
     return texts
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns begin below each other.
+
+    >>> aligned([("unit", "n"), ("a", "1")])
+    ['unit  n', 'a     1']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def short(value: Any) -> str:
     """A hyper-parameter in at most 80 characters; for a tensor, its shape."""
     if isinstance(value, Tensor):

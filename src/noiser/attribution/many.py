@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import Tensor
 
 from noiser.attribution import markdown, markup
-from noiser.attribution.display import label, provenance
+from noiser.attribution.display import aligned, label, provenance
 from noiser.attribution.normalize import normalize
 from noiser.attribution.result import Attribution
 from noiser.attribution.saved import SavedResult
@@ -130,9 +130,7 @@ class Attributions(SavedResult, list[Attribution]):
     def to_text(self) -> str:
         """The table of `mean_by`, with each prompt's own table below."""
         head, rows, _, note = self._table(None, "none")
-        columns = zip(head, *rows, strict=True)
-        widths = [max(map(len, column)) for column in columns]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
+        lines = aligned([head, *rows])
         tables = [att.to_text() for att in self]
         return "\n\n".join(filter(None, ["\n".join(lines), note, *tables]))
 

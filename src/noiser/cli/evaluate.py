@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,9 +13,6 @@ from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say, write
 from noiser.errors import ParameterError, RunError
 from noiser.files import json_or_text
-
-if TYPE_CHECKING:
-    pass
 
 bench = typer.Typer(
     no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics."

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import BaseModel, Field
 
 from noiser import numbers
-from noiser.attribution.display import label, short
+from noiser.attribution.display import aligned, label, short
 from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import read_saved, restored, to_jsonable
@@ -271,9 +271,7 @@ class Evaluation(SavedResult):
 
     def to_text(self) -> str:
         """Answers, table and notes, safe for a terminal."""
-        cells = self._cells()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        lines = aligned(self._cells())
         return "\n".join([*self.answer, "", self._title, "", *lines, "", *self._notes()]).strip()
 
     def to_markdown(self) -> str:

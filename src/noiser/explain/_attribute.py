@@ -79,11 +79,12 @@ class OptionsOfMany(TypedDict, total=False):
 
 def _saying_where_hyper_parameters_belong(function: Callable[..., T]) -> Callable[..., T]:
     """The function, whose TypeError for an argument that it does not have has a note."""
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> T:
         try:
-            inspect.signature(function).bind(*arguments, **options)
+            signature.bind(*arguments, **options)
         except TypeError as error:
             error.add_note(_where_hyper_parameters_belong(options))
             raise
