@@ -205,7 +205,7 @@ def test_a_number_has_the_digits_that_its_error_allows():
 
 def test_the_colours_are_explained_in_words(coloured):
     signed, positive = make((" a", " b"), ((0.4, -0.2),)), make((" a", " b"), ((0.4, 0.2),))
-    distance = replace(positive, method="noiser@2", parameters={"score": "hellinger"})
+    distance = replace(positive, method="noiser@2", parameters={"objective": "hellinger"})
     meanings = [
         "without it the prediction gets less likely",
         "without it the model's prediction changes",

@@ -83,7 +83,7 @@ def test_sources_are_cited_in_order_of_their_shares_by_rules_that_are_parameters
 
 
 def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
-    nats = dataclasses.replace(citations().attribution, parameters={"score": "logprob"})
+    nats = dataclasses.replace(citations().attribution, parameters={"objective": "logprob"})
     text = str(citations(attribution=nats))
     assert text.startswith("It sings. [1][2]\n  [1] 4.0 ± 0.5 nats (89%)\n      “A fox.” 3.00\n")
     assert text.count("It sings.") == 1
@@ -132,7 +132,7 @@ def test_the_strongest_opponent_is_named_first():
 
 
 def test_what_speaks_against_a_sentence_stands_in_every_form():
-    nats = dataclasses.replace(citations().attribution, parameters={"score": "logprob"})
+    nats = dataclasses.replace(citations().attribution, parameters={"objective": "logprob"})
     first, second, third = citations().sources
     named = (first, second, third._replace(title="News"))
     found = citations(attribution=nats, against=1.0, sources=named)
@@ -173,7 +173,7 @@ def test_a_source_that_speaks_against_a_sentence_is_not_folded():
     ("method", "named"),
     [
         (None, True),
-        ("occlusion:score=logprob", True),
+        ("occlusion:objective=logprob", True),
         ("occlusion", False),  # probabilities
     ],
 )
@@ -390,12 +390,12 @@ def test_sources_that_carry_a_score_are_taken_apart_and_no_others(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("family", "baseline", "memory"), [("llama", "hidden", 3.0), ("mamba", "zero", 4.0)]
+    ("family", "removal", "memory"), [("llama", "hidden", 3.0), ("mamba", "zero", 4.0)]
 )
-def test_sources_are_hidden_where_the_model_can_hide_them(family, baseline, memory):
+def test_sources_are_hidden_where_the_model_can_hide_them(family, removal, memory):
     options = {"answer": ANSWER, "unit": "source", "contrast": False}
     found = noiser.cite(tiny(family), QUESTION, SOURCES, **options)
-    assert found.attribution.parameters["baseline"] == baseline
+    assert found.attribution.parameters["removal"] == removal
     assert found.memory == memory
 
 

@@ -111,7 +111,7 @@ def test_one_generated_token_and_the_heat_map(no_bos):
 def test_hyper_parameters_are_keywords():
     lm = tiny("llama")
     for given in (
-        {"bounding": "norm_l2", "score": "logprob"},
+        {"bounding": "norm_l2", "objective": "logprob"},
         {"bounding": 0.3, "samples": 2},
         {"profile": "authors"},
     ):
@@ -121,7 +121,7 @@ def test_hyper_parameters_are_keywords():
         ).scores
         found = out if given.get("profile") else out[:, 1:]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
-    given = {"n_steps": 3, "score": "logprob", "baseline": "mean"}
+    given = {"n_steps": 3, "objective": "logprob", "baseline": "mean"}
     out = (
         run(lm, "noiser", noiser_method="integrated_gradients", **given)[0]
         .target_attributions[1:-1]

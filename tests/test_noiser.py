@@ -241,7 +241,7 @@ def test_fixed_boundings(bounding, k):
 
 def test_relative_noise_is_in_proportion_to_each_embedding():
     lm = tiny("gemma3")
-    method = noiser.Noiser(samples=4, bounding="relative", r=1.5, score="hellinger")
+    method = noiser.Noiser(samples=4, bounding="relative", r=1.5, objective="hellinger")
     att = noiser.attribute(lm, PROMPT, method=method)
     query, noise, scale = asked(lm, att), embedding_noise(lm, 4), lm.abilities.embedding_scale
     row, table = query.logit_positions[0], lm.model.get_input_embeddings().weight
@@ -342,8 +342,8 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     assert not torch.allclose(other[:, 1:], found[:, 1:], atol=1e-3)
 
 
-def run(search, flips, lead=None):
-    """The thresholds, the number of whole probes, and whether there is a tie; a lead that is not given is -1 or 1."""
+def run(search, flips, margin=None):
+    """The thresholds, the number of whole probes, and whether there is a tie; a margin that is not given is -1 or 1."""
     evaluations, effects = 0, None
     while True:
         try:
@@ -354,8 +354,8 @@ def run(search, flips, lead=None):
         effects = {}
         for probe in probes:
             flipped = flips(probe.unit, probe.k)
-            left = lead(probe.unit, probe.k) if lead else 1.0 - 2.0 * flipped
-            effects[probe] = Effect(*[math.nan] * 9)._replace(flips=float(flipped), lead=left)
+            left = margin(probe.unit, probe.k) if margin else 1.0 - 2.0 * flipped
+            effects[probe] = Effect(*[math.nan] * 9)._replace(flips=float(flipped), margin=left)
 
 
 @st.composite
@@ -411,8 +411,8 @@ def test_certified_equals_bisection_whatever_the_shape_of_the_lead(tolerated, po
 
     units = range(len(tolerated))
     exact, _, _ = run(bisection(units, mode="min", steps=steps), flips)
-    lead = power and (lambda u, k: 1 - (k / tolerated[u]) ** power)
-    found, _, _ = run(certified(units, steps=steps, samples=10), flips, lead)
+    margin = power and (lambda u, k: 1 - (k / tolerated[u]) ** power)
+    found, _, _ = run(certified(units, steps=steps, samples=10), flips, margin)
     assert min(found.values()) == min(exact.values())
 
 
@@ -493,7 +493,7 @@ def assert_whole_sequences_say_so(lm, att, score="prob", foil=None, baseline=Non
 )
 def test_equals_whole_sequences_in_every_family(family, score):
     att = noiser.attribute(
-        tiny(family), IN_THE_RAIN, method=noiser.Occlusion(score=score), max_new_tokens=2
+        tiny(family), IN_THE_RAIN, method=noiser.Occlusion(objective=score), max_new_tokens=2
     )
     assert_whole_sequences_say_so(tiny(family), att, score)
 
@@ -501,7 +501,7 @@ def test_equals_whole_sequences_in_every_family(family, score):
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_a_foil_is_contrasted(score):
     att = noiser.attribute(
-        tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(score=score), foil=77
+        tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(objective=score), foil=77
     )
     assert_whole_sequences_say_so(tiny("llama"), att, score, foil=77)
     assert (att.scores < 0).any()
@@ -525,7 +525,7 @@ def test_baselines_are_rows_of_the_table(family):
 @pytest.mark.parametrize(("name", "unit"), [("pad", "token"), ("unk", "word"), ("mean", "token")])
 def test_occlusion_puts_the_baseline_where_the_unit_was(name, unit):
     lm = with_special_tokens("gemma3", pad_token="</s>", unk_token="a")
-    att = noiser.attribute(lm, IN_THE_RAIN, method=noiser.Occlusion(baseline=name), unit=unit)
+    att = noiser.attribute(lm, IN_THE_RAIN, method=noiser.Occlusion(removal=name), unit=unit)
     assert (max(len(unit.token_indices) for unit in att.units) > 1) is (unit == "word")
     assert_whole_sequences_say_so(lm, att, baseline=lm.baseline_row(name))
 
@@ -541,7 +541,7 @@ def test_the_mean_leaves_out_rows_that_belong_to_no_token():
 def test_a_baseline_that_the_tokenizer_lacks():
     message = "baseline='pad' asks for the tokenizer's pad_token, which it does not have. Use baseline='zero'"
     with pytest.raises(ParameterError, match=message):
-        noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(baseline="pad"))
+        noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(removal="pad"))
     beyond = with_special_tokens("llama", unk_token="<unk>")
     beyond.tokenizer.add_tokens(
         [f"<extra{i}>" for i in range(400 - len(beyond.tokenizer))] + ["<late>"]

@@ -431,10 +431,12 @@ def test_glance_names_the_best_and_those_that_are_level_but_never_a_control():
 
 def test_methods_are_named_with_what_the_plan_sets():
     named = plan(
-        methods=[{"name": "occlusion", "label": "o", "unit": "word", "args": {"score": "logprob"}}]
+        methods=[
+            {"name": "occlusion", "label": "o", "unit": "word", "args": {"objective": "logprob"}}
+        ]
     )
     assert methods(named).to_numpy().tolist() == [
-        ["o", "occlusion", "word", "paper", "score = logprob"]
+        ["o", "occlusion", "word", "paper", "objective = logprob"]
     ]
 
 
@@ -445,7 +447,7 @@ def test_methods_models_and_numbers_of_the_paper():
         ({"name": "occlusion"}, None),  # the paper's is Inseq's, which takes absolute values
         ({"name": "noiser@1", "args": {"bounding": "k_min", "search": "certified"}}, "noiser"),
         ({"name": "noiser", "args": {"bounding": "k_max"}}, "k_max"),
-        ({"name": "noiser", "args": {"bounding": "k_max", "score": "hellinger"}}, None),
+        ({"name": "noiser", "args": {"bounding": "k_max", "objective": "hellinger"}}, None),
         ({"name": "noiser", "unit": "word"}, None),
     ):
         assert method_of(MethodEntry.model_validate(method)) == expected, method

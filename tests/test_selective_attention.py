@@ -126,14 +126,14 @@ def test_what_begins_after_many_tokens_is_explained(name):
         p, expected = by_a_loop(model, att)
         assert att.targets[0].probability == pytest.approx(p, rel=1e-4)
         torch.testing.assert_close(att.scores[0], expected, atol=1e-6, rtol=1e-3)
-    assert not lm.packing(len(tiny_tokenizer()(LONG)["input_ids"])).packs
+    assert not lm.packing(len(tiny_tokenizer()(LONG)["input_ids"])).supports_packing
 
 
 def test_prompts_of_both_kinds_run_side_by_side():
     """A short prompt packs here, and a long one runs whole."""
     model = with_network(SparseNetwork)
     lm = noiser.wrap(model, tiny_tokenizer())
-    lm.abilities.tried = {64: lm.packing(1000)._replace(packs=True)}
+    lm.abilities.tried = {64: lm.packing(1000)._replace(supports_packing=True)}
     prompts = [SHORT, LONG + LONG]
     found = noiser.attribute(lm, prompts, method="occlusion", unit="word")
     for att in found:
@@ -163,11 +163,11 @@ def test_a_setting_that_selects_asks_for_a_longer_trial():
 
 def test_double_precision_packs_and_hides():
     lm = noiser.wrap(tiny_model("llama").eval().double(), tiny_tokenizer())
-    hidden = noiser.Occlusion(baseline="hidden")
+    hidden = noiser.Occlusion(removal="hidden")
     found = noiser.attribute(lm, SHORT, method=hidden).scores
     single = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
     expected = noiser.attribute(single, SHORT, method=hidden).scores
-    assert lm.abilities.packs
+    assert lm.abilities.supports_packing
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

@@ -38,13 +38,13 @@ def attribute(method, family="gemma3", prompt="The quick fox sings", **options):
 @pytest.mark.parametrize(
     ("options", "game"),
     [
-        ({"unit": "word", "max_new_tokens": 3}, {"score": "prob"}),
-        ({"unit": "word", "foil": " dog"}, {"score": "logit", "baseline": "mean"}),
+        ({"unit": "word", "max_new_tokens": 3}, {"objective": "prob"}),
+        ({"unit": "word", "foil": " dog"}, {"objective": "logit", "removal": "mean"}),
         (
             {"unit": "word", "target": " sings near", "target_unit": "all"},
-            {"score": "logprob", "baseline": "delete"},
+            {"objective": "logprob", "removal": "delete"},
         ),
-        ({"unit": "word"}, {"score": "hellinger"}),
+        ({"unit": "word"}, {"objective": "hellinger"}),
     ],
 )
 def test_all_masks_give_the_exact_shapley_values(name, options, game):
@@ -103,7 +103,7 @@ def test_unknown_names_and_parameters():
         make_method("shapiq:KernelSHAP", pairing=True)
     with pytest.raises(ParameterError, match="budget"):
         make_method("shapiq:KernelSHAP", budget=1)
-    method = make_method("shapiq:PermutationSamplingSV", budget=9, batch_size=2, score="logit")
+    method = make_method("shapiq:PermutationSamplingSV", budget=9, batch_size=2, objective="logit")
     assert (method.budget, method.settings) == (9, {"batch_size": 2})
     assert attribute(make_method("shapiq:KernelSHAP", pairing_trick=True)).scores.isfinite().all()
 

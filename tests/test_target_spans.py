@@ -100,7 +100,9 @@ def test_the_record_says_what_a_span_is():
 def test_occlusion(family, kind):
     lm = tiny(family)
     query, own = spans_of(lm), callable(kind)
-    asked = {"of": kind, "method": "occlusion"} if own else {"method": noiser.Occlusion(score=kind)}
+    asked = (
+        {"of": kind, "method": "occlusion"} if own else {"method": noiser.Occlusion(objective=kind)}
+    )
     att = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit=SPANS, **asked)
     assert att.info.get("of") == (name_of(kind) if own else None)
     for g, row in enumerate(att.scores):
@@ -130,8 +132,8 @@ def test_a_span_flips_when_any_of_its_tokens_does():
 @pytest.mark.parametrize(
     ("method", "passes"),
     [
-        (noiser.IntegratedGradients(n_steps=3, score="logprob"), 4),
-        (noiser.DeepLift(score="logprob"), 6),
+        (noiser.IntegratedGradients(n_steps=3, objective="logprob"), 4),
+        (noiser.DeepLift(objective="logprob"), 6),
     ],
 )
 def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, passes):
@@ -200,9 +202,9 @@ def test_every_method_answers_or_refuses(name):
         return
     own = run(lm, name, target=5, of=log_p_of_5)
     assert own.scores.isfinite().all()
-    if "score" in own.parameters:
+    if "objective" in own.parameters:
         method = noiser.methods.make_method(
-            own.method, **(dict(own.parameters) | {"score": "logprob"})
+            own.method, **(dict(own.parameters) | {"objective": "logprob"})
         )
         named = noiser.attribute(lm, PROMPT, method=method, target=5, **units_of(name))
         torch.testing.assert_close(own.scores, named.scores, rtol=1e-3, atol=1e-4)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import pkgutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Generic, NamedTuple, TypeVar
+from inspect import signature
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from noiser.errors import UnknownNameError
+from noiser.errors import ParameterError, UnknownNameError
 
 __version__ = "0.1.0"
 T = TypeVar("T")
@@ -58,6 +59,41 @@ def unversioned(name: str) -> str:
 def renamed(text: str) -> str:
     """A text with the present name of a method in place of an earlier one, which saved files, plans and packs have."""
     return text.replace("noiser_joint", "joint")
+
+
+OLD_PARAMETERS = {"score": "objective", "baseline": "removal"}
+"""Names that hyper-parameters of methods had before; they are read for one release."""
+
+
+def present_names(factory: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters under their present names, with a warning for each old one.
+
+    >>> def occlusion(*, objective="prob"): ...
+    >>> present_names(occlusion, {"objective": "logprob"})
+    {'objective': 'logprob'}
+    """
+    accepted = signature(factory).parameters
+    present: dict[str, Any] = {}
+    for name, value in parameters.items():
+        new_name = OLD_PARAMETERS.get(name)
+        if new_name and name not in accepted and new_name in accepted:
+            warn_of_old_name(name, new_name)
+            if new_name in parameters:
+                raise ParameterError(
+                    f"{name}= is an old name of {new_name}=, which was given too. Give one of them."
+                )
+            name = new_name
+        present[name] = value
+    return present
+
+
+def warn_of_old_name(old: str, new: str) -> None:
+    """Warns the caller of the library that an argument has another name now."""
+    warnings.warn(
+        f"{old}= is called {new}= now; the old name is read for one more release.",
+        DeprecationWarning,
+        stacklevel=4,
+    )
 
 
 class Family(NamedTuple):

@@ -135,37 +135,38 @@ def each(name, *values):
     return [{name: value} for value in values]
 
 
-MEAN, LOGPROB = {"baseline": "mean"}, {"score": "logprob"}
+MEAN_ROW = {"baseline": "mean"}
+MEAN, LOGPROB = {"removal": "mean"}, {"objective": "logprob"}
 # Hyper-parameters, one change at a time, on the question "three".
 VARIANTS = {
     "noiser": [
         *each("bounding", "k_max", "k_max_per_unit", "norm_l1", "norm_l2", "norm_linf"),
         *each("bounding", "random", "none", "relative", 0.3),
-        *each("score", "logprob", "hellinger"),
-        {"bounding": "relative", "r": 0.5, "score": "logprob"},
-        {"search": "bisection", "bounding": "k_max_per_unit", "score": "logprob"},
+        *each("objective", "logprob", "hellinger"),
+        {"bounding": "relative", "r": 0.5, "objective": "logprob"},
+        {"search": "bisection", "bounding": "k_max_per_unit", "objective": "logprob"},
         {"profile": "authors", "bounding": 0.4},
         {"noise": torch.linspace(-2, 2, 64).reshape(2, 32), "samples": 2, "bounding": "k_min"},
     ],
     "occlusion": [
-        *each("baseline", "mean", "delete", "hidden"),
-        *each("score", "logprob", "hellinger"),
-        {"score": "logprob", "baseline": "hidden"},
-        {"score": "hellinger", "baseline": "delete"},
+        *each("removal", "mean", "delete", "hidden"),
+        *each("objective", "logprob", "hellinger"),
+        {"objective": "logprob", "removal": "hidden"},
+        {"objective": "hellinger", "removal": "delete"},
     ],
-    "joint": each("removal", "mean", "noise", "delete") + each("score", "prob", "logprob", "logit", "hellinger"),
+    "joint": each("removal", "mean", "noise", "delete") + each("objective", "prob", "logprob", "logit", "hellinger"),
     "lime": [
-        MEAN, *each("score", "logprob", "logit", "hellinger"),
+        MEAN, *each("objective", "logprob", "logit", "hellinger"),
         {"mask_probability": 0.6, "alpha": 0.1, "kernel_width": 0.5},
     ],
-    "kernel_shap": [MEAN, {"score": "logit"}],
+    "kernel_shap": [MEAN, {"objective": "logit"}],
     "shapley_sampling": [MEAN, LOGPROB],
     "context_cite": [MEAN, LOGPROB, {"keep_probability": 0.7, "alpha": 0.1}],
-    "input_x_gradient": [{"reduce": "sum"}, {"reduce": "sum", "score": "logprob"}],
-    "integrated_gradients": [{"reduce": "l2"}, MEAN, LOGPROB],
-    "gradient_shap": [{"stdev": 0.1}, {"reduce": "l2"}, MEAN | LOGPROB],
-    "sequential_integrated_gradients": [MEAN, LOGPROB],
-    "deeplift": [MEAN, LOGPROB],
+    "input_x_gradient": [{"reduce": "sum"}, {"reduce": "sum", "objective": "logprob"}],
+    "integrated_gradients": [{"reduce": "l2"}, MEAN_ROW, LOGPROB],
+    "gradient_shap": [{"stdev": 0.1}, {"reduce": "l2"}, MEAN_ROW | LOGPROB],
+    "sequential_integrated_gradients": [MEAN_ROW, LOGPROB],
+    "deeplift": [MEAN_ROW, LOGPROB],
     "attn_lrp": [{"softmax": "constant"}],
 }  # fmt: skip
 

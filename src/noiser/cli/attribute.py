@@ -35,7 +35,7 @@ def attribute(
     made = make_method(method, **o.parse_parameters(set_))
     question = asked.arguments(prompt)
     if question["foil"] is not None:  # what it cannot have is said before the model is loaded
-        objective = getattr(made, "score", "prob")
+        objective = getattr(made, "objective", "prob")
         if objective in OBJECTIVES.names():  # "root" of joint is none, and has a contrast
             objective_of(objective, 1)
     lm = loading.load(model)
@@ -58,7 +58,7 @@ def compare(
     ],
     asked: o.QuestionOptions = o.QUESTION,
     methods: Annotated[
-        str, typer.Option(help="Names with commas, such as joint,occlusion:score=logprob.")
+        str, typer.Option(help="Names with commas, such as joint,occlusion:objective=logprob.")
     ] = METHODS,
     model: o.Model = "gemma-3-270m",
     seed: o.Seed = 0,
@@ -129,7 +129,7 @@ def cite(
         [(path.name, o.text_of(path)) for path in source],
     )
     if (parameters := o.parse_parameters(set_)) and method is None:
-        parameters = {"score": "logprob", "baseline": "hidden"} | parameters
+        parameters = {"objective": "logprob", "removal": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
     options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds}

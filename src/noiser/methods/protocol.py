@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, wraps
 from inspect import signature
 from types import UnionType
 from typing import (
@@ -28,7 +28,7 @@ from noiser.checks import check_choice, check_count, check_positive, check_proba
 from noiser.engine import OBJECTIVES, REMOVALS, Query, result_of
 from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
 from noiser.files import json_or_text
-from noiser.registry import Registry
+from noiser.registry import Registry, present_names
 from noiser.types import Pair
 
 
@@ -66,7 +66,7 @@ class Method(Protocol):
 
     It is a frozen dataclass of hyper-parameters.
 
-    A class that asks for gradients, attention, relevance or the model itself has `looks_inside =
+    A class that asks for gradients, attention, relevance or the model itself has `needs_internals =
     True`: what is not a model in this process is then refused before anything runs.
     """
 
@@ -131,7 +131,7 @@ class InnerMethod(Parameters):
     Only a model in this process answers these.
     """
 
-    looks_inside = True
+    needs_internals = True
 
 
 @cache
@@ -159,17 +159,28 @@ def _domains(
     return domains
 
 
+def reads_old_names(method: type) -> None:
+    """Lets the constructor of a class read the names that its hyper-parameters had before."""
+    constructor = method.__init__
+
+    @wraps(constructor)
+    def read(self: Any, *args: Any, **parameters: Any) -> None:
+        constructor(self, *args, **present_names(constructor, parameters))
+
+    method.__init__ = read
+
+
 METHODS: Registry[Method] = Registry("method", "noiser.methods")
 """Every method by name; packages add theirs through the entry point `noiser.methods`."""
 
 
-def check_answers(method: Method, model: str, looks_inside: bool) -> None:
+def check_answers(method: Method, model: str, needs_internals: bool) -> None:
     """Raises UnsupportedModelError for a method that looks inside a model that runs elsewhere."""
-    if getattr(method, "looks_inside", False) and not looks_inside:
+    if getattr(method, "needs_internals", False) and not needs_internals:
         names = [
             name
             for name in METHODS.names()
-            if not getattr(METHODS.get(name).factory, "looks_inside", False)
+            if not getattr(METHODS.get(name).factory, "needs_internals", False)
         ]
         raise UnsupportedModelError(
             f"{describe(method)[0]} needs gradients, attention or the layers of the model, and "
@@ -192,7 +203,7 @@ def sum_over_units(
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
-    """A method by registry name and hyper-parameters, as in "occlusion:score=logprob".
+    """A method by registry name and hyper-parameters, as in "occlusion:objective=logprob".
 
     A method object is returned as it is.
 
@@ -204,6 +215,7 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
         entry = METHODS.get(name)
         typed = (each.partition("=") for each in settings)
         parameters = {key: json_or_text(value) for key, _, value in typed} | parameters
+        parameters = present_names(entry.factory, parameters)
         accepted = signature(entry.factory).parameters.values()
         known = [each.name for each in accepted if each.kind is not each.VAR_KEYWORD]
         for unknown in parameters if len(known) == len(accepted) else ():
@@ -223,7 +235,7 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
     return method
 
 
-async def scored(method: Method, query: Query, seed: int = 0) -> Scores:
+async def run_method(method: Method, query: Query, seed: int = 0) -> Scores:
     """The scores of a method, with random numbers of a seed.
 
     Raises ParameterError for a function of another form.
