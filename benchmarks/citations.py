@@ -36,7 +36,7 @@ import noiser
 from measuring import share
 from measuring import table as markdown
 from noiser.data.planted import PEOPLE, ROOMS, THINGS, draw
-from noiser.engine import Game, prepare, remover, run_one
+from noiser.engine import LiveGame, prepare, remover, run_one
 from noiser.model import LanguageModel
 from noiser.types import Question
 
@@ -53,8 +53,11 @@ CATEGORIES = ("once", "twice", "conflict", "combined")
 WAYS: dict[str, dict[str, Any]] = {
     "noiser.cite": {},
     "every sentence hidden": {"unit": "sentence"},
-    "full: every sentence zero": {"unit": "sentence", "method": noiser.Occlusion(score="logprob")},
-    "noiser.cite, zero rows": {"method": noiser.Occlusion(score="logprob")},
+    "full: every sentence zero": {
+        "unit": "sentence",
+        "method": noiser.Occlusion(objective="logprob"),
+    },
+    "noiser.cite, zero rows": {"method": noiser.Occlusion(objective="logprob")},
 }
 
 
@@ -110,7 +113,7 @@ def cost_rows(
         torch.rand(chosen.masks, len(query.units), generator=torch.Generator().manual_seed(seed))
         < 0.5
     )
-    values = run_one(lm, Game(query, "logprob", remover(query, chosen.removal))(kept))
+    values = run_one(lm, LiveGame(query, "logprob", remover(query, chosen.removal))(kept))
     for way in ways:
         options = {"answer": text.answer, "memory": -torch.inf, "contrast": False} | WAYS[way]
         begin = time.process_time()
@@ -156,12 +159,12 @@ def jensen_shannon(log_p: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
 
 
 METHODS: dict[str, dict[str, Any]] = {
-    "noiser.cite (hidden)": {"method": noiser.Occlusion(score="logprob", baseline="hidden")},
-    "occlusion, zero rows": {"method": noiser.Occlusion(score="logprob")},
-    "ContextCite, 32 deletions": {"method": noiser.ContextCite(samples=32, baseline="delete")},
-    "ContextCite, 32 hidden": {"method": noiser.ContextCite(samples=32, baseline="hidden")},
+    "noiser.cite (hidden)": {"method": noiser.Occlusion(objective="logprob", removal="hidden")},
+    "occlusion, zero rows": {"method": noiser.Occlusion(objective="logprob")},
+    "ContextCite, 32 deletions": {"method": noiser.ContextCite(samples=32, removal="delete")},
+    "ContextCite, 32 hidden": {"method": noiser.ContextCite(samples=32, removal="hidden")},
     "joint, zero rows": {"method": noiser.Joint()},
-    "ARC-JSD": {"method": noiser.Occlusion(baseline="delete"), "of": jensen_shannon},
+    "ARC-JSD": {"method": noiser.Occlusion(removal="delete"), "of": jensen_shannon},
     **{name: {"method": name} for name in ("last_attention", "attn_lrp", "attention_gradient")},
 }
 

@@ -58,10 +58,10 @@ PERMUTATIONS = 200
 METHODS: dict[str, Any] = {
     "joint": noiser.Joint(),
     "leave one out, p": noiser.Occlusion(),
-    "leave one out, log p": noiser.Occlusion(score="logprob"),
+    "leave one out, log p": noiser.Occlusion(objective="logprob"),
     "ContextCite, 64": noiser.ContextCite(samples=64),
-    "LIME of log p, 50": noiser.Lime(score="logprob"),
-    "KernelSHAP of log odds, 50": noiser.KernelShap(score="logit"),
+    "LIME of log p, 50": noiser.Lime(objective="logprob"),
+    "KernelSHAP of log odds, 50": noiser.KernelShap(objective="logit"),
 }
 
 
@@ -97,7 +97,7 @@ def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
     spans = sorted(span for places in example.spans.values() for span in places) if gold else []
     unit: Any = spans or "token"
     games = {
-        name: noiser.Game(lm, example.prompt, unit=unit, score=name)
+        name: noiser.Game(lm, example.prompt, unit=unit, objective=name)
         for name in ("prob", "hellinger")
     }
     units = len(games["prob"].units)
@@ -124,12 +124,12 @@ class Played:
 
     def play(self, method: Any, seed: int) -> Any:
         """What a method that removes units returns."""
-        name = "logit" if method.score == "root" else method.score
+        name = "logit" if method.objective == "root" else method.objective
         values = {"prob": self.prob, "logprob": self.prob.log(), "logit": self.prob.logit()}[name]
         keys = [(0, row.tobytes()) for row in subsets(self.units).numpy()]
         table = dict(zip(keys, values.tolist(), strict=True))
         game = StoredGame(torch.ones(1, self.units, dtype=torch.bool), values[-1:], name, table)
-        steps = method.play(game, torch.Generator().manual_seed(seed))
+        steps = method.score_game(game, torch.Generator().manual_seed(seed))
         try:
             raise AssertionError(f"{steps.send(None)} is not stored")
         except StopIteration as stop:

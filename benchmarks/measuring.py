@@ -18,7 +18,7 @@ import torch
 
 import noiser
 from noiser.bench.run import machine, versions_of
-from noiser.engine import Query, Spent, run_one
+from noiser.engine import Cost, Query, run_one
 from noiser.methods import Method, Scores
 from noiser.model import LanguageModel
 from noiser.model.products import forward_of
@@ -91,7 +91,7 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
 
 def run_method(lm: LanguageModel, query: Query, method: Method) -> tuple[Query, Scores]:
     """One run of a method on a prepared question, and the query with the work of this run alone."""
-    query = replace(query, spent=Spent())
+    query = replace(query, spent=Cost())
     return query, run_one(lm, method(query, torch.Generator().manual_seed(0)))
 
 

@@ -39,7 +39,7 @@ import torch
 
 import noiser
 from measuring import table as markdown
-from noiser.engine import Game, Gates, Query, prepare, remover, run_one
+from noiser.engine import Gates, LiveGame, Query, prepare, remover, run_one
 from noiser.metrics.correlation import half_masks, lds_at_equal_size
 from noiser.model import LanguageModel
 from noiser.types import Question
@@ -96,7 +96,7 @@ def measured(lm: LanguageModel, planted: Planted, *, before: bool) -> Row:
     rng = torch.Generator().manual_seed(zlib.crc32(planted.id.encode()))
     kept = half_masks(count, MOST, rng)
     alone = ~torch.eye(count, dtype=torch.bool)
-    game = Game(query, "logit", remover(query, "hidden"))
+    game = LiveGame(query, "logit", remover(query, "hidden"))
     (values,) = run_one(lm, game(torch.cat([kept, alone]))).tolist()
     answer_row = query.prompt_tokens - 1
     row: Row = {
@@ -126,7 +126,7 @@ def slopes(
     positions = tuple(sorted(itertools.chain.from_iterable(query.positions)))
 
     async def steps() -> torch.Tensor:
-        return await Gates(query, positions, first, gates, query.score("logit"))
+        return await Gates(query, positions, first, gates, query.objective("logit"))
 
     found = run_one(lm, steps())
     return [

@@ -230,12 +230,12 @@ class Ours:
         self.tokens, lm = 0, library.load_model(folder, device="cpu", dtype="float32")
         methods = {
             "joint": library.Joint(samples=BUDGET),
-            "context_cite": library.ContextCite(samples=BUDGET, baseline="delete"),
-            "kernel_shap": library.KernelShap(samples=BUDGET, score="logit"),
+            "context_cite": library.ContextCite(samples=BUDGET, removal="delete"),
+            "kernel_shap": library.KernelShap(samples=BUDGET, objective="logit"),
             "shapley_sampling": library.ShapleySampling(
-                permutations=BUDGET // (2 * SENTENCES), score="logprob"
+                permutations=BUDGET // (2 * SENTENCES), objective="logprob"
             ),
-            "occlusion": library.Occlusion(score="logprob"),
+            "occlusion": library.Occlusion(objective="logprob"),
             "attn_lrp": library.AttnLrp(),
             "attention_gradient": library.AttentionGradient(),
         }

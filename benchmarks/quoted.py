@@ -30,7 +30,7 @@ from scipy.stats import spearmanr
 import noiser
 from noiser.bench import Store
 from noiser.data import load
-from noiser.metrics.bootstrap import corrected, difference, estimate, mean
+from noiser.metrics.bootstrap import difference, estimate, holm_correct, mean
 from noiser.report.cells import rows_of
 from noiser.types import Span
 
@@ -67,7 +67,7 @@ def size_of_noise(_: argparse.Namespace) -> str:
                 [statistics.mean(some[", ".join(way)][number] for way in ways) for some in of_model]
             )
         gaps[part, model, number] = estimate(difference(mean), *sides, contrast=True)
-    gaps = corrected(gaps)
+    gaps = holm_correct(gaps)
     names = (
         "size: r = 2, not k_min",
         "shape: by norm, not one k",
@@ -210,7 +210,7 @@ def long_prompts(chosen: argparse.Namespace) -> str:
         if not said or not code.startswith(said):
             continue
         begin = time.perf_counter()
-        method = noiser.Occlusion(score="logprob")
+        method = noiser.Occlusion(objective="logprob")
         att = noiser.attribute(lm, prompt, method=method, unit="auto")
         seconds.append(time.perf_counter() - begin)
         sums = att.aggregate("sentence")

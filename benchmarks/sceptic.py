@@ -27,7 +27,7 @@ from torch import Tensor
 import noiser
 from measuring import table as markdown
 from noiser.engine import StoredGame
-from noiser.evaluation import estimated
+from noiser.evaluation import estimate_rows
 from noiser.evaluation.measuring import asked_of, measure_block, read_examples
 from noiser.explain.check import LEVEL, correlation_of_halves
 from noiser.methods import Scores, make_method
@@ -83,7 +83,7 @@ DOCUMENTS = (
 """Documents that have nothing to do with any of the prompts."""
 
 KNOWING_NOTHING = ("constant", "position", "length", "overlap", "random")
-KNOWING = ("occlusion:score=logprob", "joint")
+KNOWING = ("occlusion:objective=logprob", "joint")
 
 METRICS: Mapping[str, str] = {
     "lds": "lds",
@@ -189,7 +189,7 @@ def play(game: FullGame, method: Any, seed: int) -> Scores:
         for row, value in zip(game.kept, game.odds.tolist(), strict=True)
     }
     stored = StoredGame(torch.ones(1, game.units, dtype=torch.bool), game.odds[-1:], "logit", table)
-    steps = method.play(stored, torch.Generator().manual_seed(seed))
+    steps = method.score_game(stored, torch.Generator().manual_seed(seed))
     try:
         steps.send(None)
     except StopIteration as stop:
@@ -249,7 +249,7 @@ def numbers_of_metrics(
         measurements = measure_block(lm, made, question, items, chosen, seed=0)
         for name, (metric, _) in chosen.items():
             table = pd.DataFrame([measurement.numbers[name] for measurement in measurements])
-            number = estimated(table, metric.summaries[METRICS[name]])
+            number = estimate_rows(table, metric.summaries[METRICS[name]])
             found[name][method] = float(number.value)
     return found
 
@@ -291,7 +291,7 @@ def effects_of_unrelated_documents(
         documents = list(DOCUMENTS[number % len(DOCUMENTS)])
         asked: dict[str, Any] = {"sources": documents, "unit": "source"}
         prompt = "\n".join([*documents, question])
-        method = noiser.Occlusion(score="logprob", baseline=removal)  # pyright: ignore
+        method = noiser.Occlusion(objective="logprob", removal=removal)  # pyright: ignore
         att = noiser.attribute(lm, prompt, method=method, **asked)
         named = 0
         if pairs:

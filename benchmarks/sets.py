@@ -34,8 +34,8 @@ from measuring import share
 from measuring import table as markdown
 from noiser.data import Example
 from noiser.data.planted import CATEGORIES, REPEATS, draw
-from noiser.engine import Query, Spent, prepare, run_one
-from noiser.methods import Method, make_method, scored
+from noiser.engine import Cost, Query, prepare, run_one
+from noiser.methods import Method, make_method, run_method
 from noiser.model import LanguageModel
 from noiser.types import Question
 
@@ -48,7 +48,7 @@ AT_ONCE = 5  # prompts between two writes to the file
 WAYS: dict[str, Any] = {
     "cite": None,  # noiser.cite: each source hidden, and what is cited
     "joint, hidden": noiser.Joint(removal="hidden"),
-    "context_cite, hidden": noiser.ContextCite(samples=32, baseline="hidden"),
+    "context_cite, hidden": noiser.ContextCite(samples=32, removal="hidden"),
     **{
         name: name
         for name in ("attn_lrp", "constant", "position", "length", "overlap", "encoder", "random")
@@ -109,8 +109,8 @@ def method_rows(
     """The scores of the sources of each prompt."""
     rows: list[Row] = []
     for seed, (example, target) in enumerate(zip(examples, targets, strict=True)):
-        query = replace(query_of(lm, example, target), spent=Spent())
-        scores = run_one(lm, scored(method, query, seed)).scores[0].tolist()
+        query = replace(query_of(lm, example, target), spent=Cost())
+        scores = run_one(lm, run_method(method, query, seed)).scores[0].tolist()
         rows.append({"scores": rounded(scores), "forwards": query.spent.token_forwards})
     return rows
 

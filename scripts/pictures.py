@@ -26,7 +26,7 @@ from server_processes import free_port, running  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 ANNA = "Anna, who left Germany as a child and now lives in Lisbon, speaks fluent"
-LOGPROB = noiser.Occlusion(score="logprob")
+LOGPROB = noiser.Occlusion(objective="logprob")
 SENTENCES = {"unit": "sentence", "method": LOGPROB}
 GEMMA, SMOL = "gemma-3-270m", "smollm2-135m-instruct"
 LUTE = "Mira keeps the lute in the attic."
@@ -75,7 +75,7 @@ def web(name: str) -> None:
 def insertion(name: str) -> None:
     """Words are put back, best first: by joint, by position and at random."""
     prompt = "LeBron James, who has four children and a large house in California, professionally plays the sport of"
-    game = noiser.Game(_model(GEMMA), prompt, unit="word", score="prob", target=" basketball")
+    game = noiser.Game(_model(GEMMA), prompt, unit="word", objective="prob", target=" basketball")
     scores = _ask(prompt, target=" basketball", method="joint").scores[0]
     units, rng = len(scores), torch.Generator().manual_seed(0)
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import noiser.data
-from noiser.data import Recipe, Source, UpstreamFile, loading
+from noiser.data import Provenance, Recipe, UpstreamFile, loading
 from noiser.registry import Registry
 
 
@@ -57,7 +57,9 @@ def register(monkeypatch, recipes):
     """Lets these be the data sets, by name with a file and its reader, and no folder of the user's be known."""
     registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
     for name, (file, read) in recipes.items():
-        made = Recipe(source=Source(files=(file,), licence="ours", citation="nobody"), read=read)
+        made = Recipe(
+            source=Provenance(files=(file,), licence="ours", citation="nobody"), read=read
+        )
         registry.register(name, lambda made=made: made, summary=f"facts of {name}")
     for module in (noiser.data, loading):
         monkeypatch.setattr(module, "DATA_SETS", registry)

@@ -2,7 +2,7 @@
 
 import torch
 
-from noiser.engine import Ask, ask, prepare, run_one
+from noiser.engine import Predict, ask, prepare, run_one
 from noiser.types import Question
 
 
@@ -19,7 +19,8 @@ def clean(query):
 def distributions(lm, query, changes):
     """For each change [samples, its targets, vocab]; each target a token."""
     found = ask(
-        lm, Ask(query, changes, lambda logits, clean, ids: logits.float().softmax(-1)[..., 0, :])
+        lm,
+        Predict(query, changes, lambda logits, clean, ids: logits.float().softmax(-1)[..., 0, :]),
     )
     return [each.transpose(0, 1).float() for each in found]
 

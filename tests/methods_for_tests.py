@@ -29,7 +29,7 @@ def subsets(units):
     return (torch.arange(2**units)[:, None] >> torch.arange(units)) % 2 == 1
 
 
-def stored(value, units, score="prob"):
+def stored(value, units, objective="prob"):
     """A game of one target, all of whose inputs are stored, and its values, by `value` of a set of kept units."""
     kept = subsets(units)
     values = torch.tensor(
@@ -42,13 +42,13 @@ def stored(value, units, score="prob"):
     return StoredGame(torch.ones(1, units, dtype=torch.bool), values[-1:], score, table), values
 
 
-def random_game(units, score="prob", seed=0):
+def random_game(units, objective="prob", seed=0):
     numbers = iter(torch.rand(2**units, generator=torch.Generator().manual_seed(seed)).tolist())
     return stored(lambda _: next(numbers), units, score)
 
 
 def play(method, game, seed=0):
-    steps = method.play(game, torch.Generator().manual_seed(seed))
+    steps = method.score_game(game, torch.Generator().manual_seed(seed))
     with pytest.raises(StopIteration) as stop:
         steps.send(None)
     return stop.value.value

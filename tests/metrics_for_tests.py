@@ -9,7 +9,7 @@ import torch
 import noiser
 from methods_for_tests import predict
 from noiser.engine import run_one
-from noiser.metrics import METRICS, Case, measured
+from noiser.metrics import METRICS, Case, run_metric
 from tiny import tiny
 
 PROMPT = "The quick fox sings near the river"
@@ -77,7 +77,7 @@ def case_of(lm, att, **settings):
 
 
 def columns(lm, case, name):
-    return run_one(lm, measured(case, METRICS.get(name).factory()))
+    return run_one(lm, run_metric(case, METRICS.get(name).factory()))
 
 
 def valid_units(att, target):

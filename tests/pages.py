@@ -31,7 +31,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ): "vLLM and eight cards, or two nodes; test_vllm.py",
     (
         "docs/models.md",
-        'method = noiser.Occlusion(baseline="delete", score="logprob")\nwith',
+        'method = noiser.Occlusion(removal="delete", objective="logprob")\nwith',
     ): "a server; test_server_forms.py",
     ("docs/models.md", "vllm serve"): "vLLM; test_vllm.py",
     ("docs/models.md", "llama-server"): "llama.cpp; test_real_servers.py",

@@ -9,7 +9,7 @@ import torch
 import noiser
 from noiser.data import draw_actions, load, messages_of
 from noiser.errors import ParameterError, PromptError, TargetError
-from noiser.explain.injected import unasked
+from noiser.explain.injected import injected_messages
 from noiser.methods import Scores
 from noiser.text.segments import field_spans
 from noiser.types import Span
@@ -128,7 +128,7 @@ def model(template):
 def test_a_call_is_the_text_that_the_template_writes_and_its_result_is_a_unit(family):
     template, text = ACTIONS[family]
     lm = model(template)
-    asked = {"unit": "turn", "method": "occlusion:score=logprob"}
+    asked = {"unit": "turn", "method": "occlusion:objective=logprob"}
     by_field = noiser.attribute(lm, CHAT, target="action", target_unit="field", **asked)
     assert "".join(target.text for target in by_field.targets) == text
     assert [unit.text for unit in by_field.units[:1]] == ["What is the time in Rome?"]
@@ -232,8 +232,8 @@ def test_planted_actions_have_one_deciding_message():
 
 def test_added_is_what_a_prefix_gains():
     lm, prompt = tiny("llama"), "The fox sings near the bank"
-    att = noiser.attribute(lm, prompt, method="added:score=logprob", unit="word", target=40)
-    game = noiser.Game(lm, prompt, score="logprob", unit="word", target=40)
+    att = noiser.attribute(lm, prompt, method="added:objective=logprob", unit="word", target=40)
+    game = noiser.Game(lm, prompt, objective="logprob", unit="word", target=40)
     count = len(att.units)
     values = [float(game([[index < kept for index in range(count)]])) for kept in range(count + 1)]
     assert att.scores[0].tolist() == pytest.approx([b - a for a, b in pairwise(values)], abs=1e-5)
@@ -260,7 +260,7 @@ def test_the_mark(scores, stderr, messages):
         query = SimpleNamespace(
             prompt=[{"role": role} for role in (first, "tool", "tool")], encoding=encoding
         )
-        assert unasked(query, units, found) == expected
+        assert injected_messages(query, units, found) == expected
 
 
 def test_the_mark_is_shown_and_saved(tmp_path):
@@ -282,7 +282,7 @@ def test_two_models_are_compared_by_paired_differences():
         noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer()),
         "A fox sings",
     )
-    shapley = noiser.KernelShap(samples=8, score="logprob")
+    shapley = noiser.KernelShap(samples=8, objective="logprob")
     found = noiser.diff_models(one, other, prompt, method=shapley, target=" near")
     asked = {"method": shapley, "unit": "word", "target": " near", "target_unit": "all"}
     alone = [noiser.attribute(lm, prompt, **asked).scores for lm in (one, other)]

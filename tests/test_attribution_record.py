@@ -448,7 +448,7 @@ def test_a_character_of_several_tokens_is_shared_by_their_targets(answer):
     """Every piece of it reads as the whole character, so that targets cannot be found by their texts."""
     prompt = "The quick fox. It jumps."
     att = noiser.attribute(
-        tiny("llama"), prompt, target=answer, method=noiser.Occlusion(score="logprob")
+        tiny("llama"), prompt, target=answer, method=noiser.Occlusion(objective="logprob")
     )
     first = len(tiny_tokenizer()(prompt)["input_ids"])
     weights = att.scores.double().nan_to_num(0.0).clamp_min(0)
@@ -471,7 +471,7 @@ def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
     }
     asked |= {
         "prompt": "The fox sings. A dog plays.",
-        "method": noiser.Occlusion(score="hellinger"),
+        "method": noiser.Occlusion(objective="hellinger"),
     }
     found = noiser.attribute(tiny("llama"), **asked).through()
     torch.testing.assert_close(found.scores.sum(1), torch.ones(3))

@@ -27,7 +27,7 @@ from bench_for_tests import PROMPTS, Fragile, by_key, check_same_numbers, plan_t
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan
 from noiser.bench.executors import Processes
-from noiser.bench.rows import Key
+from noiser.bench.rows import RowKey
 from noiser.bench.run import keys_sent, run_bench, status
 from noiser.bench.store import FILE, locked, write_files
 from noiser.cli import app
@@ -115,7 +115,7 @@ def test_attributions_are_stored_and_their_facts_are_rows(whole, models):
 
 
 def test_what_fails_is_a_row_without_text_and_the_others_go_on(whole, run_plan, models, tmp_path):
-    rows, key = by_key(whole), Key("llama", "long", "occlusion", "localisation", "long-0")
+    rows, key = by_key(whole), RowKey("llama", "long", "occlusion", "localisation", "long-0")
     assert (rows[key]["error"], rows[key]["values"], rows[key]["targets"]) == (
         "ParameterError",
         {},
@@ -172,7 +172,7 @@ def test_settings_reach_metrics_and_judged_words_stay_out_of_rows(tmp_path, run_
             values = rows["llama", "own", "occlusion", metric, f"own-{record['index']}"]["values"]
             assert column in values
             assert values == pytest.approx({name: record[name] for name in values}, abs=1e-5)
-    key = Key("llama", "own", "occlusion", "answerability", "own-0")
+    key = RowKey("llama", "own", "occlusion", "answerability", "own-0")
     assert rows[key]["values"]["answerability_status"] in ("correct", "wrong", "unscored")
     assert [name for name, value in rows[key]["values"].items() if isinstance(value, str)] == [
         "answerability_status"

@@ -15,7 +15,7 @@ from noiser.bench import Store, read_plan, work
 from noiser.bench.plan import DataEntry, ModelEntry, parse_plan
 from noiser.bench.resolve import check_change, draw, resolve
 from noiser.bench.run import most_rows, status
-from noiser.data import DATA_SETS, Example, Reading, Recipe, Source
+from noiser.data import DATA_SETS, Example, LoadedExamples, Provenance, Recipe
 from noiser.errors import PlanError
 from noiser.evaluation.measuring import Item
 from tiny import tiny
@@ -172,8 +172,8 @@ def quiz():
         )
         for i, (prompt, said) in enumerate([*answers().items(), ("y" * 2000, "x")])
     ]
-    source = Source(files=(), licence="ours", citation="")
-    recipe = Recipe(source=source, read=lambda paths: Reading(examples, ("a note",)))
+    source = Provenance(files=(), licence="ours", citation="")
+    recipe = Recipe(source=source, read=lambda paths: LoadedExamples(examples, ("a note",)))
     DATA_SETS.register("quiz", lambda: recipe, summary="a quiz")
     yield examples
     del DATA_SETS._own["quiz@1"]

@@ -36,11 +36,11 @@ QUESTIONS = {
     "llama": {"foil": " dog"},
 }
 OURS = {
-    "ablation": (CaptumMethod("FeatureAblation"), noiser.Occlusion(score="prob")),
+    "ablation": (CaptumMethod("FeatureAblation"), noiser.Occlusion(objective="prob")),
     "gradient": (CaptumMethod("InputXGradient"), noiser.InputXGradient(reduce="sum")),
     "log p": (
-        CaptumMethod("InputXGradient", reduce="l2", score="logprob"),
-        noiser.InputXGradient(score="logprob"),
+        CaptumMethod("InputXGradient", reduce="l2", objective="logprob"),
+        noiser.InputXGradient(objective="logprob"),
     ),
     "path": (
         CaptumMethod(
@@ -110,7 +110,7 @@ def test_settings(tmp_path):
     for wrong in ("n_sample", "baselines"):
         with pytest.raises(UnknownNameError, match=f"Unknown setting of Lime '{wrong}'"):
             make_method("captum:Lime", **{wrong: 3})
-    method = captum("Lime", n_samples=12, baseline="mean", score="logprob")
+    method = captum("Lime", n_samples=12, baseline="mean", objective="logprob")
     assert (method.settings, method.baseline) == ({"n_samples": 12}, "mean")
     att = attribute(method, seed=5)
     att.save(tmp_path / "a.json")

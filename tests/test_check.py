@@ -12,7 +12,7 @@ import noiser
 from engine_for_tests import query_of
 from methods_for_tests import predict
 from noiser.errors import ParameterError
-from noiser.explain.check import LEVEL, _Rows, interval, mean_of
+from noiser.explain.check import LEVEL, _MaskRows, interval, mean_of
 from noiser.methods import Random
 from noiser.metrics.correlation import half_masks_in_pairs
 from tiny import tiny
@@ -103,7 +103,7 @@ def test_random_scores_pass_as_often_as_promised_constants_never_and_exact_ones_
             "exact": effects,
         }
         for name, scores in others.items():
-            rows = _Rows([seen], [halves], [values], scores[None])
+            rows = _MaskRows([seen], [halves], [values], scores[None])
             chance = rows.chance([0], torch.Generator().manual_seed(0), orders=400)
             passed[name] += chance <= LEVEL
     assert passed["constant"] == 0

@@ -173,7 +173,7 @@ def test_a_source_that_speaks_against_a_sentence_is_not_folded():
     ("method", "named"),
     [
         (None, True),
-        ("occlusion:score=logprob", True),
+        ("occlusion:objective=logprob", True),
         ("occlusion", False),  # probabilities
     ],
 )

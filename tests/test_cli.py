@@ -67,7 +67,7 @@ def test_methods_and_metrics_are_listed_with_defaults_and_settings(noiser_comman
         assert [*said] == names
         if command == "methods":
             assert said["noiser"][0] == METHODS.get("noiser").summary
-            assert "samples=10, steps=10, bounding=k_min, score=prob" in said["noiser"][1]
+            assert "samples=10, steps=10, bounding=k_min, objective=prob" in said["noiser"][1]
             assert "bounding=relative" in said["noiser_relative"][1]
     assert said["lds"] == [METRICS.get("lds").summary, "settings: draws, masks, removal"]
     assert said["answerability"][1] == "settings: judge, normalization"
@@ -314,7 +314,7 @@ def test_options_reach_the_model(noiser_command):
             "does not accept stile",
         ),
         (["attribute", PROMPT, "--method", "noiser_relative", "--foil", " dog"], "foil"),
-        (["compare", PROMPT, "--methods", "occlusion:score=none"], "score"),
+        (["compare", PROMPT, "--methods", "occlusion:objective=none"], "score"),
         (["bench", "status", "not/there"], "not/there"),
     ],
 )

@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import noiser
 from engine_for_tests import query_of, run_method
 from golden.cases import SMALL
-from noiser.engine import Game, remover
+from noiser.engine import LiveGame, remover
 from noiser.errors import DependencyError, ModelError, ParameterError, UnsupportedModelError
 from noiser.methods import METHODS, Scores, describe, make_method
 from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
@@ -185,8 +185,8 @@ def test_is_frozen_and_keyword_only_and_checks_each_parameter(name, unchecked):
 
 
 def test_hyper_parameters_may_stand_in_the_name_and_functions_are_told_what_a_method_is():
-    assert make_method("occlusion:score=logprob:baseline=mean") == noiser.Occlusion(
-        score="logprob", baseline="mean"
+    assert make_method("occlusion:objective=logprob:removal=mean") == noiser.Occlusion(
+        objective="logprob", removal="mean"
     )
     assert make_method("noiser@1:samples=3", steps=4) == noiser.Noiser(
         samples=3, steps=4, search="bisection"
@@ -201,7 +201,7 @@ class GeneratorOcclusion:
     """A method as plugins wrote it before methods were coroutines."""
 
     def __call__(self, query, rng):
-        game = Game(query, "prob", remover(query, "zero"))
+        game = LiveGame(query, "prob", remover(query, "zero"))
         values = yield from game(~torch.eye(len(query.units), dtype=torch.bool))
         return Scores(
             scores=(game.whole[:, None] - values).masked_fill(~query.causal_mask, math.nan)

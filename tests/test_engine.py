@@ -5,11 +5,11 @@ import torch
 
 from engine_for_tests import clean, distributions, query_of
 from noiser import Noiser, Occlusion, attribute
-from noiser.engine import Ask, Engine, Game, ask, remover, run_one
+from noiser.engine import Engine, LiveGame, Predict, ask, remover, run_one
 from noiser.engine import engine as engine_module
-from noiser.engine.changes import delete, hide, keep, noise, replace
 from noiser.engine.effects import Effect, effect_of
 from noiser.engine.objectives import OBJECTIVES, objective_of
+from noiser.engine.perturbations import delete, hide, keep, noise, replace
 from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.explain.many import run_many
 from noiser.model import packing, wrap
@@ -89,7 +89,7 @@ def assert_all_close(found, expected, atol=2e-6, rtol=1e-4):
 
 
 def asks(query, *changes, read=VALUES["prob"]):
-    return Ask(query, [*changes], read)
+    return Predict(query, [*changes], read)
 
 
 def zero(position, targets=None):
@@ -103,7 +103,7 @@ INFINITE = replace((3,), torch.full((1, 1, DIM), torch.inf))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_whole_sequences_in_every_family(family):
     lm = another(tiny(family))
-    assert lm.abilities.packs is (family in PACKING)
+    assert lm.abilities.supports_packing is (family in PACKING)
     query = question_of(lm)
     changes = some_changes(query, targets=len(query.target_ids))
     assert_all_close(distributions(lm, query, changes), one_by_one(lm, query, changes))
@@ -116,8 +116,8 @@ def test_half_precision_stays_close_to_float32():
     half, gemma = (
         wrap(tiny_model(family).bfloat16(), tiny_tokenizer()) for family in ("llama", "gemma3")
     )
-    assert half.abilities.packs
-    assert gemma.abilities.packs
+    assert half.abilities.supports_packing
+    assert gemma.abilities.supports_packing
     queries = [(lm, query_of(lm, PROMPT, target=7)) for lm in (half, tiny("llama"))]
     found = [distributions(lm, query, some_changes(query, targets=1)) for lm, query in queries]
     assert_all_close(*found, atol=0.02, rtol=0.3)
@@ -190,9 +190,9 @@ def test_what_cannot_be_removed_is_an_error():
     with pytest.raises(ParameterError, match="leaves none before a target to predict it from"):
         distributions(lm, query, [delete(range(len(query.token_ids)))])
     with pytest.raises(
-        UnsupportedModelError, match=r"but not hidden\. Take a method with baseline='delete'"
+        UnsupportedModelError, match=r"but not hidden\. Take a method with removal='delete'"
     ):
-        attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(baseline="hidden"))
+        attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(removal="hidden"))
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mamba"])
@@ -200,12 +200,12 @@ def test_what_cannot_be_removed_is_an_error():
 def test_a_game_has_the_values_of_inputs_built_by_hand(family, removal):
     lm = tiny(family)
     query = question_of(lm, unit="word")
-    units, read = query.units, query.score("logprob")
+    units, read = query.units, query.objective("logprob")
     kept = torch.rand(5, len(units), generator=torch.Generator().manual_seed(0)) < 0.6
     kept[0], kept[1], kept[2] = True, False, kept[3]
     way = remover(query, removal, torch.Generator().manual_seed(2), 3)
     remove = way.change
-    found = run_one(lm, Game(query, read, way)(kept))
+    found = run_one(lm, LiveGame(query, read, way)(kept))
     for g, seen in enumerate(query.causal_mask):
         for row, value in zip(kept, found[g], strict=True):
             gone = [
@@ -229,7 +229,7 @@ def test_equal_inputs_run_once_and_targets_share_them():
     kept[0, 4] = kept[1, 4] = kept[2, seen] = (
         False  # twice the same, then a unit that the first target does not see
     )
-    game = Game(query, query.score("prob"), remover(query, "zero"))
+    game = LiveGame(query, query.objective("prob"), remover(query, "zero"))
     values = run_one(lm, game(kept))
     once = sum(len(query.token_ids) - query.units[unit].token_indices[0] for unit in (4, seen))
     assert query.spent.token_forwards == once
@@ -239,9 +239,9 @@ def test_equal_inputs_run_once_and_targets_share_them():
     assert (values[1:, 2] != game.whole[1:]).any()
     assert torch.equal(torch.stack(run_one(lm, game.values([kept] * 3))), values)
     assert query.spent.token_forwards == once
-    fewer = Game(
+    fewer = LiveGame(
         query,
-        query.score("prob"),
+        query.objective("prob"),
         remover(query, "zero"),
         (torch.arange(len(query.units)) < 2).expand(3, -1),
     )

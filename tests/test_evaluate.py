@@ -15,8 +15,8 @@ import noiser
 from bench_for_tests import PROMPTS
 from noiser.errors import ParameterError, StoredFileError, UnknownNameError
 from noiser.judges import Verdict
-from noiser.metrics import METRICS, Metric, Scale, estimate
-from noiser.metrics.bootstrap import corrected, holm, mean_gap, summed_log_ratios
+from noiser.metrics import METRICS, Metric, NumberInfo, estimate
+from noiser.metrics.bootstrap import holm, holm_correct, mean_gap, summed_log_ratios
 from noiser.metrics.metric import answers, gap_to
 from tiny import chat_tokenizer, tiny
 from tokenizers_for_tests import CHAT_TEMPLATE
@@ -338,7 +338,7 @@ def test_saved_and_shown(tmp_path):
 
 
 def test_the_question_is_answered_in_a_sentence():
-    area = {"area": Scale(0, 1, None, True, "area")}
+    area = {"area": NumberInfo(0, 1, None, True, "area")}
     summaries = {
         name: each
         for one in ("random", "position")
@@ -351,7 +351,7 @@ def test_the_question_is_answered_in_a_sentence():
             name: estimate(mean_gap, [gap + i / 99 for i in range(n)], [0] * n, contrast=True)
             for name, gap in gaps
         }
-        (line,) = answers(["area"], summaries, corrected(estimates), 0.95)
+        (line,) = answers(["area"], summaries, holm_correct(estimates), 0.95)
         return line.removeprefix("By area, better than random scores: ").split(
             "; than 1 to n along the text: "
         )
@@ -366,13 +366,16 @@ def test_the_question_is_answered_in_a_sentence():
 
 def test_an_evaluation_begins_with_its_answer_and_names_unit_and_hyper_parameters():
     found = evaluated(
-        PROMPTS[:2], ["mass_matched_rank"], method=noiser.Occlusion(score="logprob"), unit="word"
+        PROMPTS[:2],
+        ["mass_matched_rank"],
+        method=noiser.Occlusion(objective="logprob"),
+        unit="word",
     )
     first, title = str(found).split("\n\n")[:2]
     assert first.startswith(
         "By rank_area, better than random scores: no significant difference with n = 2, at least 7"
     )
-    assert "unit word, baseline=zero, score=logprob" in title
+    assert "unit word, baseline=zero, objective=logprob" in title
     assert first in found.to_html()
     examples = [SimpleNamespace(prompt=prompt, spans={"gold": [(4, 9)]}) for prompt in PROMPTS * 2]
     one, other = (
@@ -417,7 +420,7 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
     together = evaluated(prompts, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(step / 2, 8) for step in range(1, 17)]  # parts of prompts
     lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
-    lm.abilities.packs = False
+    lm.abilities.supports_packing = False
     alone = noiser.evaluate(lm, prompts, FAST, ["soft_scores"], masks=2, draws=2)
     assert [record["index"] for record in together.records] == list(range(len(prompts)))
     assert [(each.example, each.metric) for each in together.skipped] == [(1, None)]

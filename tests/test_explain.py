@@ -342,9 +342,9 @@ JUMPS = "the quick brown fox jumps"
 @pytest.mark.parametrize(
     ("method", "score"),
     [
-        (noiser.Occlusion(score="logprob"), "logprob"),
+        (noiser.Occlusion(objective="logprob"), "logprob"),
         (noiser.Occlusion(), "prob"),
-        (noiser.Occlusion(score="hellinger"), "hellinger"),
+        (noiser.Occlusion(objective="hellinger"), "hellinger"),
         (noiser.Joint(samples=20), "logit"),
         (noiser.Joint(), "logit"),
         (noiser.Lime(samples=20), "prob"),
@@ -356,25 +356,25 @@ JUMPS = "the quick brown fox jumps"
 def test_methods_give_on_a_stored_game_what_they_give_on_its_model(method, score, tmp_path):
     lm = tiny("llama")
     att = noiser.attribute(lm, JUMPS, method=method, max_new_tokens=2, seed=3)
-    game = noiser.Game(lm, JUMPS, score=score, max_new_tokens=2)
-    assert torch.equal(game.play(method, seed=3).scores.nan_to_num(), att.scores.nan_to_num())
+    game = noiser.Game(lm, JUMPS, objective=score, max_new_tokens=2)
+    assert torch.equal(game.score(method, seed=3).scores.nan_to_num(), att.scores.nan_to_num())
     game(games.subsets(len(game.units)).numpy())
     game.save(tmp_path / "game.json")
     loaded = noiser.Game.load(tmp_path / "game.json")
     assert (loaded.units, loaded.targets) == (game.units, game.targets)
-    assert torch.equal(loaded.play(method, seed=3).scores.nan_to_num(), att.scores.nan_to_num())
+    assert torch.equal(loaded.score(method, seed=3).scores.nan_to_num(), att.scores.nan_to_num())
 
 
 def test_a_contrast_is_played_on_its_log_odds_and_what_a_game_cannot_do(tmp_path):
     lm, file = tiny("llama"), tmp_path / "game.json"
     att = noiser.attribute(lm, JUMPS, method="joint", foil=" river")
-    assert torch.equal(noiser.Game(lm, JUMPS, foil=" river").play("joint").scores, att.scores)
+    assert torch.equal(noiser.Game(lm, JUMPS, foil=" river").score("joint").scores, att.scores)
     game = noiser.Game(lm, JUMPS)
     game.save(file)
     for error, message, call in (
         (ParameterError, r"expected \[inputs, ", lambda: game([[True]])),
-        (ParameterError, "not a method that removes units", lambda: game.play("input_x_gradient")),
-        (ParameterError, "not stored", lambda: noiser.Game.load(file).play("occlusion")),
+        (ParameterError, "not a method that removes units", lambda: game.score("input_x_gradient")),
+        (ParameterError, "not stored", lambda: noiser.Game.load(file).score("occlusion")),
         (
             StoredFileError,
             "not a saved game",
@@ -389,7 +389,7 @@ def test_a_game_has_the_values_of_its_model_and_prompts_that_do_not_count_are_no
     lm = tiny("llama")
     said = noiser.attribute(lm, JUMPS, method="random").targets[0].text
     asked = {"id": "own-1", "prompt": JUMPS, "target": said, "dataset": "own"}
-    row, game = games.play(lm, Example(**asked)), noiser.Game(lm, JUMPS, score="prob")
+    row, game = games.play(lm, Example(**asked)), noiser.Game(lm, JUMPS, objective="prob")
     values = game(games.subsets(len(game.units)).numpy())[0]
     torch.testing.assert_close(
         torch.tensor(row["prob"], dtype=torch.float64), values, rtol=1e-3, atol=1e-6

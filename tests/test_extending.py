@@ -122,17 +122,17 @@ def test_a_data_set(lm, tmp_path):
 
 
 def test_an_objective(lm, tmp_path):
-    att = noiser.attribute(lm, PROMPT, method="occlusion:score=minus_rank", target=" river")
+    att = noiser.attribute(lm, PROMPT, method="occlusion:objective=minus_rank", target=" river")
     assert att.scores.nan_to_num().frac().abs().max() == 0
-    for refused in ("input_x_gradient:score=minus_rank", "joint:score=no_such"):
+    for refused in ("input_x_gradient:objective=minus_rank", "joint:objective=no_such"):
         with pytest.raises(noiser.NoiserError, match="Known: "):
             noiser.attribute(lm, PROMPT, method=refused)
-    shown = command("attribute", PROMPT, "--method", "occlusion", "--set", "score=minus_rank")
+    shown = command("attribute", PROMPT, "--method", "occlusion", "--set", "objective=minus_rank")
     assert "occlusion" in shown
-    run_plan(tmp_path, methods='[{ name = "occlusion", args = { score = "minus_rank" } }]')
+    run_plan(tmp_path, methods='[{ name = "occlusion", args = { objective = "minus_rank" } }]')
 
 
-@pytest.mark.parametrize("method", ["occlusion:score=minus_rank", "lime:score=hellinger"])
+@pytest.mark.parametrize("method", ["occlusion:objective=minus_rank", "lime:objective=hellinger"])
 def test_an_objective_without_a_contrast_has_no_foil(lm, method):
     """It never becomes another objective silently."""
     with pytest.raises(ParameterError, match="has no foil"):

@@ -16,7 +16,7 @@ from torch import nn
 
 import noiser
 from engine_for_tests import clean, distributions, query_of, run_method
-from noiser.engine import Integrals, Path, ask, replace
+from noiser.engine import Integrals, IntegrationPath, ask, replace
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.methods import AttentionGradient, AttentionRollout, LastAttention
 from noiser.methods.gradients import (
@@ -38,9 +38,9 @@ def paths_of(query):
     length = query.prompt_tokens
     noise = 0.1 * torch.randn(2, query.embedding_dim, generator=torch.Generator().manual_seed(1))
     return [
-        Path(tuple(range(1, length))),
-        Path(tuple(range(1, length)), (1,), alphas=(0.1, 0.6), weights=(0.7, 0.3)),
-        Path((2, 3), baseline="mean", alphas=(0.5,), shift=noise),
+        IntegrationPath(tuple(range(1, length))),
+        IntegrationPath(tuple(range(1, length)), (1,), alphas=(0.1, 0.6), weights=(0.7, 0.3)),
+        IntegrationPath((2, 3), baseline="mean", alphas=(0.5,), shift=noise),
     ]
 
 
@@ -64,7 +64,7 @@ def test_integrals_equal_autograd_in_every_family(family, score, foil):
     question = {"target": " dog sings"} if foil is None else {"target": 5, "foil": foil}
     query = query_of(lm, PROMPT, **question)
     paths = paths_of(query)[:: 1 if foil is None else 2]  # the second is of the second target
-    contributions, sums = ask(lm, Integrals(query, paths, query.score(score)))
+    contributions, sums = ask(lm, Integrals(query, paths, query.objective(score)))
     with torch.random.fork_rng():
         model = copy.deepcopy(lm.model).double().eval()
     scale = lm.abilities.embedding_scale
@@ -96,7 +96,10 @@ def test_dimensions_are_reduced_before_tokens_are_summed(reduce):
     att = noiser.attribute(lm, PROMPT, method=InputXGradient(reduce=reduce), unit="word")
     query = query_of(lm, PROMPT, unit="word")
     whole, _ = ask(
-        lm, Integrals(query, [Path(tuple(range(len(query.token_ids))))], query.score("prob"))
+        lm,
+        Integrals(
+            query, [IntegrationPath(tuple(range(len(query.token_ids))))], query.objective("prob")
+        ),
     )
     tokens = whole[0].sum(-1) if reduce == "sum" else whole[0].norm(dim=-1)
     expected = torch.stack([tokens[list(unit.token_indices)].sum() for unit in query.units])
@@ -350,7 +353,7 @@ def test_attention_gradient_equals_differences_of_whole_runs(family):
     asked = {"prompt": " ".join([*SOURCES, "Who sings? The"]), "unit": "source", "sources": SOURCES}
     asked |= {"max_new_tokens": 3, "target_unit": "all", "continuation_units": False}
     gates = (0.1, 0.5, 1.0)
-    att = noiser.attribute(lm, method=AttentionGradient(gates=gates, score="logprob"), **asked)
+    att = noiser.attribute(lm, method=AttentionGradient(gates=gates, objective="logprob"), **asked)
     query = query_of(lm, **asked)
     own = eager(lm)
     inside = [i for unit in query.units for i in unit.token_indices]

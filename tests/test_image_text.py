@@ -61,7 +61,7 @@ def test_text_is_explained_as_by_a_loop_over_the_plain_model(family, tmp_path):
     model = save_small(family, tmp_path)
     lm = noiser.load_model(tmp_path, device="cpu")
     for baseline in ("delete", "zero"):
-        method = noiser.Occlusion(baseline=baseline, score="logprob")
+        method = noiser.Occlusion(removal=baseline, objective="logprob")
         found = noiser.attribute(lm, PROMPT, method=method, target=TARGET, unit="word")
         expected = losses(model, found.units, baseline)
         assert expected.abs().max() > 0.1

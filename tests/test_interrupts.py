@@ -58,7 +58,7 @@ def interrupted(call, number):
 
 def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
     lm = careless()
-    assert lm.abilities.packs
+    assert lm.abilities.supports_packing
     before = state_of(lm)
 
     def call():

@@ -127,7 +127,7 @@ def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
     model = tiny_model("phi3", rope_parameters=rotary, original_max_position_embeddings=32).eval()
     lm = wrap(model, tiny_tokenizer())
     long = " and ".join([PROMPT] * 4)
-    assert not lm.abilities.packs
+    assert not lm.abilities.supports_packing
     for method in ("occlusion", noiser.Noiser(samples=3)):
         together = noiser.attribute(lm, [PROMPT, long], method=method)
         for prompt, found in zip([PROMPT, long], together, strict=True):
@@ -165,7 +165,7 @@ def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
 
         handle = lm.model.register_forward_pre_hook(stop)
         try:
-            assert lm.abilities.packs
+            assert lm.abilities.supports_packing
             break
         except error:
             continue
@@ -188,7 +188,7 @@ def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
 
     monkeypatch.setattr(lm.model, "forward", forward)
     other = wrap(lm.model, tiny_tokenizer())
-    assert not other.abilities.packs
+    assert not other.abilities.supports_packing
     found = noiser.attribute(other, PROMPT, method="occlusion").scores
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
@@ -283,7 +283,7 @@ def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(k
     with pytest.warns(
         UserWarning, match="LlamaForCausalLM: numbers depend on what else is in a batch"
     ):
-        assert not lm.abilities.packs
+        assert not lm.abilities.supports_packing
     att = noiser.attribute(lm, PROMPT, method="occlusion")
     slopes = noiser.attribute(lm, PROMPT, method=noiser.IntegratedGradients(n_steps=4))
     query = query_of(lm, PROMPT)  # run by the same products, which round alike

@@ -79,7 +79,7 @@ def passes(monkeypatch):
 )
 def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
-    assert lm.abilities.packs is (family != "falcon")
+    assert lm.abilities.supports_packing is (family != "falcon")
     options = {"method": METHODS[method], "max_new_tokens": 2}
     assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
 
@@ -90,7 +90,7 @@ def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, pa
     expected = one_by_one(tiny("gemma3"), PROMPTS, **options)
     monkeypatch.setattr("noiser.engine.engine.AT_ONCE", most)
     lm = noiser.wrap(tiny("gemma3").model, tiny("gemma3").tokenizer, batch_tokens=batch_tokens)
-    assert lm.abilities.packs
+    assert lm.abilities.supports_packing
     passes.clear()
     found = noiser.attribute(lm, tuple(PROMPTS), **options)
     for one, other in zip(found, expected, strict=True):
@@ -161,7 +161,7 @@ def test_chats_texts_and_several_sizes_of_units(prompts, options):
 )
 def test_what_cannot_be_read_or_asked_is_named(prompts, options, message, passes):
     lm = tiny("llama")
-    assert lm.abilities.packs
+    assert lm.abilities.supports_packing
     passes.clear()
     with pytest.raises(noiser.NoiserError, match=message):
         noiser.attribute(lm, prompts, **{"method": "occlusion"} | options)
@@ -174,10 +174,14 @@ FOX = "The quick fox sings"
 def test_methods_side_by_side_are_those_of_attribute(tmp_path):
     lm, methods = (
         tiny("llama"),
-        ["joint", "occlusion:score=logprob:baseline=mean", noiser.Occlusion()],
+        ["joint", "occlusion:objective=logprob:removal=mean", noiser.Occlusion()],
     )
     found = noiser.compare(lm, FOX, methods, seed=2, unit="word")
-    alone = [noiser.Joint(), noiser.Occlusion(score="logprob", baseline="mean"), noiser.Occlusion()]
+    alone = [
+        noiser.Joint(),
+        noiser.Occlusion(objective="logprob", removal="mean"),
+        noiser.Occlusion(),
+    ]
     for att, method in zip(found, alone, strict=True):
         assert att == noiser.attribute(lm, FOX, method=method, seed=2, unit="word")
         att.save(tmp_path / "a.json")
@@ -187,7 +191,7 @@ def test_methods_side_by_side_are_those_of_attribute(tmp_path):
     assert text.count("seed 2") == 1
     assert "(exact)" in text  # of joint, for three units
     table = found.to_dataframe()
-    assert {"joint", "occlusion baseline=mean score=logprob"} < {*table["method"]}
+    assert {"joint", "occlusion baseline=mean objective=logprob"} < {*table["method"]}
     assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()
     assert found.to_html(tmp_path / "a.html") == (tmp_path / "a.html").read_text(encoding="utf-8")
     for wrong in ((FOX, "joint"), ([FOX, "The lazy dog"], ["joint"])):
@@ -213,7 +217,7 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     clock, screen = [0.0], Terminal()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr("sys.stderr", screen)
-    with progress.shown(None, "Attributing") as told:
+    with progress.progress_of(None, "Attributing") as told:
         clock[0] = 30.0  # a model that is measured and compiled first
         told(1, 1000)
         assert "left" not in screen.getvalue()
@@ -224,18 +228,18 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     assert "Attributing" in screen.getvalue()
     monkeypatch.setattr("sys.stderr", io.StringIO())  # a pipe
     for given, expected in ((None, None), (False, None), (print, print)):
-        with progress.shown(given, "") as told:
+        with progress.progress_of(given, "") as told:
             assert told is expected
 
 
 def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):
-    methods, done = ["joint", "occlusion:score=hellinger"], []
+    methods, done = ["joint", "occlusion:objective=hellinger"], []
     found = noiser.compare(
         tiny("llama"), FOX, methods, foil=" dog", progress=lambda *each: done.append(each)
     )
     assert [att.method for att in found] == ["joint@2"]
     (failure,) = found.failures
-    assert failure.startswith("occlusion:score=hellinger: ")
+    assert failure.startswith("occlusion:objective=hellinger: ")
     assert "has no foil" in failure
     assert failure in str(found)
     assert "has no foil" in found._repr_html_()

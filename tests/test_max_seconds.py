@@ -23,7 +23,7 @@ OCCLUSION = noiser.Occlusion()
 def lm(monkeypatch):
     """A model that runs one sequence in a pass, and a second per pass."""
     model = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer, batch_tokens=1)
-    assert model.abilities.packs  # tried before the clock is set
+    assert model.abilities.supports_packing  # tried before the clock is set
     seconds = itertools.count()
     monkeypatch.setattr(engine, "monotonic", lambda: next(seconds))
     return model

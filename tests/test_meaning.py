@@ -45,7 +45,9 @@ def test_the_source_of_an_invented_fact_is_cited_first(real):
 def test_a_contrast_is_better_than_random_scores(smol):
     prompt = "Anna keeps the guitar in the attic and the drum in the cellar. The guitar is in the"
     contrast = {"target": " attic", "foil": " cellar"}
-    att = noiser.attribute(smol, prompt, method="occlusion:score=logprob", unit="word", **contrast)
+    att = noiser.attribute(
+        smol, prompt, method="occlusion:objective=logprob", unit="word", **contrast
+    )
     found = noiser.measure(smol, att, "mass_matched_rank", masks=4, draws=4, rates=(0.1, 0.5, 0.9))
     assert found["rank_area"] > found["rank_random_area"] + 0.2
 

@@ -18,7 +18,7 @@ from metrics_for_tests import (
     with_scores,
 )
 from noiser.engine import run_one as run
-from noiser.metrics import METRICS, Case, Metric, correlation, erasure, keep_rates, measured, soft
+from noiser.metrics import METRICS, Case, Metric, correlation, erasure, keep_rates, run_metric, soft
 from noiser.metrics.case import reference_scores
 from noiser.metrics.correlation import ranks
 from noiser.metrics.erasure import SHARES
@@ -75,8 +75,8 @@ def test_the_authors_profile_masks_special_tokens_once_by_squared_distance():
     torch.testing.assert_close(
         found, expected_soft(lm, case, 1, reference.squared), atol=2e-4, rtol=1e-3
     )
-    measured = columns(lm, case_of(lm, att, profile="authors"), "soft_scores")
-    assert [measured["soft_ns"], measured["soft_nc"]] == pytest.approx(
+    run_metric = columns(lm, case_of(lm, att, profile="authors"), "soft_scores")
+    assert [run_metric["soft_ns"], run_metric["soft_nc"]] == pytest.approx(
         found.mean((1, 2)).tolist(), abs=1e-6
     )
 
@@ -373,7 +373,7 @@ def test_metrics_say_which_settings_they_read():
             *metric.others.values(),
             *(summary.scale for summary in metric.summaries.values()),
         ]:
-            assert scale.no_signal is None or scale.low <= scale.no_signal <= scale.high
+            assert scale.chance_level is None or scale.low <= scale.chance_level <= scale.high
         if metric.measure is None or metric.reads is None:
             continue
         few = {"masks": 2, "draws": 1, "rates": (0.2, 0.8)}
@@ -381,7 +381,7 @@ def test_metrics_say_which_settings_they_read():
             query=query, att=att, spans={"gold": [(0, 3)]}, reattribute=lambda seed: att, **few
         )
         read.clear()
-        run(lm, measured(case, metric))
+        run(lm, run_metric(case, metric))
         assert (
             read & {"masks", "normalization", "rates", "draws", "removal", "k"} == metric.reads
         ), name

@@ -241,7 +241,7 @@ def test_fixed_boundings(bounding, k):
 
 def test_relative_noise_is_in_proportion_to_each_embedding():
     lm = tiny("gemma3")
-    method = noiser.Noiser(samples=4, bounding="relative", r=1.5, score="hellinger")
+    method = noiser.Noiser(samples=4, bounding="relative", r=1.5, objective="hellinger")
     att = noiser.attribute(lm, PROMPT, method=method)
     query, noise, scale = asked(lm, att), embedding_noise(lm, 4), lm.abilities.embedding_scale
     row, table = query.logit_positions[0], lm.model.get_input_embeddings().weight
@@ -472,7 +472,7 @@ def drop(clean, changed, target, score, foil=None):
     return found if foil is None else found - value(clean[foil]) + value(changed[foil])
 
 
-def assert_whole_sequences_say_so(lm, att, score="prob", foil=None, baseline=None):
+def assert_whole_sequences_say_so(lm, att, objective="prob", foil=None, baseline=None):
     query = asked(lm, att)
     for g, target in enumerate(att.targets):
         row = query.logit_positions[g]
@@ -493,7 +493,7 @@ def assert_whole_sequences_say_so(lm, att, score="prob", foil=None, baseline=Non
 )
 def test_equals_whole_sequences_in_every_family(family, score):
     att = noiser.attribute(
-        tiny(family), IN_THE_RAIN, method=noiser.Occlusion(score=score), max_new_tokens=2
+        tiny(family), IN_THE_RAIN, method=noiser.Occlusion(objective=score), max_new_tokens=2
     )
     assert_whole_sequences_say_so(tiny(family), att, score)
 
@@ -501,7 +501,7 @@ def test_equals_whole_sequences_in_every_family(family, score):
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_a_foil_is_contrasted(score):
     att = noiser.attribute(
-        tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(score=score), foil=77
+        tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(objective=score), foil=77
     )
     assert_whole_sequences_say_so(tiny("llama"), att, score, foil=77)
     assert (att.scores < 0).any()
@@ -525,7 +525,7 @@ def test_baselines_are_rows_of_the_table(family):
 @pytest.mark.parametrize(("name", "unit"), [("pad", "token"), ("unk", "word"), ("mean", "token")])
 def test_occlusion_puts_the_baseline_where_the_unit_was(name, unit):
     lm = with_special_tokens("gemma3", pad_token="</s>", unk_token="a")
-    att = noiser.attribute(lm, IN_THE_RAIN, method=noiser.Occlusion(baseline=name), unit=unit)
+    att = noiser.attribute(lm, IN_THE_RAIN, method=noiser.Occlusion(removal=name), unit=unit)
     assert (max(len(unit.token_indices) for unit in att.units) > 1) is (unit == "word")
     assert_whole_sequences_say_so(lm, att, baseline=lm.baseline_row(name))
 
@@ -541,7 +541,7 @@ def test_the_mean_leaves_out_rows_that_belong_to_no_token():
 def test_a_baseline_that_the_tokenizer_lacks():
     message = "baseline='pad' asks for the tokenizer's pad_token, which it does not have. Use baseline='zero'"
     with pytest.raises(ParameterError, match=message):
-        noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(baseline="pad"))
+        noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(removal="pad"))
     beyond = with_special_tokens("llama", unk_token="<unk>")
     beyond.tokenizer.add_tokens(
         [f"<extra{i}>" for i in range(400 - len(beyond.tokenizer))] + ["<late>"]

@@ -22,7 +22,9 @@ BOTH = (0, 1)
 def played(value, units, samples=None, seed=0, checks="free"):
     """The pairs that joint removal finds in a stored game, and the values of all its inputs."""
     game, values = stored(value, units)
-    return play(noiser.Joint(samples=samples, score="prob", pairs=checks), game, seed).pairs, values
+    return play(
+        noiser.Joint(samples=samples, objective="prob", pairs=checks), game, seed
+    ).pairs, values
 
 
 def interaction(values, units, i, j):
@@ -144,7 +146,7 @@ def test_the_ratio_is_that_of_the_probability_whatever_the_values_are(score):
             game, _ = stored(value, 4, score)
         else:
             game, _ = stored(lambda kept, value=value: logit(math.exp(value(kept))), 4, "logit")
-        pairs = play(noiser.Joint(samples=16, score=score), game).pairs
+        pairs = play(noiser.Joint(samples=16, objective=score), game).pairs
         assert [pair.kind for pair in pairs] == kinds
 
 

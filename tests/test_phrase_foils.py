@@ -79,7 +79,7 @@ def attributed(lm, method, target=TARGET, foil=LONG, **options):
 )
 def test_what_a_removed_unit_does_to_both_continuations(family, target, foil, score):
     lm = tiny(family)
-    att = attributed(lm, noiser.Occlusion(score=score), target, foil)
+    att = attributed(lm, noiser.Occlusion(objective=score), target, foil)
     naive = Naive(lm, target, foil)
     with torch.no_grad():
         rest = naive.value(score)
@@ -95,7 +95,7 @@ def test_what_a_removed_unit_does_to_both_continuations(family, target, foil, sc
 def test_tokens_that_both_begin_with_stand_before_both():
     lm = tiny("llama")
     target, foil = SHARED + " river bank", SHARED + " village"
-    att = attributed(lm, noiser.Occlusion(score="logprob"), target, foil)
+    att = attributed(lm, noiser.Occlusion(objective="logprob"), target, foil)
     naive = Naive(lm, " river bank", " village", before=SHARED)
     with torch.no_grad():
         rest = naive.value("logprob")
@@ -109,7 +109,7 @@ def test_tokens_that_both_begin_with_stand_before_both():
 
 def test_a_deleted_unit():
     lm = tiny("llama")
-    att = attributed(lm, noiser.Occlusion(score="logprob", baseline="delete"))
+    att = attributed(lm, noiser.Occlusion(objective="logprob", removal="delete"))
     naive = Naive(lm, TARGET, LONG)
     with torch.no_grad():
         rest = naive.value("logprob")
@@ -122,7 +122,7 @@ def test_a_deleted_unit():
 def test_noise_is_the_same_in_both_runs_and_errors_know_it():
     lm = tiny("llama")
     noise = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
-    att = attributed(lm, noiser.Noiser(noise=noise, bounding=0.2, score="logprob"))
+    att = attributed(lm, noiser.Noiser(noise=noise, bounding=0.2, objective="logprob"))
     naive = Naive(lm, TARGET, LONG)
     position = att.units[-1].token_indices[0]
     weights = torch.full((3,), 1 / 3, dtype=torch.float64, requires_grad=True)
@@ -177,7 +177,7 @@ def test_a_unit_flips_where_the_other_continuation_is_the_more_probable():
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_gradients_of_both_runs_are_added_up(family, score):
     lm = tiny(family)
-    att = attributed(lm, noiser.InputXGradient(reduce="sum", score=score))
+    att = attributed(lm, noiser.InputXGradient(reduce="sum", objective=score))
     naive, kept = Naive(lm, TARGET, LONG), []
 
     def leaf(rows):
@@ -193,7 +193,7 @@ def test_gradients_of_both_runs_are_added_up(family, score):
 
 def test_gradients_along_a_path_are_those_of_both_runs():
     lm = tiny("llama")
-    att = attributed(lm, noiser.IntegratedGradients(n_steps=3, score="logprob"))
+    att = attributed(lm, noiser.IntegratedGradients(n_steps=3, objective="logprob"))
     naive, expected = Naive(lm, TARGET, LONG), 0
     for alpha, weight in zip(*gauss_legendre(3), strict=True):
         leaves = []
@@ -241,7 +241,7 @@ def test_exchanging_target_and_foil_turns_the_signs(name):
 
 def test_relevance_of_both_runs_is_that_of_each_alone():
     lm = tiny("llama")
-    for method in (noiser.AttnLrp(), noiser.DeepLift(score="logprob")):
+    for method in (noiser.AttnLrp(), noiser.DeepLift(objective="logprob")):
         whole = attributed(lm, method).scores
         sides = [
             noiser.attribute(lm, PROMPT, target=text, method=method).scores

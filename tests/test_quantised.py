@@ -47,7 +47,7 @@ def by_torchao(family, name, **options):
 def test_int8_gives_nearly_the_scores_of_float_or_says_that_it_has_no_gradients(config):
     lm, plain = by_torchao("llama", config)
     assert lm.abilities.embedding_scale == pytest.approx(plain.abilities.embedding_scale)
-    assert lm.abilities.packs == plain.abilities.packs
+    assert lm.abilities.supports_packing == plain.abilities.supports_packing
     assert lm.identity.dtype.startswith("float32, ")
     for method in [*WITHOUT_GRADIENTS, noiser.Noiser(bounding=0.1, samples=3), *WITH_GRADIENTS]:
         if method in WITH_GRADIENTS and config != "Int8WeightOnlyConfig":
@@ -136,7 +136,7 @@ def linear_layers(model):
 def test_layers_of_packed_bytes_give_the_scores_of_what_they_stand_for(packed, method):
     lm, _ = packed
     assert {weight.dtype for weight in lm.model.parameters()} == {torch.float32, torch.uint8}
-    assert lm.abilities.packs
+    assert lm.abilities.supports_packing
     assert lm.dtype == torch.float32
     found, expected = (noiser.attribute(each, PROMPT, method=method) for each in packed)
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-3)

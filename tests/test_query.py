@@ -129,7 +129,7 @@ class Says:
             for text in texts
             for i in self.lm.tokenizer(text, add_special_tokens=False)["input_ids"]
         ]
-        assert self.lm.abilities.packs
+        assert self.lm.abilities.supports_packing
         self.lm.model.register_forward_hook(self.say)
         self.said = 0
 

@@ -221,7 +221,9 @@ class Secant(nn.Module):
 @pytest.mark.parametrize("baseline", ["zero", "mean"])
 def test_equals_autograd_through_secants(score, baseline, foil):
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPT, method=DeepLift(score=score, baseline=baseline), foil=foil)
+    att = noiser.attribute(
+        lm, PROMPT, method=DeepLift(objective=score, baseline=baseline), foil=foil
+    )
     model, free = (
         copy.deepcopy(lm.model).double(),
         [i for unit in att.units for i in unit.token_indices],
@@ -306,7 +308,7 @@ def test_experts_have_gradients_however_they_are_run(experts_per_token, implemen
     )
     lms = [noiser.wrap(model, tiny_tokenizer()) for model in models]
     expected, found = (
-        noiser.attribute(lm, PROMPT, method=DeepLift(score="logprob")).scores for lm in lms
+        noiser.attribute(lm, PROMPT, method=DeepLift(objective="logprob")).scores for lm in lms
     )
     assert expected.isfinite().all()
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)

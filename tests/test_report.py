@@ -434,7 +434,7 @@ def test_methods_are_named_with_what_the_plan_sets():
         methods=[{"name": "occlusion", "label": "o", "unit": "word", "args": {"score": "logprob"}}]
     )
     assert methods(named).to_numpy().tolist() == [
-        ["o", "occlusion", "word", "paper", "score = logprob"]
+        ["o", "occlusion", "word", "paper", "objective = logprob"]
     ]
 
 

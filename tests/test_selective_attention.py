@@ -163,11 +163,11 @@ def test_a_setting_that_selects_asks_for_a_longer_trial():
 
 def test_double_precision_packs_and_hides():
     lm = noiser.wrap(tiny_model("llama").eval().double(), tiny_tokenizer())
-    hidden = noiser.Occlusion(baseline="hidden")
+    hidden = noiser.Occlusion(removal="hidden")
     found = noiser.attribute(lm, SHORT, method=hidden).scores
     single = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
     expected = noiser.attribute(single, SHORT, method=hidden).scores
-    assert lm.abilities.packs
+    assert lm.abilities.supports_packing
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_openai_settings")
 assert_same = partial(
     vllm_for_tests.assert_same, ranks=False
 )  # the server sends a few probabilities
-OPTIONS = {"unit": "word", "method": noiser.Occlusion(baseline="delete", score="logprob")}
+OPTIONS = {"unit": "word", "method": noiser.Occlusion(removal="delete", objective="logprob")}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def address(vllm):
         (PROMPT, {"target": " sings a song"}),
         (PROMPT, {"target": " sings a song", "target_unit": "all"}),
         (PROMPT, {"target": " sings", "foil": " dog"}),
-        (PROMPT, {"method": noiser.ContextCite(samples=12, baseline="delete"), "target": " sings"}),
+        (PROMPT, {"method": noiser.ContextCite(samples=12, removal="delete"), "target": " sings"}),
         (CHAT, {"target": 5}),
     ],
 )

@@ -14,12 +14,12 @@ from test_contract import CHAT, PROMPT
 from tiny import chat_tokenizer, save_tiny, tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_openai_settings")
-OCCLUSION = noiser.Occlusion(baseline="delete", score="logprob")
+OCCLUSION = noiser.Occlusion(removal="delete", objective="logprob")
 METHODS = {
     "occlusion": OCCLUSION,
-    "lime": noiser.Lime(baseline="delete", samples=8),
-    "kernel_shap": noiser.KernelShap(baseline="delete", samples=4),
-    "context_cite": noiser.ContextCite(baseline="delete", samples=4),
+    "lime": noiser.Lime(removal="delete", samples=8),
+    "kernel_shap": noiser.KernelShap(removal="delete", samples=4),
+    "context_cite": noiser.ContextCite(removal="delete", samples=4),
     "joint": noiser.Joint(removal="delete"),
 }
 FORMS = {
@@ -96,8 +96,8 @@ def test_metrics_and_citations_by_deletion(local, folder):
     options = {"method": OCCLUSION, "answer": " The fox sings. It rains.", "unit": "sentence"}
     options |= {"contrast": False}
     here = noiser.wrap(local.model, local.tokenizer)
-    here.takes_embeddings = False
-    here.abilities.packs = False
+    here.accepts_embeddings = False
+    here.abilities.supports_packing = False
     with serving(LlamaCpp(local)) as address, load(address, folder) as served:
         found, expected = (
             noiser.cite(lm, "Who sings?", SOURCES, **options) for lm in (served, here)
@@ -256,7 +256,7 @@ def test_methods_that_change_tokens_are_refused(form, local, folder):
     with (
         serving(form[0](local)) as address,
         load(address, folder, form[0]) as served,
-        pytest.raises(UnsupportedModelError, match="baseline='delete'"),
+        pytest.raises(UnsupportedModelError, match="removal='delete'"),
     ):
         noiser.attribute(served, PROMPT, method="noiser", target=" sings")
 

@@ -103,7 +103,7 @@ def test_unknown_names_and_parameters():
         make_method("shapiq:KernelSHAP", pairing=True)
     with pytest.raises(ParameterError, match="budget"):
         make_method("shapiq:KernelSHAP", budget=1)
-    method = make_method("shapiq:PermutationSamplingSV", budget=9, batch_size=2, score="logit")
+    method = make_method("shapiq:PermutationSamplingSV", budget=9, batch_size=2, objective="logit")
     assert (method.budget, method.settings) == (9, {"batch_size": 2})
     assert attribute(make_method("shapiq:KernelSHAP", pairing_trick=True)).scores.isfinite().all()
 

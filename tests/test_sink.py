@@ -11,7 +11,7 @@ from engine_for_tests import query_of
 from golden.cases import SMALL
 from methods_for_tests import predict
 from metrics_for_tests import case_of, columns, with_scores
-from noiser.engine import Ask, Game, hide, remover, run_one
+from noiser.engine import LiveGame, Predict, hide, remover, run_one
 from noiser.errors import UnitError
 from noiser.methods import METHODS, make_method
 from tiny import tiny_model, tiny_tokenizer
@@ -85,7 +85,7 @@ TOKEN_METHODS = [name for name in METHODS.names() if name != "attention_gradient
 def test_every_method_deletes_a_lone_first_token_or_gives_it_no_score(name):
     method = make_method(name, **SMALL.get(name, {}))
     att = attribute("llama", method=method)
-    if getattr(method, "looks_inside", False) or name.startswith("noiser"):
+    if getattr(method, "needs_internals", False) or name.startswith("noiser"):
         assert att.scores[0, 0].isnan()
         assert "is the first token of the input" in att.to_markdown()
     assert not att.scores[0, 1:].isnan().any()
@@ -104,13 +104,13 @@ def test_what_the_first_token_holds_reaches_no_other_score():
     moved = set()
     for removal in ("zero", "noise", "hidden", "delete"):
         way = remover(query, removal, torch.Generator())
-        game = Game(query, "logprob", way)
+        game = LiveGame(query, "logprob", way)
         changed = set().union(*(set(positions) for positions in way.positions(query)))
         assert (0 in changed) == (removal == "delete")
         assert bool(game.mask[0, 0]) == (removal == "delete")
         moved |= changed
     assert moved == set(range(len(query.token_ids)))
-    game = Game(query, "logprob", remover(query, "zero"))
+    game = LiveGame(query, "logprob", remover(query, "zero"))
     nothing = torch.zeros(1, len(query.units), dtype=torch.bool)
     found = float(run_one(lm, game(nothing)))
     rest = range(1, len(query.token_ids))
@@ -123,13 +123,13 @@ def test_hidden_sources_keep_the_first_token_in_sight():
     sources = ["The quick fox sings.", "A dog sleeps now."]
     prompt = noiser.place_sources("Who sings? The", sources)
     asked = {"sources": sources, "unit": "source", "continuation_units": False}
-    method = noiser.Occlusion(score="logprob", baseline="hidden")
+    method = noiser.Occlusion(objective="logprob", removal="hidden")
     att = noiser.attribute(lm, prompt, method=method, **asked)
     query = query_of(lm, prompt, **asked)
-    read = query.score("logprob")
+    read = query.objective("logprob")
     positions = att.units[0].token_indices
     assert positions[0] == 0
-    (value,) = run_one(lm, answered(Ask(query, [hide(positions[1:])], read)))
+    (value,) = run_one(lm, answered(Predict(query, [hide(positions[1:])], read)))
     expected = float(query.read_clean(read)[0] - value[0, 0])
     assert float(att.scores[0, 0]) == pytest.approx(expected, abs=1e-5)
 

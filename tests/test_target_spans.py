@@ -100,7 +100,9 @@ def test_the_record_says_what_a_span_is():
 def test_occlusion(family, kind):
     lm = tiny(family)
     query, own = spans_of(lm), callable(kind)
-    asked = {"of": kind, "method": "occlusion"} if own else {"method": noiser.Occlusion(score=kind)}
+    asked = (
+        {"of": kind, "method": "occlusion"} if own else {"method": noiser.Occlusion(objective=kind)}
+    )
     att = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit=SPANS, **asked)
     assert att.info.get("of") == (name_of(kind) if own else None)
     for g, row in enumerate(att.scores):
@@ -130,8 +132,8 @@ def test_a_span_flips_when_any_of_its_tokens_does():
 @pytest.mark.parametrize(
     ("method", "passes"),
     [
-        (noiser.IntegratedGradients(n_steps=3, score="logprob"), 4),
-        (noiser.DeepLift(score="logprob"), 6),
+        (noiser.IntegratedGradients(n_steps=3, objective="logprob"), 4),
+        (noiser.DeepLift(objective="logprob"), 6),
     ],
 )
 def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, passes):

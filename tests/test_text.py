@@ -13,7 +13,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from noiser.errors import PromptError, TargetError, UnsupportedModelError
 from noiser.text import as_prompt, encode, encode_target, extend, make_units, token_texts
-from noiser.text.tokens import continuation, mend
+from noiser.text.tokens import continuation, fill_gaps
 from tokenizers_for_tests import SENTENCES, TOKENIZERS
 
 TEXTS = (
@@ -180,7 +180,7 @@ def test_mend():
         ([(0, 1), (2, 3), (1, 2), (3, 4)], [(0, 1), (1, 3), (1, 3), (3, 4)]),  # out of order
         ([], []),
     ):
-        assert mend(raw, (0, raw[-1][1] if raw else 0)) == expected, raw
+        assert fill_gaps(raw, (0, raw[-1][1] if raw else 0)) == expected, raw
 
 
 def test_the_unknown_token_is_frozen_only_where_it_is_typed_and_has_another_role():

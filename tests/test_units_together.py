@@ -11,7 +11,7 @@ import noiser
 from engine_for_tests import query_of
 from methods_for_tests import play, predict, random_game, stored, subsets
 from noiser.bench import Store
-from noiser.engine import Game, StoredGame, remover, run_one
+from noiser.engine import LiveGame, StoredGame, remover, run_one
 from noiser.methods.joint import _fit_middle, draw_pairs
 from noiser.methods.pairs import PlayedInputs, wider
 from noiser.methods.shapley import draw_coalitions, shapley_regression
@@ -116,7 +116,7 @@ def test_regression_gets_every_additive_game_right_and_meets_the_sum_with_few_co
 
 
 @pytest.mark.parametrize(
-    "method", [noiser.KernelShap, partial(noiser.Joint, score="prob")], ids=["kernel", "joint"]
+    "method", [noiser.KernelShap, partial(noiser.Joint, objective="prob")], ids=["kernel", "joint"]
 )
 def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
     """Three units have 8 inputs in all; the nine of the second target take as many as `samples` says."""
@@ -155,7 +155,7 @@ def test_a_target_inside_a_word_sees_the_word_whole(family):
         word.token_indices[0] <= row < word.token_indices[-1] for row in query.logit_positions
     )
     nothing = torch.zeros(1, len(query.units), dtype=torch.bool)
-    values = run_one(lm, Game(query, query.score("prob"), remover(query, "zero"))(nothing))
+    values = run_one(lm, LiveGame(query, query.objective("prob"), remover(query, "zero"))(nothing))
     for row, token, (found,) in zip(
         query.logit_positions, query.target_ids, values.tolist(), strict=True
     ):
@@ -269,7 +269,7 @@ def definition(f, g, units):
 def test_with_all_inputs_it_is_its_definition(score, units):
     """The ends are of p^¼ with "root", and the values of the game are log odds."""
     game, values = random_game(units, "logit" if score == "root" else score)
-    found = play(noiser.Joint(samples=EVERY, score=score), game)
+    found = play(noiser.Joint(samples=EVERY, objective=score), game)
     f = values.sigmoid() ** 0.25 if score == "root" else values
     torch.testing.assert_close(found.scores[0], definition(f, values, units), atol=1e-6, rtol=0)
     assert not found.stderr.any()

@@ -165,7 +165,7 @@ def test_numbers_are_those_of_the_obvious_loop(name):
         torch.testing.assert_close(
             slopes.scores[0], obvious_slopes(model, slopes), atol=1e-7, rtol=1e-3
         )
-    assert lm.abilities.packs is not (name in ("window of the cache", "latent, indexed"))
+    assert lm.abilities.supports_packing is not (name in ("window of the cache", "latent, indexed"))
 
 
 def test_an_architecture_whose_own_code_fails_is_one_clear_error():
@@ -251,7 +251,7 @@ def test_the_adapted_model_is_explained(kind, options, tokens):
 def test_the_head_runs_where_it_is_needed_alone():
     model, rows = adapted("llama", **LORA, target_modules=["q_proj"]), []
     lm = noiser.wrap(model, tiny_tokenizer())
-    lm.abilities.packs = False
+    lm.abilities.supports_packing = False
     model.get_output_embeddings().register_forward_hook(
         lambda *call: rows.append(call[-1].shape[1])
     )

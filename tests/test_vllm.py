@@ -24,7 +24,9 @@ from tiny import save_tiny
 from vllm_for_tests import assert_same
 
 PREDICTING = [
-    name for name in METHOD_NAMES if not getattr(METHODS.get(name).factory, "looks_inside", False)
+    name
+    for name in METHOD_NAMES
+    if not getattr(METHODS.get(name).factory, "needs_internals", False)
 ]
 QUESTION = "LeBron James professionally plays the sport of"
 QUESTIONS = {
@@ -99,7 +101,7 @@ def test_measures_the_factor_of_the_embeddings_and_notices_another_models_table(
 
 def test_cites_sources_as_a_local_model_does_that_cannot_hide_tokens(served, local):
     lm = noiser.wrap(local.model, local.tokenizer)
-    lm.abilities.packs = False
+    lm.abilities.supports_packing = False
     found, expected = (
         noiser.cite(each, "Who sings?", SOURCES, max_new_tokens=3) for each in (served, lm)
     )
@@ -258,7 +260,7 @@ def server(vllm):
 def test_vllms_server_gives_the_local_models_numbers_by_deletion(server):
     local = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
     served = noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu")
-    method = noiser.Occlusion(baseline="delete", score="logprob")
+    method = noiser.Occlusion(removal="delete", objective="logprob")
     options = {"method": method, "unit": "word", "target": " basketball and"}
     found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
     torch.testing.assert_close(

@@ -23,8 +23,8 @@ from noiser.explain.tolerance_html import tolerance_html
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from noiser.server import check_address, listening, serving
-from noiser.server.jobs import Job, Models
-from noiser.server.page import FACT, Ask, parse_chat
+from noiser.server.jobs import Models, QuestionJob
+from noiser.server.page import FACT, PageForm, parse_chat
 from soak import times
 from web_for_tests import PROMPT, SOURCES, chatty, failing, nonsense, served, wait_for_jobs
 
@@ -257,11 +257,11 @@ def test_the_page_s_choices_are_the_library_s():
     ]
     assert len(links) == 4
     for link in links:
-        asked = Ask.model_validate(dict(link))
-        assert {name for name, _ in link} <= Ask.model_fields.keys()
+        asked = PageForm.model_validate(dict(link))
+        assert {name for name, _ in link} <= PageForm.model_fields.keys()
         assert {*asked.methods.split(",")} <= {*METHODS.names()}
     assert f">{FACT}</textarea>" in PAGE
-    assert {*re.findall(r' name="(\w+)"', PAGE)} == {*Ask.model_fields, "metrics", "viewport"}
+    assert {*re.findall(r' name="(\w+)"', PAGE)} == {*PageForm.model_fields, "metrics", "viewport"}
 
 
 def test_chat_as_a_transcript_or_as_json():
@@ -354,7 +354,7 @@ def test_models_are_loaded_once_and_one_question_computes_at_a_time():
             assert running == [name]
             running.pop()
 
-    for job in [Job(partial(work, name=name)) for name in ("llama", "gemma3", "", "llama")]:
+    for job in [QuestionJob(partial(work, name=name)) for name in ("llama", "gemma3", "", "llama")]:
         asyncio.run(end_of(job))
     assert sorted(loaded) == ["gemma3", "llama"]
 
@@ -402,7 +402,7 @@ def test_a_stop_ends_the_work_within_a_pass_and_leaves_nothing_behind(method, pa
                     handle.remove()
 
     with pytest.raises(NoiserError, match="stopped"):
-        asyncio.run(end_of(Job(counted)))
+        asyncio.run(end_of(QuestionJob(counted)))
     assert (len(count), len(finished)) == (passes, passes - 1)
     lm = chatty("llama")
     assert noiser.attribute(lm, PROMPT, method=method).scores.isfinite().all()

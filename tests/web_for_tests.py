@@ -11,11 +11,11 @@ import httpx
 import uvicorn
 
 import noiser
-from noiser.server.completions import Completion
+from noiser.server.completions import CompletionBody
 from noiser.server.jobs import Models
 from noiser.server.listening import configured
-from noiser.server.page import Ask, Measure, Tolerate
-from noiser.server.questions import Attribute, Cite, Diff, Evaluate
+from noiser.server.page import Measure, PageForm, Tolerate
+from noiser.server.questions import Attribute, Cite, DiffBody, Evaluate
 from noiser.server.serving import application
 from tiny import chat_tokenizer, tiny, tiny_model
 
@@ -91,15 +91,15 @@ def wait_for_jobs(seconds=60):
 def nonsense(chance, count):
     """(path, body) of questions of a right form with wrong values, or of no form at all."""
     kinds = {
-        "/ask": Ask,
+        "/ask": PageForm,
         "/tolerate": Tolerate,
         "/measure": Measure,
-        "/v1/chat/completions": Completion,
+        "/v1/chat/completions": CompletionBody,
     }
     kinds |= {
         "/v1/attribute": Attribute,
         "/v1/cite": Cite,
-        "/v1/diff": Diff,
+        "/v1/diff": DiffBody,
         "/v1/evaluate": Evaluate,
     }
     values = [
@@ -141,9 +141,9 @@ def nonsense(chance, count):
         good |= {
             "metrics": ["lds"],
             "max_new_tokens": 2,
-            "sources": "" if kind is Ask else ["The dog."],
+            "sources": "" if kind is PageForm else ["The dog."],
         }
-        good |= {"before": "The", "after": "A"} if kind is Diff else {}
+        good |= {"before": "The", "after": "A"} if kind is DiffBody else {}
         good |= {
             "messages": [{"role": "user", "content": "The"}],
             "max_tokens": 2,

@@ -74,7 +74,7 @@ def write_text(path: str | PathLike[str], text: str) -> None:
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
-def written(text: str, path: str | PathLike[str] | None) -> str:
+def write_if(text: str, path: str | PathLike[str] | None) -> str:
     """The text, also written to `path` if given."""
     if path is not None:
         write_text(path, text)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-Form = Literal["decimal", "quantity"]
+NumberForm = Literal["decimal", "quantity"]
 """How a number is shown: with three decimals, or with three significant digits."""
 
 
-def number(value: float, form: Form = "decimal") -> str:
+def number(value: float, form: NumberForm = "decimal") -> str:
     """The text of a number, with a true minus sign; NaN is a dash."""
     if math.isnan(value):
         return "–"
@@ -26,7 +26,7 @@ def number(value: float, form: Form = "decimal") -> str:
     return text.replace("-", "−")
 
 
-def interval(low: float, high: float, form: Form = "decimal") -> str:
+def interval(low: float, high: float, form: NumberForm = "decimal") -> str:
     """The text of an interval, such as "[0.050, 0.210]"; empty where an end is NaN."""
     if math.isnan(low) or math.isnan(high):
         return ""

@@ -74,7 +74,7 @@ def bar(
 
 
 @contextmanager
-def shown(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
+def progress_of(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
     """Yields the caller's function, or None for False.
 
     Otherwise yields a bar where a terminal or a notebook shows it, and None elsewhere.

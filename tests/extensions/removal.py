@@ -1,6 +1,6 @@
 """A removal: every token holds half of its row."""
 
-from noiser.engine import REMOVALS, Change, Removal
+from noiser.engine import REMOVALS, Perturbation, Removal
 
 
 def halve(query, rng, samples):
@@ -10,7 +10,7 @@ def halve(query, rng, samples):
         def rows(clean):
             return clean[None] / 2
 
-        return Change(tuple(sorted(positions)), rows, targets=targets)
+        return Perturbation(tuple(sorted(positions)), rows, targets=targets)
 
     return Removal(change)
 

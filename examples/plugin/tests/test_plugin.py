@@ -42,7 +42,7 @@ def test_method(lm):
     assert att.method == "leave_one_in@1"
     assert att.scores.isfinite().all()
     alone = noiser.attribute(lm, "France", method="leave_one_in", target="Paris")
-    occluded = noiser.attribute(lm, "France", method=noiser.Occlusion(score="prob"), target="Paris")
+    occluded = noiser.attribute(lm, "France", method=noiser.Occlusion(objective="prob"), target="Paris")
     torch.testing.assert_close(
         alone.scores, occluded.scores
     )  # with one unit, in and out are the same difference

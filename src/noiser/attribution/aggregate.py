@@ -18,7 +18,7 @@ from noiser.types import Span, Unit
 if TYPE_CHECKING:
     from noiser.attribution.record import AnyRecord, AttributionRecord
 
-Columns = tuple[int, ...]
+UnitColumns = tuple[int, ...]
 Reduction = Callable[[Float[Tensor, "targets members"]], Float[Tensor, " targets"]]
 
 _ORDER = ("token", *SEGMENTATIONS)  # finest first
@@ -58,7 +58,7 @@ def aggregate(att: AnyRecord, unit: Unit | str, reduce: str) -> AnyRecord:
     )
 
 
-def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
+def _groups(att: AttributionRecord, unit: Unit | str) -> list[UnitColumns]:
     """The columns of `att` that make up each new unit, in order."""
     if unit == "source" and att.info.get("sources"):
         unit = [(source["start"], source["end"]) for source in att.info["sources"]]
@@ -75,10 +75,10 @@ def _groups(att: AttributionRecord, unit: Unit | str) -> list[Columns]:
     return _groups_of_text(att, unit)
 
 
-def _groups_of_text(att: AttributionRecord, unit: str) -> list[Columns]:
+def _groups_of_text(att: AttributionRecord, unit: str) -> list[UnitColumns]:
     """The columns that make up each named unit of the text; special tokens stay alone."""
     special = set(att.info.get("special_tokens", ()))
-    groups: list[Columns] = []
+    groups: list[UnitColumns] = []
     ordinary: list[int] = []
     for column, span in enumerate(att.units):
         if span.start == span.end or not special.isdisjoint(span.token_indices):
@@ -129,7 +129,7 @@ def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[Columns]:
+def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[UnitColumns]:
     """The units of which each span has more than any other span; units in no span are left out."""
     spans = checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
@@ -151,7 +151,7 @@ def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -
     return [tuple(columns) for columns in members]
 
 
-def _joined(att: AttributionRecord, columns: Columns) -> Span:
+def _joined(att: AttributionRecord, columns: UnitColumns) -> Span:
     """One unit from the first character of some units to the last, with the tokens of all."""
     if len(columns) == 1:
         return att.units[columns[0]]
@@ -165,7 +165,7 @@ def _joined(att: AttributionRecord, columns: Columns) -> Span:
 
 
 def _by_group(
-    values: Float[Tensor, "targets units"], groups: Sequence[Columns], reduction: Reduction
+    values: Float[Tensor, "targets units"], groups: Sequence[UnitColumns], reduction: Reduction
 ) -> Float[Tensor, "targets groups"]:
     """Each group of columns reduced; NaN in a row where any member is NaN.
 

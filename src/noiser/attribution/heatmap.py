@@ -82,7 +82,7 @@ def strongest(heat: HeatMap) -> str:
     return " · ".join(sides) or "no unit has a signal"
 
 
-class Numbers(NamedTuple):
+class NumberRows(NamedTuple):
     """A table of the numbers of one target.
 
     Attributes:
@@ -183,7 +183,7 @@ def _meaning_of_signs(att: AttributionRecord, row: int) -> tuple[str, str]:
     """What a positive and what a negative score say about a unit."""
     if "through" in att.info:
         return "the target was written from it, or from what was", ""
-    if att.parameters.get("score") == "hellinger":
+    if att.parameters.get("objective") == "hellinger":
         return (
             "without it the model's prediction changes",
             "without it the prediction changes less",
@@ -326,7 +326,7 @@ def _weights(scores: Sequence[float], stderr: Sequence[float]) -> list[float | N
 
 def numbers(
     attributions: Sequence[AttributionRecord], row: int, most: int | None = None
-) -> Numbers:
+) -> NumberRows:
     """The numbers of the units that have a score for a target.
 
     With `most`, of so many units of each attribution, the strongest.
@@ -353,7 +353,7 @@ def numbers(
     note = ""
     if len(shown) < len(with_score):
         note = f"the {len(shown)} strongest of {len(with_score)} units"
-    return Numbers(
+    return NumberRows(
         head=[kind_of_units(first), *names],
         rows=[[units[unit], *(texts[unit] for texts in columns)] for unit in in_order],
         weights=[[values[unit] for values in weights] for unit in in_order],

@@ -21,7 +21,7 @@ from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import restored
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, UnitError
-from noiser.files import written
+from noiser.files import write_if
 from noiser.html import html_table
 from noiser.numbers import number_format
 
@@ -125,7 +125,7 @@ class Attributions(SavedResult, list[Attribution]):
             normalization: as for `mean_by`.
         """
         title = f"Attributions of {len(self)} prompts"
-        return written(markup.page_of_card(self._card(by, normalization), title), path)
+        return write_if(markup.page_of_card(self._card(by, normalization), title), path)
 
     def to_text(self) -> str:
         """The table of `mean_by`, with each prompt's own table below."""
@@ -148,7 +148,7 @@ class Attributions(SavedResult, list[Attribution]):
     @classmethod
     def from_dict(cls, data: Any) -> Attributions:
         """The attributions whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
-        return cls(restored(_Saved, Literal["noiser.attributions"], data).attributions)
+        return cls(restored(_SavedAttributions, Literal["noiser.attributions"], data).attributions)
 
     def _repr_html_(self) -> str:
         return f"<style>{markup.css()}</style>{self._card(None, 'none')}"
@@ -200,7 +200,7 @@ class Attributions(SavedResult, list[Attribution]):
         return self.mean_by("position", normalization)
 
 
-class _Saved(BaseModel):
+class _SavedAttributions(BaseModel):
     """The file: attributions in the form of their own files."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

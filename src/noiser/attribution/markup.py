@@ -19,7 +19,7 @@ from noiser.attribution.display import dark_ink, headings, label, notes, provena
 from noiser.attribution.heatmap import (
     Cell,
     HeatMap,
-    Numbers,
+    NumberRows,
     has_signal,
     heat_map,
     legends,
@@ -324,7 +324,7 @@ def _key(meaning: Mapping[str, str]) -> str:
     return "; ".join(keys)
 
 
-def _table(table: Numbers) -> str:
+def _table(table: NumberRows) -> str:
     """A table of numbers.
 
     One attribution gets a column of bars; the scores of several get colours, as each has a scale of

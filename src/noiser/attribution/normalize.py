@@ -11,13 +11,13 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.errors import NumericalError
 
-Row = Float[Tensor, "*rows units"]
+ScoreRow = Float[Tensor, "*rows units"]
 Valid = Bool[Tensor, "*rows units"]
 
 _FLOAT32_PRECISION = 2.0**-23
 
 
-def normalize(scores: Row, kind: str = "sum") -> Row:
+def normalize(scores: ScoreRow, kind: str = "sum") -> ScoreRow:
     """Every row normalised by itself; see `Attribution.normalized`."""
     check_choice("normalization", kind, NORMALIZATIONS)
     infinite = int(torch.isinf(scores).sum())
@@ -31,13 +31,13 @@ def normalize(scores: Row, kind: str = "sum") -> Row:
     return normalized.to(scores.dtype).masked_fill(~valid, torch.nan)
 
 
-def _over(values: Row, total: Tensor, valid: Valid) -> Row:
+def _over(values: ScoreRow, total: Tensor, valid: Valid) -> ScoreRow:
     """`values` divided by `total`; uniform over the valid units of rows where that is zero."""
     uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(total == 0, uniform, values / total.masked_fill(total == 0, 1))
 
 
-def _shares(weights: Row, valid: Valid) -> Row:
+def _shares(weights: ScoreRow, valid: Valid) -> ScoreRow:
     """Shares of the sum, unless it is 0 to the precision of float32."""
     present = weights.masked_fill(~valid, 0)
     total = present.sum(-1, keepdim=True)
@@ -46,7 +46,7 @@ def _shares(weights: Row, valid: Valid) -> Row:
     return _over(weights, total.masked_fill(is_zero, 0), valid)
 
 
-def _minmax(scores: Row, valid: Valid) -> Row:
+def _minmax(scores: ScoreRow, valid: Valid) -> ScoreRow:
     """Scores moved and scaled so that they reach from 0 to 1."""
     if not scores.numel():
         return scores
@@ -55,7 +55,7 @@ def _minmax(scores: Row, valid: Valid) -> Row:
     return _over(scores - low, high - low, valid)
 
 
-NORMALIZATIONS: dict[str, Callable[[Row, Valid], Row]] = {
+NORMALIZATIONS: dict[str, Callable[[ScoreRow, Valid], ScoreRow]] = {
     "sum": _shares,
     "positive": lambda scores, valid: _shares(scores.clamp(min=0), valid),
     "abs_sum": lambda scores, valid: _shares(scores.abs(), valid),

@@ -19,7 +19,7 @@ from noiser.attribution.paths import through
 from noiser.attribution.record import AttributionRecord
 from noiser.attribution.saved import SavedResult
 from noiser.checks import check_count, random_state_kept
-from noiser.files import written
+from noiser.files import write_if
 from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Attribution(AttributionRecord, SavedResult):
         self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None
     ) -> str:
         """A complete page without network and scripts, of some targets or as many as a browser shows without delay."""
-        return written(markup.page([self], targets), path)
+        return write_if(markup.page([self], targets), path)
 
     def to_text(self) -> str:
         """Aligned tables of scores with bars, without colours."""

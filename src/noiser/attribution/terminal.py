@@ -30,7 +30,7 @@ from noiser.attribution.display import (
 from noiser.attribution.heatmap import (
     Cell,
     HeatMap,
-    Numbers,
+    NumberRows,
     errors_of,
     has_signal,
     heat_map,
@@ -214,7 +214,7 @@ def _number(show: NumberFormat, score: float, stderr: float, weight: float) -> T
     return Text(show(score), _style(_BLACK if dark_ink(weight) else _INK, tint(weight, DARK_PAPER)))
 
 
-def _numbers(table: Numbers) -> Iterator[RenderableType]:
+def _numbers(table: NumberRows) -> Iterator[RenderableType]:
     """Units by methods; for one method, its scores with their errors and bars.
 
     The bars of positive scores are solid.

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from noiser.errors import DependencyError, RunError
 
-Job = TypeVar("Job")
-Results = Iterator[tuple[Job, Any]]
+JobT = TypeVar("JobT")
+Results = Iterator[tuple[JobT, Any]]
 Make = Callable[[], Any]
 """Makes a worker, an object with a method `work(job)`; it can be sent to another process."""
 
@@ -34,7 +34,7 @@ class Inline:
     def __init__(self, make: Make) -> None:
         self._worker = make()
 
-    def run(self, jobs: Iterable[Job]) -> Results[Job]:
+    def run(self, jobs: Iterable[JobT]) -> Results[JobT]:
         """Every job with its result."""
         return ((job, self._worker.work(job)) for job in jobs)
 
@@ -51,10 +51,10 @@ class _Several:
 
     workers: int
 
-    def run(self: Any, jobs: Iterable[Job]) -> Results[Job]:
+    def run(self: Any, jobs: Iterable[JobT]) -> Results[JobT]:
         """Every job with its result, as they finish; of a job that workers died of it is a RunError."""
         waiting, deaths, finished = enumerate(jobs), Counter[int](), False
-        again, running = list[tuple[int, Job]](), dict[Any, tuple[int, Job]]()
+        again, running = list[tuple[int, JobT]](), dict[Any, tuple[int, JobT]]()
         while True:
             room = (
                 1 if again else self.workers

@@ -37,7 +37,7 @@ WORKING = {
 """Settings of a judge that change no answer."""
 
 
-class Entry(BaseModel):
+class PlanEntry(BaseModel):
     """An entry of a plan, with the label that names its rows, and perhaps labels of other kinds that restrict it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,7 +61,7 @@ class Entry(BaseModel):
         return self.model_dump(mode="json", exclude={*_KINDS, "limit"})
 
 
-class ModelEntry(Entry):
+class ModelEntry(PlanEntry):
     """A model; its fields are parameters of `noiser.load_model`."""
 
     name: str
@@ -88,7 +88,7 @@ class ModelEntry(Entry):
         return self.model_dump(exclude=excluded, exclude_defaults=True) | dict(self.engine_args)
 
 
-class DataEntry(Entry):
+class DataEntry(PlanEntry):
     """A data set, whose examples are taken in an order drawn by the plan's seed, or the plan's own prompts."""
 
     name: str | None = None
@@ -117,7 +117,7 @@ class DataEntry(Entry):
         return self
 
 
-class MethodEntry(Entry):
+class MethodEntry(PlanEntry):
     """A method, with its hyper-parameters and its unit; with unit "spans" those that each example names."""
 
     name: str
@@ -130,7 +130,7 @@ class MethodEntry(Entry):
     limit: Limit = None
 
 
-class MetricEntry(Entry):
+class MetricEntry(PlanEntry):
     """A metric with its settings and its judge: the model itself, another model on this machine, or an endpoint's."""
 
     name: str
@@ -202,7 +202,7 @@ class Plan(BaseModel):
 
     def labels(self, kind: str) -> list[str]:
         """The labels of "models", "data", "methods" or "metrics"."""
-        return [entry.label for entry in cast("tuple[Entry, ...]", getattr(self, kind))]
+        return [entry.label for entry in cast("tuple[PlanEntry, ...]", getattr(self, kind))]
 
     def entry(self, kind: str, label: str) -> Any:
         """The entry with a label of the plan."""

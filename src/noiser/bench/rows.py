@@ -15,7 +15,7 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+@-]*$", max_leng
 """A name for an entry of a plan, without characters that a file name cannot have."""
 
 
-class Key(NamedTuple):
+class RowKey(NamedTuple):
     """The columns that identify a row."""
 
     model: str
@@ -47,10 +47,10 @@ class Row(NamedTuple):
     threads: int | None = None  # CPU threads of the process
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RowKey:
         """The columns that identify the row."""
-        return Key(self.model, self.data, self.method, self.metric, self.example)
+        return RowKey(self.model, self.data, self.method, self.metric, self.example)
 
 
-Text = tuple[Key, Mapping[str, Any]]
+Text = tuple[RowKey, Mapping[str, Any]]
 """The attribution, the error message or the judge's words that belong to a row."""

@@ -32,9 +32,9 @@ from noiser.bench.resolve import (
     resolve,
     selections_of,
 )
-from noiser.bench.rows import ATTRIBUTION, Key, Row
+from noiser.bench.rows import ATTRIBUTION, Row, RowKey
 from noiser.bench.store import Store, locked
-from noiser.bench.work import Done, Job, Questions, Worker
+from noiser.bench.work import CorrectnessJob, Done, Job, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
 from noiser.evaluation.measuring import Item
 from noiser.registry import __version__, version_of
@@ -46,7 +46,7 @@ RunProgress = Callable[[int, int, str], None]
 
 Executor = Inline | Processes | RayActors
 
-Pair = tuple[str, str]
+MethodAndMetric = tuple[str, str]
 """The labels of a model and a data set."""
 
 StoredIds = Mapping[tuple[str, str], set[str]]
@@ -250,9 +250,9 @@ class _Run:
 
     def _ask(self, model: str, data: str, items: Sequence[Item]) -> dict[str, bool | str]:
         """Whether the model answers each example right, by id, or the error's type."""
-        jobs: list[Questions] = []
+        jobs: list[CorrectnessJob] = []
         for start in range(0, len(items), ASKED):
-            jobs.append(Questions(model, data, tuple(items[start : start + ASKED])))
+            jobs.append(CorrectnessJob(model, data, tuple(items[start : start + ASKED])))
         answers: dict[str, bool | str] = {}
         for _, done in self.executor.run(jobs):
             if isinstance(done, RunError):
@@ -324,7 +324,7 @@ class _Run:
         """The job with its stored attributions."""
         attributions: dict[str, Any] = {}
         for item in job.examples:
-            key = Key(job.model, job.data, job.method, ATTRIBUTION, item.id)
+            key = RowKey(job.model, job.data, job.method, ATTRIBUTION, item.id)
             attribution = self.store.text(key).get(ATTRIBUTION)
             if attribution:
                 attributions[item.id] = attribution
@@ -353,11 +353,11 @@ class _Run:
 class _Tally:
     """Counts of the stored rows that a plan asks for."""
 
-    rows: Counter[Pair] = field(default_factory=Counter[Pair])
-    errors: Counter[Pair] = field(default_factory=Counter[Pair])
-    seconds: defaultdict[Pair, float] = field(default_factory=lambda: defaultdict(float))
+    rows: Counter[MethodAndMetric] = field(default_factory=Counter[MethodAndMetric])
+    errors: Counter[MethodAndMetric] = field(default_factory=Counter[MethodAndMetric])
+    seconds: defaultdict[MethodAndMetric, float] = field(default_factory=lambda: defaultdict(float))
     error_types: Counter[str] = field(default_factory=Counter[str])
-    first_keys: dict[str, Key] = field(default_factory=dict[str, Key])
+    first_keys: dict[str, RowKey] = field(default_factory=dict[str, RowKey])
     """The first row with an error of each type."""
 
     def add(self, row: Row) -> None:
@@ -406,7 +406,7 @@ def status(folder: Path) -> str:
 
 
 def _status_line(
-    plan: Plan, pair: Pair, limit: int | None, selection: Selection | None, tally: _Tally
+    plan: Plan, pair: MethodAndMetric, limit: int | None, selection: Selection | None, tally: _Tally
 ) -> tuple[tuple[str, ...], bool]:
     """The line of a model and a data set in the table, and whether nothing is missing."""
     chosen = 0

@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from noiser.bench.rows import ATTRIBUTION, Key, Row, Text
+from noiser.bench.rows import ATTRIBUTION, Row, RowKey, Text
 from noiser.errors import RunError, StoredFileError
 from noiser.files import write_bytes
 from noiser.registry import renamed
@@ -31,8 +31,8 @@ MOST_BYTES, INFLATION = 1_000_000, 100
 
 
 _COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
-_KINDS, _KEY = (", ".join(names) for names in (Key._fields[:4], Key._fields))
-_IS_KEY = " AND ".join(f"{name} = ?" for name in Key._fields)
+_KINDS, _KEY = (", ".join(names) for names in (RowKey._fields[:4], RowKey._fields))
+_IS_KEY = " AND ".join(f"{name} = ?" for name in RowKey._fields)
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS rows ({_COLUMNS}, PRIMARY KEY ({_KEY})) WITHOUT ROWID;
@@ -135,7 +135,7 @@ class Store:
             zip(kinds, map(set, columns), strict=False)
         )
 
-    def text(self, key: Key) -> Mapping[str, Any]:
+    def text(self, key: RowKey) -> Mapping[str, Any]:
         """The text of a row; empty where there is none."""
         found = self._select(f"SELECT value FROM texts WHERE {_IS_KEY}", key)
         return json.loads(found[0][0]) if found else {}

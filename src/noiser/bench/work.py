@@ -15,7 +15,7 @@ import torch
 from noiser.attribution import Attribution
 from noiser.attribution.store import to_jsonable
 from noiser.bench.plan import MetricEntry, Plan
-from noiser.bench.rows import ATTRIBUTION, Key, Row, Text
+from noiser.bench.rows import ATTRIBUTION, Row, RowKey, Text
 from noiser.errors import NoiserError, RunError
 from noiser.evaluation.measuring import Item, Measurement, asked_of, measure_block, says
 from noiser.judges import Judge, kind_of, make_judge
@@ -32,7 +32,7 @@ Infinities are among them since JSON has no number for them.
 """
 
 
-class Questions(NamedTuple):
+class CorrectnessJob(NamedTuple):
     """A job: which examples does the model answer right?"""
 
     model: str
@@ -77,7 +77,7 @@ class Worker:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def work(self, job: Job | Questions) -> Done:
+    def work(self, job: Job | CorrectnessJob) -> Done:
         """The rows that the job lacks, or the answers.
 
         Raises RunError where a model or a judge cannot work at all.
@@ -85,7 +85,7 @@ class Worker:
         try:
             lm = self._model(job.model)
             identity = lm.identity._asdict()
-            if isinstance(job, Questions):
+            if isinstance(job, CorrectnessJob):
                 answers = {item.id: _is_right(lm, item) for item in job.examples}
                 return Done(identity, answers=answers)
             rows: list[Row] = []
@@ -201,7 +201,7 @@ def _record(
     """The rows that an example lacks, and the texts that belong to them."""
     rows: list[Row] = []
     texts: list[Text] = []
-    key = Key(job.model, job.data, job.method, ATTRIBUTION, item.id)
+    key = RowKey(job.model, job.data, job.method, ATTRIBUTION, item.id)
     attribution = measurement.attribution
     is_new = measurement.attribution_seconds is not None
     if isinstance(attribution, Attribution) and is_new:
@@ -232,7 +232,7 @@ def _result(measurement: Measurement, metric: str) -> tuple[Any, float | None]:
 def _row(
     plan: Plan,
     item: Item,
-    key: Key,
+    key: RowKey,
     attribution: Attribution | Exception,
     numbers: Any,
     seconds: float | None,

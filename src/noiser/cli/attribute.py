@@ -58,7 +58,7 @@ def compare(
     ],
     asked: o.QuestionOptions = o.QUESTION,
     methods: Annotated[
-        str, typer.Option(help="Names with commas, such as joint,occlusion:score=logprob.")
+        str, typer.Option(help="Names with commas, such as joint,occlusion:objective=logprob.")
     ] = METHODS,
     model: o.Model = "gemma-3-270m",
     seed: o.Seed = 0,

@@ -60,7 +60,7 @@ def evaluate(
         ),
     ] = "token",
     max_new_tokens: o.MaxNewTokens = 1,
-    target_unit: o.TargetUnitName = "token",
+    target_unit: o.TargetUnitOption = "token",
     chat: o.Chat = False,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,

@@ -47,7 +47,7 @@ Model = Annotated[
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", help="Tokens of the greedy continuation to explain.")
 ]
-TargetUnitName = Annotated[
+TargetUnitOption = Annotated[
     types.TargetUnitName, typer.Option(help="Parts of the continuation to explain.")
 ]
 MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]

@@ -2,16 +2,24 @@
 
 from noiser.data import known, longra, planted, wikibio, wikitext
 from noiser.data.actions import draw_actions, messages_of
-from noiser.data.dataset import DATA_SETS, DataSet, Example, Reading, Recipe, Source, UpstreamFile
+from noiser.data.dataset import (
+    DATA_SETS,
+    DataSet,
+    Example,
+    LoadedExamples,
+    Provenance,
+    Recipe,
+    UpstreamFile,
+)
 from noiser.data.loading import cache_folder, fetch, load
 
 __all__ = [
     "DATA_SETS",
     "DataSet",
     "Example",
-    "Reading",
+    "LoadedExamples",
+    "Provenance",
     "Recipe",
-    "Source",
     "UpstreamFile",
     "cache_folder",
     "draw_actions",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from noiser.checks import check_choice
-from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe
+from noiser.data.dataset import DATA_SETS, Example, LoadedExamples, Recipe
 from noiser.data.planted import ROOMS, SOURCE, THINGS
 from noiser.types import Message
 
@@ -43,13 +43,13 @@ _BEGIN = (
 )
 
 
-def read_actions(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
+def read_actions(paths: Mapping[str, Path]) -> LoadedExamples:  # noqa: ARG001 - nothing is read
     """All conversations, the same in every run. Spans: "gold", the message that decides; "other", the rest.
 
     The prompt is written as SmolLM2 and Qwen read a chat; `messages_of` gives its messages for other models.
     """
     note = "Made by a program. A call counts as decided by its message only if it gets less likely without it."
-    return Reading([example for case in CASES for example in draw_actions(case)], (note,))
+    return LoadedExamples([example for case in CASES for example in draw_actions(case)], (note,))
 
 
 def draw_actions(case: str, seed: int = 0) -> list[Example]:

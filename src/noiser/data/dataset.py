@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, overload
 
 from noiser.registry import Registry
 
-Spans = Mapping[str, tuple[tuple[int, int], ...]]
+NamedSpans = Mapping[str, tuple[tuple[int, int], ...]]
 """Named parts of a prompt, each as disjoint (start, end) character offsets."""
 
 
@@ -36,7 +36,7 @@ class Example:
     target: str | None
     dataset: str
     category: str = ""
-    spans: Spans = field(default_factory=dict[str, tuple[tuple[int, int], ...]], hash=False)
+    spans: NamedSpans = field(default_factory=dict[str, tuple[tuple[int, int], ...]], hash=False)
     without: tuple[str, ...] = ()
     enough: tuple[str, ...] = ()
     meta: Mapping[str, str | int | bool] = field(
@@ -54,7 +54,7 @@ class UpstreamFile(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Provenance:
     """Files, licence and citation of a data set."""
 
     files: tuple[UpstreamFile, ...]
@@ -62,7 +62,7 @@ class Source:
     citation: str
 
 
-class Reading(NamedTuple):
+class LoadedExamples(NamedTuple):
     """Examples in the order of the file, and notes on what was removed or repaired."""
 
     examples: Sequence[Example]
@@ -73,8 +73,8 @@ class Reading(NamedTuple):
 class Recipe:
     """The source of a data set, and the function that reads its files, given by name."""
 
-    source: Source
-    read: Callable[[Mapping[str, Path]], Reading]
+    source: Provenance
+    read: Callable[[Mapping[str, Path]], LoadedExamples]
 
 
 DATA_SETS: Registry[Recipe] = Registry("data set", "noiser.data")
@@ -95,7 +95,7 @@ class DataSet(Sequence[Example]):
     name: str
     examples: tuple[Example, ...]
     notes: tuple[str, ...]
-    source: Source
+    source: Provenance
 
     def __len__(self) -> int:
         return len(self.examples)

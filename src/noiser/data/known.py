@@ -10,15 +10,15 @@ from typing import Any
 from noiser.data.dataset import (
     DATA_SETS,
     Example,
-    Reading,
+    LoadedExamples,
+    Provenance,
     Recipe,
-    Source,
     UpstreamFile,
     records_of,
 )
 
 
-def read_known(paths: Mapping[str, Path]) -> Reading:
+def read_known(paths: Mapping[str, Path]) -> LoadedExamples:
     """KNOWN with every prompt once, as the paper counts it (1208).
 
     An example's category is its relation; its span "subject" is what the fact is about.
@@ -29,7 +29,7 @@ def read_known(paths: Mapping[str, Path]) -> Reading:
     removed = "; ".join(
         f"{again} repeats the prompt of {before}" for again, before in repeats.items()
     )
-    return Reading(
+    return LoadedExamples(
         list(first.values()), (f"Removed {len(repeats)} of {len(examples)} records: {removed}.",)
     )
 
@@ -47,7 +47,7 @@ def _example(record: Mapping[str, Any]) -> Example:
     )
 
 
-SOURCE = Source(
+SOURCE = Provenance(
     files=(
         UpstreamFile(
             "known_1000.json",

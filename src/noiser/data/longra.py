@@ -11,10 +11,10 @@ from typing import Any
 from noiser.data.dataset import (
     DATA_SETS,
     Example,
-    Reading,
+    LoadedExamples,
+    NamedSpans,
+    Provenance,
     Recipe,
-    Source,
-    Spans,
     UpstreamFile,
     records_of,
 )
@@ -30,7 +30,7 @@ HOLES = {
 """LongRA's categories with malformed records: how many words of the prompt precede the deleted antecedent."""
 
 
-def read_longra(paths: Mapping[str, Path]) -> Reading:
+def read_longra(paths: Mapping[str, Path]) -> LoadedExamples:
     """LongRA's 573 records, each with its antecedent.
 
     A record asks for one word of a pair; the other word, the antecedent, stands early in the prompt, before a sentence
@@ -42,7 +42,7 @@ def read_longra(paths: Mapping[str, Path]) -> Reading:
     """
     examples = [_example(record) for record in records_of(paths)]
     repaired = sum(bool(example.meta["repaired"]) for example in examples)
-    return Reading(
+    return LoadedExamples(
         examples,
         (f"Repaired {repaired} of {len(examples)} records, malformed in {', '.join(paths)}.",),
     )
@@ -75,7 +75,7 @@ def _repaired(prompt: str, antecedent: str, hole: int) -> str:
     return f"{prompt[:end]} {antecedent}{prompt[end:]}"
 
 
-def _spans(prompt: str, antecedent: str) -> Spans:
+def _spans(prompt: str, antecedent: str) -> NamedSpans:
     parts = {
         "antecedent": re.search(rf"\b({re.escape(antecedent)})\b", prompt),
         "distractor": re.search(r"(\([^()]*\)\.?)", prompt),
@@ -84,7 +84,7 @@ def _spans(prompt: str, antecedent: str) -> Spans:
     return {name: (found.span(1),) for name, found in parts.items() if found}
 
 
-SOURCE = Source(
+SOURCE = Provenance(
     files=(
         UpstreamFile(
             "LongRA.json",

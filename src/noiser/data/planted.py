@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from noiser.checks import check_choice, check_count
-from noiser.data.dataset import DATA_SETS, Example, Reading, Recipe, Source
+from noiser.data.dataset import DATA_SETS, Example, LoadedExamples, Provenance, Recipe
 from noiser.data.wordings import (
     ASIDES,
     CHAINS,
@@ -33,7 +33,7 @@ from noiser.data.wordings import (
 from noiser.data.wordings import ROOMS as ROOMS
 from noiser.errors import ParameterError
 
-SOURCE = Source(
+SOURCE = Provenance(
     files=(), licence="that of this package", citation="made by a program of this package"
 )
 
@@ -67,7 +67,7 @@ class _Planted(NamedTuple):
         return " ".join([*kept, self.question])
 
 
-def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing is read
+def read_planted(paths: Mapping[str, Path]) -> LoadedExamples:  # noqa: ARG001 - nothing is read
     """All prompts, the same in every run. Spans: "gold", the sentences that decide the answer; "other", all others."""
     kinds = [
         (category, count)
@@ -78,7 +78,7 @@ def read_planted(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothin
         "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out (if the "
         "fact is in two parts, when either is), and not when a copy is or documents that do not matter are."
     )
-    return Reading([example for kind in kinds for example in draw(*kind)], (note,))
+    return LoadedExamples([example for kind in kinds for example in draw(*kind)], (note,))
 
 
 def draw(category: str, sentences: int, seed: int = 0, wording: int = 0) -> list[Example]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from noiser.data.dataset import (
     DATA_SETS,
     Example,
-    Reading,
+    LoadedExamples,
+    Provenance,
     Recipe,
-    Source,
     UpstreamFile,
     records_of,
 )
@@ -21,7 +21,7 @@ SENTENCES = 2
 """How many sentences of a biography make a prompt of WikiBio."""
 
 
-def read_biographies(paths: Mapping[str, Path]) -> Reading:
+def read_biographies(paths: Mapping[str, Path]) -> LoadedExamples:
     """The first two sentences of the first 119 biographies of SelfCheckGPT's selection; no target."""
     biographies = {
         record["wiki_bio_test_idx"]: record["wiki_bio_text"] for record in records_of(paths)
@@ -30,7 +30,7 @@ def read_biographies(paths: Mapping[str, Path]) -> Reading:
         f"wikibio-{i}": " ".join(first_sentences(text)[:SENTENCES])
         for i, text in biographies.items()
     }
-    return Reading(
+    return LoadedExamples(
         [
             Example(id=i, prompt=prompt, target=None, dataset="wikibio")
             for i, prompt in prompts.items()
@@ -48,7 +48,7 @@ def first_sentences(text: str) -> list[str]:
     return [sentence.strip() for sentence in joined if sentence.strip()]
 
 
-SOURCE = Source(
+SOURCE = Provenance(
     files=(
         UpstreamFile(
             "dataset-generated.json",

@@ -9,14 +9,14 @@ from pathlib import Path
 from noiser.data.dataset import (
     DATA_SETS,
     Example,
-    Reading,
+    LoadedExamples,
+    Provenance,
     Recipe,
-    Source,
     UpstreamFile,
 )
 
 
-def read_wikitext(paths: Mapping[str, Path]) -> Reading:
+def read_wikitext(paths: Mapping[str, Path]) -> LoadedExamples:
     """Every line without the whitespace around it, as the paper's authors use them; no target."""
     (path,) = paths.values()
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
@@ -25,12 +25,12 @@ def read_wikitext(paths: Mapping[str, Path]) -> Reading:
         Example(id=f"wikitext-{number}", prompt=line.strip(), target=None, dataset="wikitext")
         for number, line in enumerate(lines)
     ]
-    return Reading(
+    return LoadedExamples(
         examples, (f"Removed the whitespace at the ends of {changed} of {len(lines)} lines.",)
     )
 
 
-SOURCE = Source(
+SOURCE = Provenance(
     files=(
         UpstreamFile(
             "wikitext.txt",

@@ -467,7 +467,7 @@ def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple
     largest logits here are sums in float32. `generate()` rounds them: bfloat16 has steps of 1/8
     between 16 and 32.
     """
-    if lm.dtype not in (torch.bfloat16, torch.float16) or not lm.looks_inside:
+    if lm.dtype not in (torch.bfloat16, torch.float16) or not lm.needs_internals:
         return ()
     first, second = logits.float().topk(2).values.unbind(-1)
     step = torch.finfo(lm.dtype).eps * first.abs()

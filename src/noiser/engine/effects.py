@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine.objectives import Ids, LogProbabilities, Read, at
+from noiser.engine.objectives import Ids, LogProbabilities, ObjectiveFn, at
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -21,26 +21,26 @@ class Effect(NamedTuple):
         stderr: standard error of the score over the samples, by the delta method; NaN for a single sample.
         flips: 1 if P̄ has another most probable token at any of the target's tokens; with a foil, if the other of
             the two is the more probable one, by the sums of the log-probabilities of their tokens.
-        lead: log odds of the model's own token against its strongest rival (of target against foil), divided by
+        margin: log odds of the model's own token against its strongest rival (of target against foil), divided by
             their clean value: 1 for no change, negative after a flip. For several tokens the smallest.
         probability, probability_stderr: P̄ of the target, for several tokens the geometric mean, and its standard
             error.
         foil_probability: P̄ of the foil, the geometric mean over its tokens; 0 without one.
-        leader, leader_probability: id and probability of the most probable token of P̄, where the lead is smallest.
+        top_token, top_probability: id and probability of the most probable token of P̄, where the lead is smallest.
     """
 
     score: float
     stderr: float
     flips: float
-    lead: float
+    margin: float
     probability: float
     probability_stderr: float
     foil_probability: float
-    leader: float
-    leader_probability: float
+    top_token: float
+    top_probability: float
 
 
-def effect_of(objective: Read, foil_tokens: int = 0) -> Read:
+def effect_of(objective: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
     """The function that reads an `Effect` [..., 9] of a change's samples together."""
 
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
@@ -57,11 +57,11 @@ def effect_of(objective: Read, foil_tokens: int = 0) -> Read:
         probability_influences = probability[..., None] * ratios.mean(-1)
         errors = _standard_errors(torch.stack([value_influences, probability_influences]))
 
-        margins = leads(mean.log(), clean, ids, foil_tokens)
-        clean_margins = leads(clean, clean, ids, foil_tokens)
+        margins = margins(mean.log(), clean, ids, foil_tokens)
+        clean_margins = margins(clean, clean, ids, foil_tokens)
         # Where two tokens tie without a change, no change can be compared with their margin.
         comparable = torch.where(clean_margins == 0, torch.inf, clean_margins)
-        lead, narrowest = (margins / comparable).min(-1)
+        margin, narrowest = (margins / comparable).min(-1)
         if foil_tokens:
             flips = (clean_margins[0] > 0) != (margins[..., 0] > 0)
             foil_probability = p[..., target_tokens:].log().mean(-1).exp()
@@ -70,18 +70,18 @@ def effect_of(objective: Read, foil_tokens: int = 0) -> Read:
             foil_probability = torch.zeros_like(value)
 
         best_p, best_token = mean.max(-1)
-        leader = best_token.gather(-1, narrowest[..., None])[..., 0]
-        leader_probability = best_p.gather(-1, narrowest[..., None])[..., 0]
+        top_token = best_token.gather(-1, narrowest[..., None])[..., 0]
+        top_probability = best_p.gather(-1, narrowest[..., None])[..., 0]
         numbers = {
             "score": loss,
             "stderr": errors[0],
             "flips": flips,
-            "lead": lead,
+            "margin": margin,
             "probability": probability,
             "probability_stderr": errors[1],
             "foil_probability": foil_probability,
-            "leader": leader,
-            "leader_probability": leader_probability,
+            "top_token": top_token,
+            "top_probability": top_probability,
         }
         return torch.stack([numbers[name].float() for name in Effect._fields], -1)
 
@@ -96,7 +96,7 @@ def _standard_errors(influences: Float[Tensor, "*rows samples"]) -> Float[Tensor
     return influences.std(-1) / samples**0.5
 
 
-def leads(
+def margins(
     log_p: Float[Tensor, "*changes tokens vocab"],
     clean: LogProbabilities,
     ids: Ids,
@@ -118,7 +118,7 @@ def leads(
 
 
 def _influences(
-    objective: Read, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor
+    objective: ObjectiveFn, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The objective of the mean distribution [...], and each sample's influence on it [..., samples].
 

@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from noiser.engine.changes import Ask, Change
-from noiser.engine.inside import Inside
-from noiser.engine.query import Answer, Prefill, Query, Request, Spent, Steps
+from noiser.engine.inside import WhiteBoxRequest
+from noiser.engine.perturbations import Perturbation, Predict
+from noiser.engine.query import AnswerT, Cost, Prefill, Query, Request, Steps
 from noiser.errors import ModelError, OutOfTimeError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.memory import free_memory, is_out_of_memory
@@ -82,7 +82,7 @@ class _Item:
 class _Reading:
     """A change, the targets that are read under it, and the logits of each run so far."""
 
-    change: Change
+    perturbation: Perturbation
     targets: Sequence[int]
     index: int  # its place in the answer
     runs: list[list[Tensor]]
@@ -90,7 +90,7 @@ class _Reading:
     @property
     def is_whole(self) -> bool:
         """Whether all samples of all runs are there."""
-        samples = self.change.samples
+        samples = self.perturbation.samples
         return all(sum(map(len, parts)) == samples for parts in self.runs)
 
     def logits(self) -> Tensor:
@@ -188,7 +188,7 @@ class Engine:
                     f"A method or metric awaited {request!r}; expected a request, such as "
                     "noiser.engine.Ask."
                 )
-            if isinstance(request, Inside):
+            if isinstance(request, WhiteBoxRequest):
                 self._answer_at_once(work, request)
             else:
                 items = _items(self.lm, work)
@@ -202,7 +202,7 @@ class Engine:
         self._queue.extend(items)
         return None
 
-    def _answer_at_once(self, work: _Work[Any], request: Inside[Any]) -> None:
+    def _answer_at_once(self, work: _Work[Any], request: WhiteBoxRequest[Any]) -> None:
         """Answers a request that looks inside the model, which makes its own passes."""
         before = request.query.spent.token_forwards
         with self._stopped_in_time():
@@ -240,7 +240,7 @@ class Engine:
         self._queue.clear()
         for work in works:
             partial_answer = None
-            if isinstance(work.request, Ask):
+            if isinstance(work.request, Predict):
                 partial_answer = work.answer
                 spent = work.request.query.spent
                 spent.unfinished += sum(value is None for value in partial_answer)
@@ -284,7 +284,7 @@ class Engine:
     def _count(self, items: Sequence[_Item]) -> None:
         """Adds a pass to what has been spent: to every query that took part in it, its tokens."""
         self._done += sum(item.size for item in items)
-        tokens_of = Counter[Spent]()
+        tokens_of = Counter[Cost]()
         for item in items:
             if item.reading:  # clean sequences are not counted
                 tokens_of[item.work.request.query.spent] += item.size
@@ -329,7 +329,7 @@ class Engine:
                 continue
             reading.runs[item.run].append(part)
             if reading.is_whole:
-                key = (item.work, reading.change.samples, *reading.targets)
+                key = (item.work, reading.perturbation.samples, *reading.targets)
                 groups.setdefault(key, []).append(reading)
         for (work, *_), readings in groups.items():
             # Reading makes several copies of the logits, so a quarter of a pass at a time.
@@ -383,12 +383,12 @@ def _branch_of(item: _Item) -> Branch:
     if item.reading is None:
         inputs = context.inputs[item.start : item.stop][None]
         hidden: tuple[int, ...] = ()
-        record = context.packs
+        record = context.supports_packing
     else:
-        change = item.reading.change
+        perturbation = item.reading.perturbation
         samples = slice(item.first, item.last)
-        inputs = change.inputs(context, item.start, item.stop, samples)
-        hidden = change.positions if change.hidden else ()
+        inputs = perturbation.inputs(context, item.start, item.stop, samples)
+        hidden = perturbation.positions if perturbation.hidden else ()
         record = False
     return Branch(context, item.start, inputs, item.wanted, hidden, record, item.tokens)
 
@@ -409,70 +409,74 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
     request = work.request
     if isinstance(request, Prefill):
         context = request.context
-        start = context.done if context.packs else 0
+        start = context.done if context.supports_packing else 0
         stop = len(context.inputs)
         return [_Item(work, context, start, stop, request.positions, request.tokens)]
     query: Query = request.query
     no_values = torch.zeros(0, 1, dtype=torch.float64)  # the answer to a change without targets
-    work.answer = [no_values] * len(request.changes)
+    work.answer = [no_values] * len(request.perturbations)
     items: list[_Item] = []
-    for index, change in enumerate(request.changes):
-        targets = range(len(query.targets)) if change.targets is None else change.targets
+    for index, perturbation in enumerate(request.perturbations):
+        targets = (
+            range(len(query.targets)) if perturbation.targets is None else perturbation.targets
+        )
         if targets:
-            _check_change(lm, query, change)
+            _check_change(lm, query, perturbation)
             work.answer[index] = None
-            items += _items_of_change(work, query, change, targets, index)
+            items += _items_of_change(work, query, perturbation, targets, index)
     return items
 
 
-def _check_change(lm: LanguageModel, query: Query, change: Change) -> None:
+def _check_change(lm: LanguageModel, query: Query, perturbation: Perturbation) -> None:
     """Raises UnsupportedModelError where the model cannot be run with such a change."""
-    cannot_change = change.rows and not lm.takes_embeddings
-    cannot_hide = change.hidden and not query.context.packs
+    cannot_change = perturbation.rows and not lm.accepts_embeddings
+    cannot_hide = perturbation.hidden and not query.context.supports_packing
     if cannot_change or cannot_hide:
         raise UnsupportedModelError(
             f"Tokens can be taken out of {lm.identity.name} ({type(lm.model).__name__}), but not "
-            f"{'changed' if change.rows else 'hidden'}. Take a method with baseline='delete', such "
-            "as noiser.Occlusion(baseline='delete')."
+            f"{'changed' if change.rows else 'hidden'}. Take a method with removal='delete', such "
+            "as noiser.Occlusion(removal='delete')."
         )
 
 
 def _items_of_change(
-    work: _Work[Any], query: Query, change: Change, targets: Sequence[int], index: int
+    work: _Work[Any], query: Query, perturbation: Perturbation, targets: Sequence[int], index: int
 ) -> list[_Item]:
     """The sequences of one change: the target's, and those of a foil that runs by itself."""
     runs = _runs(query, targets)
-    reading = _Reading(change, targets, index, [[] for _ in runs])
+    reading = _Reading(perturbation, targets, index, [[] for _ in runs])
     items: list[_Item] = []
     for run, (context, rows, tokens) in enumerate(runs):
-        wanted = _rows_after(change, rows)
+        wanted = _rows_after(perturbation, rows)
         start = 0
-        if context.packs:
+        if context.supports_packing:
             # From the first token on that the change makes different, or that is read.
-            start = min(_first_changed(query, change), *wanted)
+            start = min(_first_changed(query, perturbation), *wanted)
         stop = max(wanted) + 1
-        item = _Item(work, context, start, stop, wanted, tokens, reading, run, last=change.samples)
+        item = _Item(
+            work, context, start, stop, wanted, tokens, reading, run, last=perturbation.samples
+        )
         items.append(item)
     return items
 
 
-def _first_changed(query: Query, change: Change) -> int:
+def _first_changed(query: Query, perturbation: Perturbation) -> int:
     """The first position that may differ under a change."""
-    first = change.positions[0]
-    if change.hidden:
+    first = perturbation.positions[0]
+    if perturbation.hidden:
         # The hidden token itself is as it was, and so is what stands in the sources after it.
         return max(first + 1, query.sources_stop)
     return first
 
 
-def _rows_after(change: Change, rows: list[int]) -> list[int]:
+def _rows_after(perturbation: Perturbation, rows: list[int]) -> list[int]:
     """Where the tokens at `rows` stand under a change: a deletion moves them up.
 
     A token that is itself deleted is read where the last one before it stands.
     """
-    if change.rows or change.hidden:
+    if perturbation.rows or perturbation.hidden:
         return rows
-    moved = [row - bisect_right(change.positions, row) for row in rows]
+    moved = [row - bisect_right(perturbation.positions, row) for row in rows]
     if -1 in moved:
         raise ParameterError(
             f"Deleting {len(change.positions)} tokens leaves none before a target to predict it "
@@ -529,10 +533,10 @@ def run_one(
     return outcome
 
 
-def ask(lm: LanguageModel, request: Request[Answer]) -> Answer:
+def ask(lm: LanguageModel, request: Request[AnswerT]) -> AnswerT:
     """The answer to one request."""
 
-    async def steps() -> Answer:
+    async def steps() -> AnswerT:
         return await request
 
     return run_one(lm, steps())

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from noiser.engine.changes import Ask, Change, delete
-from noiser.engine.objectives import Read
+from noiser.engine.objectives import ObjectiveFn
+from noiser.engine.perturbations import Perturbation, Predict, delete
 from noiser.engine.query import Query, Steps
 from noiser.engine.removals import Removal
 from noiser.errors import OutOfTimeError, ParameterError
 
-Key = tuple[int, bytes]
+Coalition = tuple[int, bytes]
 """A target, and one byte for each unit: 1 where it is kept."""
 
 
@@ -27,25 +27,25 @@ class StoredGame:
         mask: the units that each target plays with, others are always kept; `units` has their
             indices.
         whole: the values with every unit kept.
-        score: name of the value, one of `noiser.engine.OBJECTIVES`; None for another number.
+        objective: name of the value, one of `noiser.engine.OBJECTIVES`; None for another number.
         values: the values of other inputs.
-        play: finds the values of inputs that are not stored.
+        evaluate: finds the values of inputs that are not stored.
     """
 
     def __init__(
         self,
         mask: Bool[Tensor, "targets units"],
         whole: Float64[Tensor, " targets"],
-        score: str | None,
-        values: Mapping[Key, float] | None = None,
-        play: Callable[[Sequence[Key]], Steps[Mapping[Key, float]]] | None = None,
+        objective: str | None,
+        values: Mapping[Coalition, float] | None = None,
+        evaluate: Callable[[Sequence[Coalition]], Steps[Mapping[Coalition, float]]] | None = None,
     ) -> None:
         self.mask = mask
         self.whole = whole
-        self.score = score
-        self._play = play
+        self.objective = objective
+        self._evaluate = evaluate
         self.units = [row.nonzero().flatten() for row in mask]
-        self.table: dict[Key, float] = dict(values or {})
+        self.table: dict[Coalition, float] = dict(values or {})
         all_kept = b"\1" * mask.shape[1]
         for target, value in enumerate(whole.tolist()):
             self.table[target, all_kept] = value
@@ -82,9 +82,9 @@ class StoredGame:
             values.append(torch.tensor(numbers, dtype=torch.float64))
         return values
 
-    def _missing(self, coalitions: Sequence[Sequence[bytes]]) -> list[Key]:
+    def _missing(self, coalitions: Sequence[Sequence[bytes]]) -> list[Coalition]:
         """The coalitions of each target that are not stored, each once."""
-        missing: dict[Key, None] = {}  # a set that keeps the order
+        missing: dict[Coalition, None] = {}  # a set that keeps the order
         for target, of_target in enumerate(coalitions):
             for coalition in of_target:
                 key = (target, coalition)
@@ -92,22 +92,22 @@ class StoredGame:
                     missing[key] = None
         return list(missing)
 
-    async def _fill(self, missing: Sequence[Key], *, partial: bool) -> None:
+    async def _fill(self, missing: Sequence[Coalition], *, partial: bool) -> None:
         """Plays the coalitions that are not stored, and stores their values."""
-        if not self._play:
+        if not self._evaluate:
             raise ParameterError(
                 f"{len(missing)} inputs are not stored in this game. Play them with the model "
                 "first."
             )
         try:
-            self.table.update(await self._play(missing))
+            self.table.update(await self._evaluate(missing))
         except OutOfTimeError as error:
             self.table.update(error.found or {})
             if not partial or not error.found:
                 raise
 
 
-class Game(StoredGame):
+class LiveGame(StoredGame):
     """The value of every target when some units are kept and the others removed.
 
     Equal inputs are run once.
@@ -127,18 +127,18 @@ class Game(StoredGame):
     def __init__(
         self,
         query: Query,
-        read: Read | str,
+        read: ObjectiveFn | str,
         removal: Removal,
         mask: Bool[Tensor, "targets units"] | None = None,
     ) -> None:
         name = None if callable(read) else read
         self.query = query
         self.removal = removal
-        self._read = read if callable(read) else query.score(read)
+        self._read = read if callable(read) else query.objective(read)
         self._positions = removal.positions(query)
         players = removal.players(query)
         mask = players if mask is None else mask & players
-        super().__init__(mask, query.read_clean(self._read), name, play=self._run)
+        super().__init__(mask, query.read_clean(self._read), name, evaluate=self._run)
 
     async def without_first(self) -> Float64[Tensor, "targets units"]:
         """The value without the text of a unit that is only the sink, NaN for all other units.
@@ -157,12 +157,12 @@ class Game(StoredGame):
                     targets.append(target)
             if not targets:
                 continue
-            change = delete(self.query.units[unit].token_indices, targets)
-            (answer,) = await Ask(self.query, [change], self._read)
+            perturbation = delete(self.query.units[unit].token_indices, targets)
+            (answer,) = await Predict(self.query, [perturbation], self._read)
             values[targets, unit] = answer.mean(1)
         return values
 
-    async def _run(self, coalitions: Sequence[Key]) -> Mapping[Key, float]:
+    async def _run(self, coalitions: Sequence[Coalition]) -> Mapping[Coalition, float]:
         """The values of some coalitions, each of one target.
 
         A target depends only on what stands before it. Two coalitions that differ only after a
@@ -174,11 +174,11 @@ class Game(StoredGame):
         for target, coalition in sorted(coalitions, key=lambda key: -last_rows[key[0]]):
             removed = _removed_positions(self._positions, coalition)
             inputs.add(target, coalition, removed, last_rows[target])
-        changes: list[Change] = []
+        perturbations: list[Perturbation] = []
         for removed, readers in inputs.readers.items():
-            changes.append(self.removal.change(removed, sorted(readers)))
+            perturbations.append(self.removal.perturbation(removed, sorted(readers)))
         try:
-            answers = await Ask(self.query, changes, self._read)
+            answers = await Predict(self.query, perturbations, self._read)
         except OutOfTimeError as error:
             values = _values_of(inputs, error.found)
             raise OutOfTimeError(str(error), values) from error
@@ -216,9 +216,9 @@ def _removed_positions(positions: Sequence[Sequence[int]], coalition: bytes) -> 
     return tuple(sorted(removed))
 
 
-def _values_of(inputs: _Inputs, answers: Sequence[Tensor | None]) -> dict[Key, float]:
+def _values_of(inputs: _Inputs, answers: Sequence[Tensor | None]) -> dict[Coalition, float]:
     """The values of the coalitions that were run: means over samples."""
-    values: dict[Key, float] = {}
+    values: dict[Coalition, float] = {}
     for readers, answer in zip(inputs.readers.values(), answers, strict=True):
         if answer is not None:
             for target, value in zip(sorted(readers), answer.mean(1).tolist(), strict=True):

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from noiser.engine.changes import Change
-from noiser.engine.objectives import Read
+from noiser.engine.objectives import ObjectiveFn
+from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import Query
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite
@@ -50,7 +50,7 @@ class Slope(NamedTuple):
 
 
 def differentiate(
-    lm: LanguageModel, query: Query, changes: Sequence[Change], read: Read
+    lm: LanguageModel, query: Query, perturbations: Sequence[Perturbation], read: ObjectiveFn
 ) -> Iterator[Slope]:
     """Scores and gradients of each change's targets; the changes have rows, in one sample.
 
@@ -62,14 +62,14 @@ def differentiate(
         ParameterError: the score is a caller's function that cannot be differentiated.
         UnsupportedModelError: a layer has no backward pass.
     """
-    batch_size = _batch_size(lm, query, changes)
-    continues = bool(query.context.cache) and query.context.continues
+    batch_size = _batch_size(lm, query, perturbations)
+    supports_cached_prefix = bool(query.context.cache) and query.context.supports_cached_prefix
 
-    def first_token(numbered: tuple[int, Change]) -> int:
-        _, change = numbered
-        return change.positions[0] if continues else 0
+    def first_token(numbered: tuple[int, Perturbation]) -> int:
+        _, perturbation = numbered
+        return perturbation.positions[0] if supports_cached_prefix else 0
 
-    for start, group in groupby(enumerate(changes), first_token):
+    for start, group in groupby(enumerate(perturbations), first_token):
         waiting = list(group)
         while waiting:
             batch = waiting[:batch_size]
@@ -87,11 +87,11 @@ def differentiate(
                 waiting = waiting[batch_size:]
 
 
-def _batch_size(lm: LanguageModel, query: Query, changes: Sequence[Change]) -> int:
+def _batch_size(lm: LanguageModel, query: Query, perturbations: Sequence[Perturbation]) -> int:
     """How many changes run in one pass."""
     rows = 1  # of logits, the most under one change
-    for change in changes:
-        rows = max(rows, sum(len(query.ids[target]) for target in targets_of(query, change)))
+    for perturbation in perturbations:
+        rows = max(rows, sum(len(query.ids[target]) for target in targets_of(query, perturbation)))
     size = min(lm.batch_tokens // len(query.token_ids), lm.logit_rows // rows)
     if lm.device.type != "cpu":
         size //= COPIES
@@ -99,10 +99,14 @@ def _batch_size(lm: LanguageModel, query: Query, changes: Sequence[Change]) -> i
 
 
 def _slopes(
-    lm: LanguageModel, query: Query, changes: Sequence[tuple[int, Change]], read: Read, start: int
+    lm: LanguageModel,
+    query: Query,
+    perturbations: Sequence[tuple[int, Perturbation]],
+    read: ObjectiveFn,
+    start: int,
 ) -> Iterator[Slope]:
     """One forward pass of a batch from the token `start` on, one backward pass for each target."""
-    targets_of_changes = [targets_of(query, change) for _, change in changes]
+    targets_of_changes = [targets_of(query, perturbation) for _, perturbation in perturbations]
     targets = sorted({*chain(*targets_of_changes)})
     if not targets:
         return
@@ -110,26 +114,32 @@ def _slopes(
     rest = len(query.token_ids) - stop  # tokens that no target depends on
     scale = lm.abilities.embedding_scale
     with differentiable(lm):
-        inputs = [change.inputs(query.context, start, stop) for _, change in changes]
+        inputs = [
+            perturbation.inputs(query.context, start, stop) for _, perturbation in perturbations
+        ]
         rows = torch.cat(inputs).requires_grad_()
 
         def options(_: Context) -> dict[str, Any]:  # target and foil have the same cached tokens
-            return continued(query.context.cache, start, len(changes)) if start else {}
+            return continued(query.context.cache, start, len(perturbations)) if start else {}
 
         passes = backward(lm, query, rows, rows, targets, read, start, options)
         for target, values, gradients in passes:
-            for index, (number, _) in enumerate(changes):
+            for index, (number, _) in enumerate(perturbations):
                 if target in targets_of_changes[index]:
                     # The chain rule: the model reads scale × row.
                     gradient = pad(scale * gradients[index], (0, 0, start, rest))
                     yield Slope(number, target, values[index], gradient)
-    tokens = rows[..., 0].numel() + len(changes) * foil_length(query, start)
+    tokens = rows[..., 0].numel() + len(perturbations) * foil_length(query, start)
     query.spent.add(tokens, 1 + len(targets))
 
 
-def targets_of(query: Query, change: Change | None) -> Sequence[int]:
+def targets_of(query: Query, perturbation: Perturbation | None) -> Sequence[int]:
     """The indices of the targets that are read under a change."""
-    return range(len(query.targets)) if change is None or change.targets is None else change.targets
+    return (
+        range(len(query.targets))
+        if perturbation is None or perturbation.targets is None
+        else perturbation.targets
+    )
 
 
 @contextlib.contextmanager
@@ -216,7 +226,7 @@ def backward(
     embeddings: Float[Tensor, "batch length dim"],
     leaf: Float[Tensor, "batch rows columns"],
     targets: Sequence[int],
-    read: Read,
+    read: ObjectiveFn,
     start: int = 0,
     options: Options = lambda _: {},
 ) -> Iterator[tuple[int, Float[Tensor, " batch"], Float[Tensor, "batch rows columns"]]]:

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from noiser.engine.changes import Change
 from noiser.engine.gradients import (
     backward,
     differentiable,
@@ -20,8 +19,9 @@ from noiser.engine.gradients import (
     readable,
     targets_of,
 )
-from noiser.engine.objectives import Read
-from noiser.engine.query import Answer, Query, Request
+from noiser.engine.objectives import ObjectiveFn
+from noiser.engine.perturbations import Perturbation
+from noiser.engine.query import AnswerT, Query, Request
 from noiser.engine.rules import Multiplier, ruled
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps, eager, set_attention
@@ -31,18 +31,18 @@ from noiser.types import Baseline
 
 
 @dataclass(frozen=True, eq=False)
-class Inside(Request[Answer]):
+class WhiteBoxRequest(Request[AnswerT]):
     """A request that the model answers at once, and not by passes that requests share."""
 
     query: Query
 
-    def answer(self, lm: LanguageModel) -> Answer:
+    def answer(self, lm: LanguageModel) -> AnswerT:
         """The answer, from the model itself."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class Call(Inside[Any]):
+class Call(WhiteBoxRequest[Any]):
     """The request to call another library that runs the model by itself.
 
     The function's result is the answer. It may `ask` further requests, and counts its work in
@@ -57,7 +57,7 @@ class Call(Inside[Any]):
 
 
 @dataclass(frozen=True, eq=False)
-class Attentions(Inside[list[Tensor]]):
+class Attentions(WhiteBoxRequest[list[Tensor]]):
     """The request for the clean input's attention weights.
 
     The answer is [length, length] for each layer that has attention.
@@ -70,7 +70,7 @@ class Attentions(Inside[list[Tensor]]):
 
 
 @dataclass(frozen=True)
-class Path:
+class IntegrationPath:
     """A straight path from an input without information to the input, or to a place near it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Integrals(Inside[tuple[Tensor, Tensor]]):
+class Integrals(WhiteBoxRequest[tuple[Tensor, Tensor]]):
     """The request for integrals of a score's gradient along paths.
 
     Input times gradient is such an integral, with one place: the end of the path. The answer is a
@@ -103,8 +103,8 @@ class Integrals(Inside[tuple[Tensor, Tensor]]):
         sums [paths, targets, length] = each path's contributions, summed over dim; on the CPU
     """
 
-    paths: Sequence[Path]
-    read: Read
+    paths: Sequence[IntegrationPath]
+    read: ObjectiveFn
 
     def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
         """The pair; errors as for `differentiate`."""
@@ -114,7 +114,7 @@ class Integrals(Inside[tuple[Tensor, Tensor]]):
         contributions = torch.zeros(count, *rows.shape, device=rows.device)
         sums = torch.zeros(len(self.paths), count, len(rows), device=rows.device)
         places: list[_Place] = []
-        changes: list[Change] = []
+        perturbations: list[Perturbation] = []
         for number, path in enumerate(self.paths):
             end = rows[list(path.positions)]
             if path.shift is not None:
@@ -124,8 +124,8 @@ class Integrals(Inside[tuple[Tensor, Tensor]]):
             for alpha, weight in zip(path.alphas, path.weights, strict=True):
                 places.append(_Place(number, weight, direction))
                 point = partial(_point, start, end, alpha)
-                changes.append(Change(path.positions, point, targets=path.targets))
-        for index, target, _, gradient in differentiate(lm, query, changes, self.read):
+                perturbations.append(Perturbation(path.positions, point, targets=path.targets))
+        for index, target, _, gradient in differentiate(lm, query, perturbations, self.read):
             place = places[index]
             positions = list(self.paths[place.path].positions)
             product = place.weight * gradient[positions] * place.direction
@@ -147,7 +147,7 @@ def _point(start: Tensor, end: Tensor, alpha: float, _: Tensor) -> Float[Tensor,
 
 
 @dataclass(frozen=True, eq=False)
-class Relevance(Inside[tuple[Tensor, Tensor]]):
+class Relevance(WhiteBoxRequest[tuple[Tensor, Tensor]]):
     """The request for one pass under rules that replace derivatives, from the score `read`.
 
     Under the change `reference`, of rows, a reference run is made, and its targets are read; None
@@ -165,26 +165,26 @@ class Relevance(Inside[tuple[Tensor, Tensor]]):
             their gradients.
     """
 
-    read: Read
+    read: ObjectiveFn
     slope: Multiplier
-    reference: Change | None = None
+    reference: Perturbation | None = None
     attention: tuple[float, float] | None = None
 
     def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
         """The pair; errors as for `differentiate`."""
         query = self.query
-        change = self.reference
+        perturbation = self.reference
         length = len(query.token_ids)
-        targets = targets_of(query, change)
+        targets = targets_of(query, perturbation)
         inputs = query.context.inputs[None, :length].clone()
         reference = torch.zeros_like(inputs)
-        if change is not None:
-            reference = change.inputs(query.context, 0, length)
+        if perturbation is not None:
+            reference = perturbation.inputs(query.context, 0, length)
         reference_scores: list[Tensor] = []
         scores: list[Tensor] = []
         gradients: list[Tensor] = []
         with differentiable(lm), ruled(lm.model, self.slope, self.attention):
-            if change is not None:
+            if perturbation is not None:
                 with torch.no_grad():
                     for logits, clean, ids in readable(lm, query, reference, targets):
                         reference_scores.append(self.read(logits, clean, ids))
@@ -192,7 +192,7 @@ class Relevance(Inside[tuple[Tensor, Tensor]]):
             for _, score, gradient in backward(lm, query, inputs, inputs, targets, self.read):
                 scores.append(score)
                 gradients.append(gradient[0])
-        columns = [scores] if change is None else [scores, reference_scores]
+        columns = [scores] if perturbation is None else [scores, reference_scores]
         query.spent.add(length + foil_length(query, 0), len(columns) + len(targets))
         # In double precision: the sums are large, and differences of tokens small.
         moved = inputs.detach().cpu().double() - reference.cpu().double()
@@ -202,7 +202,7 @@ class Relevance(Inside[tuple[Tensor, Tensor]]):
 
 
 @dataclass(frozen=True, eq=False)
-class Gates(Inside[Tensor]):
+class Gates(WhiteBoxRequest[Tensor]):
     """The request for slopes of a score as gates open.
 
     A gate lets rows from `first` on see an earlier token. It multiplies the token's weight in
@@ -217,14 +217,14 @@ class Gates(Inside[Tensor]):
     positions: tuple[int, ...]
     first: int
     gates: tuple[float, ...]
-    read: Read
+    read: ObjectiveFn
 
     def answer(self, lm: LanguageModel) -> Float64[Tensor, "gates targets length"]:
         """The slopes; other errors as for `differentiate`."""
         query = self.query
         context = query.context
         begin = self.first
-        if not context.packs:
+        if not context.supports_packing:
             raise UnsupportedModelError(
                 f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so "
                 "its attention has no gates. Take another method, such as 'occlusion' or "

@@ -28,7 +28,7 @@ Logits = Float[Tensor, "*samples tokens vocab"]
 LogProbabilities = Float[Tensor, "tokens vocab"]
 Ids = Int[Tensor, " tokens"]
 
-Read = Callable[[Tensor, Tensor, Tensor], Tensor]
+ObjectiveFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits under changes, clean log-probabilities and target ids to numbers: [..., samples], or [..., any]."""
 
 
@@ -48,8 +48,8 @@ class ObjectiveEntry:
         'nats'
     """
 
-    value: Read
-    contrast: Read | None = None
+    value: ObjectiveFn
+    contrast: ObjectiveFn | None = None
     differentiable: bool = False
     unit: Literal["nats", "probability", "distance"] | str = ""
 
@@ -143,7 +143,7 @@ OBJECTIVES.register(
 )
 
 
-def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -> Read:
+def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -> ObjectiveFn:
     """The objective by name; for a target against a foil, or the caller's own number in its place.
 
     Args:
@@ -172,7 +172,7 @@ def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -
     return contrast(entry.contrast, foil_tokens)
 
 
-def contrast(value: Read, foil_tokens: int) -> Read:
+def contrast(value: ObjectiveFn, foil_tokens: int) -> ObjectiveFn:
     """The value of the target minus that of its foil, whose tokens are the last ones."""
 
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:

@@ -14,19 +14,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from noiser.engine.objectives import Read, objective_of
+from noiser.engine.objectives import ObjectiveFn, objective_of
 from noiser.model.packing import Context
 from noiser.text import Encoding
 from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, SpecialTokens, Target
 
 T = TypeVar("T")
-Answer = TypeVar("Answer")
+AnswerT = TypeVar("AnswerT")
 
 
-class Request(Generic[Answer]):
+class Request(Generic[AnswerT]):
     """Something that an engine answers: `await` gives the answer, or raises the error."""
 
-    def __await__(self) -> Generator[Request[Any], Answer, Answer]:
+    def __await__(self) -> Generator[Request[Any], AnswerT, AnswerT]:
         return (yield self)
 
 
@@ -70,7 +70,7 @@ class Prefill(Request[Tensor]):
 
 
 @dataclass(eq=False)
-class Spent:
+class Cost:
     """The work so far on a query, without its clean sequence.
 
     Attributes:
@@ -162,7 +162,7 @@ class Query:
     context: Context = field(repr=False)
     clean: Float[Tensor, "tokens vocab"] = field(repr=False)
     baseline: Callable[[str], Tensor] = field(repr=False)
-    spent: Spent = field(default_factory=Spent)
+    spent: Cost = field(default_factory=Cost)
 
     foil_ids: tuple[int, ...] = field(init=False)
     target_texts: tuple[str, ...] = field(init=False)
@@ -253,11 +253,11 @@ class Query:
             )
         return targets_of_units
 
-    def score(self, name: str) -> Read:
+    def objective(self, name: str) -> ObjectiveFn:
         """The score by name, against the foil if there is one; or the query's own number."""
         return objective_of(name, len(self.foil_ids), self.of)
 
-    def read_clean(self, read: Read) -> Float[Tensor, "targets ..."]:
+    def read_clean(self, read: ObjectiveFn) -> Float[Tensor, "targets ..."]:
         """A score without any change, float64 on the CPU."""
         values: list[Tensor] = []
         for clean, ids in zip(self.clean_of, self.ids, strict=True):

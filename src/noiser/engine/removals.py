@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from noiser.engine.changes import Change, delete, hide, noise, replace
+from noiser.engine.perturbations import Perturbation, delete, hide, noise, replace
 from noiser.engine.query import Query
 from noiser.registry import Registry
 from noiser.types import Baseline
@@ -28,7 +28,7 @@ class Removal:
         deletes: whether the text is taken out. The sink may then go, too: the next token stands first.
     """
 
-    change: Callable[[Iterable[int], Sequence[int] | None], Change]
+    perturbation: Callable[[Iterable[int], Sequence[int] | None], Perturbation]
     deletes: bool = False
 
     def positions(self, query: Query) -> Sequence[tuple[int, ...]]:
@@ -82,7 +82,7 @@ def _by_noise(query: Query, rng: torch.Generator | None = None, samples: int = 1
     """Every token gets noise of twice the size of its embedding."""
     drawn: list[Tensor] = []
 
-    def disturb(positions: Iterable[int], targets: Sequence[int] | None) -> Change:
+    def disturb(positions: Iterable[int], targets: Sequence[int] | None) -> Perturbation:
         if not drawn:
             shape = samples, len(query.token_ids), query.embedding_dim
             numbers = torch.randn(shape, generator=rng, dtype=torch.float32)

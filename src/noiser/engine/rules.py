@@ -71,7 +71,7 @@ def derivative(f: Activation, x: Tensor) -> Tensor:
         return torch.autograd.grad(f(leaf).sum(), leaf)[0]
 
 
-def widened(x: Tensor) -> Tensor:
+def to_float64(x: Tensor) -> Tensor:
     """The numbers in double precision, where the device has it.
 
     Slopes are small differences over small differences.

@@ -2,7 +2,13 @@
 
 from noiser.evaluation._measure import measure
 from noiser.evaluation.measuring import Skipped
-from noiser.evaluation.result import Evaluation, Evaluations, differences, estimated, paired
+from noiser.evaluation.result import (
+    Evaluation,
+    Evaluations,
+    differences,
+    estimate_difference,
+    estimate_rows,
+)
 from noiser.evaluation.run import evaluate
 
 __all__ = [
@@ -10,8 +16,8 @@ __all__ = [
     "Evaluations",
     "Skipped",
     "differences",
-    "estimated",
+    "estimate_difference",
+    "estimate_rows",
     "evaluate",
     "measure",
-    "paired",
 ]

@@ -9,7 +9,7 @@ from noiser.engine import run_one
 from noiser.errors import ParameterError
 from noiser.explain import restore
 from noiser.metrics.case import Case
-from noiser.metrics.metric import Measured, measured, metrics_of
+from noiser.metrics.metric import Measured, metrics_of, run_metric
 from noiser.model import LanguageModel
 from noiser.types import Progress
 
@@ -48,6 +48,6 @@ def measure(
 
     async def steps() -> Measured:
         query = await restore(lm, att)
-        return await measured(Case(query=query, att=att, seed=seed, **settings), metric)
+        return await run_metric(Case(query=query, att=att, seed=seed, **settings), metric)
 
     return dict(run_one(lm, steps(), progress))

@@ -16,7 +16,7 @@ from noiser.errors import ParameterError
 from noiser.explain import restore
 from noiser.explain._attribute import attribution_of
 from noiser.methods import Method, check_answers
-from noiser.metrics import Case, Metric, Settings, measured
+from noiser.metrics import Case, Metric, Settings, run_metric
 from noiser.metrics.answerability import JudgeStoppedError
 from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
@@ -157,7 +157,7 @@ async def case_of(
     if att := item.attribution:
         query = await restore(lm, att)
     else:
-        check_answers(method, lm.identity.name, lm.looks_inside)
+        check_answers(method, lm.identity.name, lm.needs_internals)
         if question.unit == "spans":
             if not item.spans:
                 raise ParameterError(
@@ -224,7 +224,7 @@ def measure_block(
             if metric.measure_all:
                 columns, share = _together(metric.measure_all, cases)
             else:
-                columns, share = _timed(lm, [measured(case, metric) for case in cases], tick)
+                columns, share = _timed(lm, [run_metric(case, metric) for case in cases], tick)
         for (one, _), numbers in zip(whole, columns, strict=True):
             one.numbers[name], one.seconds[name] = numbers, share
         for _ in range(len(items) - (0 if metric.measure_all else len(cases))):

@@ -22,10 +22,10 @@ from noiser.attribution.store import read_saved, restored, to_jsonable
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, StoredFileError
 from noiser.evaluation.measuring import Skipped
-from noiser.files import csv_text, write_text, written
+from noiser.files import csv_text, write_if, write_text
 from noiser.html import html_page, html_table
-from noiser.metrics import METRICS, Estimate, Metric, Summary, estimate
-from noiser.metrics.bootstrap import corrected, difference
+from noiser.metrics import METRICS, Aggregate, Estimate, Metric, estimate
+from noiser.metrics.bootstrap import difference, holm_correct
 from noiser.metrics.metric import answers, gaps_of, unfit_judge
 from noiser.types import ModelIdentity
 
@@ -38,12 +38,12 @@ _STYLE = (
 )
 
 
-def estimated(rows: Any, summary: Summary, **options: Any) -> Estimate:
+def estimate_rows(rows: Any, summary: Aggregate, **options: Any) -> Estimate:
     """A number over the prompts of a DataFrame, with its interval; options are those of `estimate`."""
     return estimate(summary.statistic, *_columns(rows, summary), **options)
 
 
-def paired(ours: Any, theirs: Any, summary: Summary, **options: Any) -> Estimate:
+def estimate_difference(ours: Any, theirs: Any, summary: Aggregate, **options: Any) -> Estimate:
     """The paired difference of a number between two DataFrames, over shared index entries, with a p-value."""
     if not ours.index.equals(theirs.index):
         common = ours.index.intersection(theirs.index, sort=False)
@@ -52,7 +52,7 @@ def paired(ours: Any, theirs: Any, summary: Summary, **options: Any) -> Estimate
     return estimate(difference(summary.statistic), *columns, contrast=True, **options)
 
 
-def _columns(rows: Any, summary: Summary) -> list[Any]:
+def _columns(rows: Any, summary: Aggregate) -> list[Any]:
     return [
         rows[name].to_numpy(float) if name in rows else [math.nan] * len(rows)
         for name in summary.columns
@@ -80,7 +80,7 @@ class Evaluation(SavedResult):
     records: tuple[Mapping[str, Any], ...]
     skipped: tuple[Skipped, ...]
     metrics: tuple[str, ...]
-    summaries: Mapping[str, Summary]
+    summaries: Mapping[str, Aggregate]
     primary: tuple[str, ...]
     method: str
     model: ModelIdentity
@@ -102,10 +102,10 @@ class Evaluation(SavedResult):
         """
         options = {"seed": self.settings["seed"], "confidence": self.confidence}
         raw = {
-            name: estimated(self.rows, s, contrast=s.contrast, **options)
+            name: estimate_rows(self.rows, s, contrast=s.contrast, **options)
             for name, s in self.summaries.items()
         }
-        return corrected(raw, gaps_of(self.primary, self.summaries))
+        return holm_correct(raw, gaps_of(self.primary, self.summaries))
 
     @property
     def answer(self) -> list[str]:
@@ -122,14 +122,14 @@ class Evaluation(SavedResult):
         """One row per number: value, interval, corrected p-value, prompts, and how to read it."""
         import pandas as pd
 
-        columns = ["value", "low", "high", "p", "n", "no_signal", "better", "meaning", "reason"]
+        columns = ["value", "low", "high", "p", "n", "chance_level", "better", "meaning", "reason"]
         pairs = [(self.summaries[name].scale, one) for name, one in self.estimates.items()]
         lines = [
             {**scale._asdict(), **asdict(one), "p": one.p_holm, "better": scale.better}
             for scale, one in pairs
         ]
         return pd.DataFrame(lines, pd.Index(self.estimates, name="number"), columns).astype(
-            {"no_signal": float}
+            {"chance_level": float}
         )
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
@@ -147,11 +147,11 @@ class Evaluation(SavedResult):
         gaps: dict[str, Estimate] = {}
         for name, summary in self.summaries.items():
             if name in other.summaries:
-                gap = paired(self.rows, other.rows, summary, **options)
+                gap = estimate_difference(self.rows, other.rows, summary, **options)
                 gaps[name] = (
                     replace(gap, p=math.nan) if summary.scale.higher_is_better is None else gap
                 )
-        return corrected(gaps, self.primary)
+        return holm_correct(gaps, self.primary)
 
     def _check_comparable(self, other: Evaluation) -> None:
         of_one_model = self.model == other.model
@@ -208,7 +208,7 @@ class Evaluation(SavedResult):
     @classmethod
     def from_dict(cls, data: Any) -> Evaluation:
         """The evaluation whose `to_dict` gave the data. Raises as `load` does."""
-        saved = restored(_Saved, Literal["noiser.evaluation"], data)
+        saved = restored(_SavedEvaluation, Literal["noiser.evaluation"], data)
         entries = {name: METRICS.get(name).factory() for name in saved.metrics}
         summaries = _summaries_of(entries, [line.number for line in saved.summary])
         numeric = {"probability"}
@@ -246,10 +246,10 @@ class Evaluation(SavedResult):
         """The printed table, its heading first."""
         cells = [("number", "value", "interval", "p", "n", "no signal", "better", "meaning")]
         lines: Any = self.summary().itertuples()
-        for name, value, low, high, p, n, no_signal, better, meaning, _ in lines:
+        for name, value, low, high, p, n, chance_level, better, meaning, _ in lines:
             shown = numbers.number(value), numbers.interval(low, high)
-            p, no_signal = ("" if math.isnan(x) else f"{x:.2g}" for x in (p, no_signal))
-            cells.append((label(name), *shown, p, str(n), no_signal, better, meaning))
+            p, chance_level = ("" if math.isnan(x) else f"{x:.2g}" for x in (p, chance_level))
+            cells.append((label(name), *shown, p, str(n), chance_level, better, meaning))
         return cells
 
     def _notes(self) -> list[str]:
@@ -284,7 +284,7 @@ class Evaluation(SavedResult):
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""
-        return written(html_page("Evaluation", _STYLE, self._repr_html_()), path)
+        return write_if(html_page("Evaluation", _STYLE, self._repr_html_()), path)
 
     def _repr_html_(self) -> str:
         return self.fragment()
@@ -322,7 +322,7 @@ class _Number(BaseModel):
     number: str
 
 
-class _Saved(BaseModel):
+class _SavedEvaluation(BaseModel):
     """The keys of a file that are read."""
 
     method: str
@@ -335,14 +335,14 @@ class _Saved(BaseModel):
     rows: list[_Row]
 
 
-def _summaries_of(entries: Mapping[str, Metric], numbers: Sequence[str]) -> dict[str, Summary]:
+def _summaries_of(entries: Mapping[str, Metric], numbers: Sequence[str]) -> dict[str, Aggregate]:
     """The summaries of numbers by name: a metric's own, or the mean of a column that it has no summary for."""
-    own: dict[str, Summary] = {}
-    others: dict[str, Summary] = {}
+    own: dict[str, Aggregate] = {}
+    others: dict[str, Aggregate] = {}
     for metric in entries.values():
         own |= metric.summaries
         others |= metric.other_summaries(numbers)
-    summaries: dict[str, Summary] = {}
+    summaries: dict[str, Aggregate] = {}
     for name in numbers:
         summary = own.get(name) or others.get(name)
         if summary is None:
@@ -433,7 +433,7 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""
-        return written(html_page("Evaluation", _STYLE, self._repr_html_()), path)
+        return write_if(html_page("Evaluation", _STYLE, self._repr_html_()), path)
 
     def _repr_html_(self) -> str:
         tables = [evaluation.fragment() for evaluation in self.values()]
@@ -457,7 +457,7 @@ def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
     }
     lines = [
         {"other": other, "number": number, **asdict(gap), "clear": gap.is_clear}
-        for (other, number), gap in corrected(
+        for (other, number), gap in holm_correct(
             gaps, [key for key in gaps if key[1] in first.primary]
         ).items()
     ]

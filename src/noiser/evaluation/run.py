@@ -20,7 +20,7 @@ from noiser.evaluation.measuring import (
 from noiser.evaluation.result import Evaluation
 from noiser.judges import make_judge
 from noiser.methods import Method, describe, make_method
-from noiser.metrics import Metric, Settings, Summary, metrics_of
+from noiser.metrics import Aggregate, Metric, Settings, metrics_of
 from noiser.model import LanguageModel
 from noiser.model.language_model import check_model
 from noiser.types import AutoUnit, Progress, SpanUnit, TargetUnit, Unit
@@ -137,9 +137,9 @@ def _first_attribution(measurements: Iterable[Measurement]) -> Attribution | Non
 
 def _summaries(
     entries: Mapping[str, Metric], measurements: Iterable[Measurement]
-) -> dict[str, Summary]:
+) -> dict[str, Aggregate]:
     """The summaries of all metrics, and of the columns that only a measurement names."""
-    summaries: dict[str, Summary] = {}
+    summaries: dict[str, Aggregate] = {}
     for metric in entries.values():
         summaries |= metric.summaries
     for measurement in measurements:

@@ -14,13 +14,13 @@ from noiser.checks import check_positive, check_seed, plain
 from noiser.engine import Query, first_position, prepare, run_one
 from noiser.errors import OutOfTimeError
 from noiser.explain.check import check_masks, check_scores
-from noiser.explain.injected import unasked
+from noiser.explain.injected import injected_messages
 from noiser.explain.many import for_each, is_many, naming_prompt, run_many
 from noiser.explain.refine import SplitRule, refine
-from noiser.methods import Method, Scores, check_answers, describe, make_method, scored
+from noiser.methods import Method, Scores, check_answers, describe, make_method, run_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
-from noiser.progress import shown
+from noiser.progress import progress_of
 from noiser.registry import __version__, version_of
 from noiser.text import Encoding
 from noiser.types import (
@@ -196,7 +196,7 @@ def attribute(
     if max_seconds is not None:
         check_positive("max_seconds", max_seconds)
     made = make_method(method)
-    check_answers(made, lm.identity.name, lm.looks_inside)
+    check_answers(made, lm.identity.name, lm.needs_internals)
     given: Any = plain(prompt)
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {"unit": unit, "continuation_units": continuation_units, "of": of}
@@ -210,7 +210,7 @@ def attribute(
     if not many:
         number = check_seed(own.pop("seed"))
         question = Question(prompt=given, **own, **shared)
-        with shown(progress, title) as told:
+        with progress_of(progress, title) as told:
             work = attribution(lm, question, made, number, masks)
             return run_one(lm, work, told, max_seconds)
     questions: list[Question] = []
@@ -225,7 +225,7 @@ def attribute(
         except Exception as error:
             raise naming_prompt(index, error) from None
         questions.append(question)
-    with shown(progress, title) as told:
+    with progress_of(progress, title) as told:
         works = [
             attribution(lm, question, made, number, masks, encoding)
             for question, number, encoding in zip(questions, seeds, encodings, strict=True)
@@ -272,7 +272,7 @@ async def attribution_of(
     if query.unit == "auto":
         units, scores = await refine(method, query, seed, rule)
     else:
-        units, scores = query.units, await scored(method, query, seed)
+        units, scores = query.units, await run_method(method, query, seed)
     name, parameters = describe(method)
     frozen, prompt = query.encoding.frozen, query.prompt
     facts = {
@@ -283,7 +283,7 @@ async def attribution_of(
         "of": query.of and name_of(query.of),
         "first_token": _first_token(query.with_units(units), scores),
         "near_ties": list(query.near_ties),
-        "unasked": None if isinstance(prompt, str) else unasked(query, units, scores),
+        "unasked": None if isinstance(prompt, str) else injected_messages(query, units, scores),
     }
     return Attribution(
         text=query.encoding.text,

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
 from noiser.checks import check_choice, check_positive, check_probability, check_seed, plain
-from noiser.engine import Ask, Query, prepare, remover, run_one
+from noiser.engine import Predict, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
 from noiser.explain.check import check_masks, check_scores, removal_for
@@ -21,7 +21,7 @@ from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel, check_model
-from noiser.progress import shown
+from noiser.progress import progress_of
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
 from noiser.types import (
     Accuracy,
@@ -36,7 +36,7 @@ from noiser.types import (
     TargetUnit,
 )
 
-METHOD = Occlusion(score="logprob", baseline="hidden")
+METHOD = Occlusion(objective="logprob", removal="hidden")
 """One run of question and answer per source, however long the sources are. Where a model cannot
 hide a source, its rows become zeros; from a text server it is taken out."""
 
@@ -138,8 +138,8 @@ def cite(
             check of 8 random halves of the sources says whether that predicts what hiding does. Where it does not, with
             fewer than 20 sources, or where the model cannot be read so, as "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
-            source at a time, it gives little to two sources that say the same. `ContextCite(baseline="hidden")` and
-            `KernelShap(baseline="hidden")` see that.
+            source at a time, it gives little to two sources that say the same. `ContextCite(removal="hidden")` and
+            `KernelShap(removal="hidden")` see that.
         answer: a text whose sentences are cited, or a tuple of its token ids, in place of the model's own answer.
         target_unit: the part of the answer that is cited by itself: "sentence", or (start, end) character spans of it.
         max_new_tokens: the longest answer. Without a chat template it is one line at most.
@@ -206,7 +206,7 @@ def cite(
         # A source is split into sentences where one of the sentences not from memory relies on it.
         rule = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
         attribution, failure = None, None
-        if accuracy == "fast" and lm.looks_inside and len(query.sources) >= FAST_FROM:
+        if accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
             attribution, failure = await _fast(lm, query, masks or MASKS, seed, rule)
         if attribution is None:
             chosen_method = replace(METHOD, baseline=removal) if accurate is None else accurate
@@ -241,7 +241,7 @@ def cite(
         works = [cite_one(each, **row) for each, row in zip(questions, rows, strict=True)]
     else:
         works = [cite_one(questions, **columns)]
-    with shown(progress, "Citing") as report:
+    with progress_of(progress, "Citing") as report:
         if many:
             return run_many(lm, works, report, max_seconds)
         return run_one(lm, works[0], report, max_seconds)
@@ -288,10 +288,10 @@ async def _fast(
 async def _losses(query: Query, removal: str) -> tuple[float, ...]:
     """The log-probability that each sentence loses without any source, in nats."""
     in_sources = [unit for unit in query.units if _is_in_a_source(unit, query.sources)]
-    objective = query.score("logprob")
+    objective = query.objective("logprob")
     remove = remover(query, removal)
     positions = chain.from_iterable(remove.positions(query.with_units(in_sources)))
-    (values,) = await Ask(query, [remove.change(positions, None)], objective)
+    (values,) = await Predict(query, [remove.change(positions, None)], objective)
     return tuple((query.read_clean(objective) - values[:, 0]).tolist())
 
 

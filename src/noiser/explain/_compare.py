@@ -18,10 +18,10 @@ from noiser.checks import plain, random_state_kept
 from noiser.errors import NoiserError, ParameterError
 from noiser.explain._attribute import attribute
 from noiser.explain.many import is_many
-from noiser.files import written
+from noiser.files import write_if
 from noiser.methods import Method, describe, make_method
 from noiser.model.language_model import LanguageModel
-from noiser.progress import shown
+from noiser.progress import progress_of
 from noiser.types import Progress, Prompt
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Comparison(SavedResult):
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""
-        return written(markup.page(self.attributions), path)
+        return write_if(markup.page(self.attributions), path)
 
     def to_markdown(self) -> str:
         """The Markdown of each attribution, one after the other, and of the methods that cannot answer the reason."""
@@ -90,7 +90,7 @@ class Comparison(SavedResult):
 def compare(
     lm: LanguageModel,
     prompt: Prompt,
-    methods: Sequence[str | Method] = ("joint", "noiser", "occlusion:score=logprob"),
+    methods: Sequence[str | Method] = ("joint", "noiser", "occlusion:objective=logprob"),
     progress: Progress | bool | None = None,
     **question: Any,
 ) -> Comparison:
@@ -99,7 +99,7 @@ def compare(
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         prompt: a text or chat messages.
-        methods: names, names with hyper-parameters such as "occlusion:score=logprob:baseline=mean", or methods.
+        methods: names, names with hyper-parameters such as "occlusion:objective=logprob:removal=mean", or methods.
         progress: as for `noiser.attribute`; done and expected count methods.
         question: further arguments of `noiser.attribute`, such as `target`, `foil`, `unit` and `seed`.
 
@@ -115,7 +115,7 @@ def compare(
             f"{got}; expected one prompt and a list of methods, such as ['joint', 'occlusion']."
         )
     attributions, failures = list[Attribution](), list[str]()
-    with shown(progress, "Comparing") as told:
+    with progress_of(progress, "Comparing") as told:
         for index, method in enumerate([make_method(each) for each in methods]):
 
             def tell(done: float, expected: float, before: int = index) -> None:

@@ -19,10 +19,10 @@ from noiser.attribution.relations import WORDS
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_seed
-from noiser.engine import Key, StoredGame, prepare, run_one
+from noiser.engine import Coalition, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.many import run_many
-from noiser.files import written
+from noiser.files import write_if
 from noiser.html import html_page, html_table
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
@@ -183,7 +183,7 @@ class Diff(SavedResult):
         """A complete page without network and scripts, also written to `path` if given."""
         style = "body { margin: 1.5rem auto; max-width: 48rem; padding: 0 1rem; }"
         body = f"<main>{self._repr_html_()}</main>"
-        return written(html_page("Edits and their effect", style, body), path)
+        return write_if(html_page("Edits and their effect", style, body), path)
 
     def _repr_html_(self) -> str:
         scores = dict(self._ranked())
@@ -246,7 +246,7 @@ def diff(
     options: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
     query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **options)))
     query_before = run_one(lm, prepare(lm, Question(prompt=before, **options)))
-    objective = query.score("logprob")
+    objective = query.objective("logprob")
 
     async def log_p(kept: bytes) -> float:
         """The log-probability of the answer after a mixture of both versions."""
@@ -256,22 +256,22 @@ def diff(
         mixed = await prepare(lm, question)
         return float(mixed.read_clean(objective))
 
-    async def play(keys: Sequence[Key]) -> Mapping[Key, float]:
+    async def evaluate(keys: Sequence[Coalition]) -> Mapping[Coalition, float]:
         values = run_many(lm, [log_p(kept) for _, kept in keys], progress)
         return dict(zip(keys, values, strict=True))
 
     count = len(edits)
     rng = torch.Generator().manual_seed(check_seed(seed))
     players = torch.ones(1, count, dtype=torch.bool)
-    game = StoredGame(players, query.read_clean(objective), "logprob", play=play)
+    game = StoredGame(players, query.read_clean(objective), "logprob", evaluate=evaluate)
     if count <= EXACT:
-        method = KernelShap(score="logprob")
+        method = KernelShap(objective="logprob")
         samples = 2**count if count > 1 else None
     else:
-        method = ShapleySampling(score="logprob", permutations=ORDERS)
+        method = ShapleySampling(objective="logprob", permutations=ORDERS)
         samples = None
-    shapley = run_one(lm, method.play(game, rng))
-    pairs = run_one(lm, Joint(score="logprob", samples=samples).play(game, rng)).pairs
+    shapley = run_one(lm, method.score_game(game, rng))
+    pairs = run_one(lm, Joint(objective="logprob", samples=samples).score_game(game, rng)).pairs
     errors = torch.zeros(count) if shapley.stderr is None else shapley.stderr[0]
     scored = [
         edit._replace(score=score, stderr=error)

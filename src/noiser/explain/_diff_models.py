@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from noiser.attribution import Attribution
-from noiser.engine import Game, Key, Query, StoredGame, prepare, remover, run_one
+from noiser.engine import Coalition, LiveGame, Query, StoredGame, prepare, remover, run_one
 from noiser.errors import ParameterError
 from noiser.explain._attribute import attribution_of
 from noiser.methods import Joint, Scores, describe, make_method
@@ -34,7 +34,7 @@ def diff_models(
         lm: the model whose greedy answer is explained, unless there is a target.
         other: the model with which it is compared.
         prompt: a text or chat messages.
-        method: one that removes units; None: `Joint(score="logprob")`.
+        method: one that removes units; None: `Joint(objective="logprob")`.
         seed: of the method's random numbers.
         question: further fields of `noiser.types.Question`; words are units unless `unit` is given.
 
@@ -45,8 +45,8 @@ def diff_models(
         >>> prompt = "The capital of France is"
         >>> noiser.diff_models(lm, quantised, prompt, target=" Paris")  # doctest: +SKIP
     """
-    removal_method: Any = make_method(method or Joint(score="logprob"))
-    if not hasattr(removal_method, "play"):
+    removal_method: Any = make_method(method or Joint(objective="logprob"))
+    if not hasattr(removal_method, "score_game"):
         raise ParameterError(
             f"method is {method!r}; expected one that removes units, such as noiser.Joint()."
         )
@@ -60,21 +60,21 @@ def diff_models(
         raise ParameterError(
             "The models read the prompt or the answer in other units. Pass unit='word' or spans."
         )
-    game = Game(query, "logprob", remover(query, "zero"))
-    other_game = Game(other_query, "logprob", remover(other_query, "zero"))
+    game = LiveGame(query, "logprob", remover(query, "zero"))
+    other_game = LiveGame(other_query, "logprob", remover(other_query, "zero"))
 
-    async def play(keys: Sequence[Key]) -> Mapping[Key, float]:
+    async def evaluate(keys: Sequence[Coalition]) -> Mapping[Coalition, float]:
         """The difference between both models for each input."""
         kept = torch.tensor([list(units) for _, units in keys]).bool()
         values = run_one(lm, game(kept))[0]
         other_values = run_one(other, other_game(kept))[0]
         return dict(zip(keys, (other_values - values).tolist(), strict=True))
 
-    differences = StoredGame(game.mask, other_game.whole - game.whole, "logprob", play=play)
+    differences = StoredGame(game.mask, other_game.whole - game.whole, "logprob", evaluate=evaluate)
 
     # The game runs both models, so the query is not used.
     async def on_both(query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG001
-        return await removal_method.play(differences, rng)
+        return await removal_method.score_game(differences, rng)
 
     attribution = run_one(lm, attribution_of(lm, query, on_both, seed))
     difference = f"log p in {_name(other)} minus log p in {_name(lm)}"

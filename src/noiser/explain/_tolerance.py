@@ -18,12 +18,12 @@ from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.markup import css
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import FLAGS, ROW, ROWS, restored, to_jsonable
-from noiser.engine import Ask, Effect, Query, effect_of, run_one
+from noiser.engine import Effect, Predict, Query, effect_of, run_one
 from noiser.engine import noise as add_noise
 from noiser.errors import ParameterError
 from noiser.explain._restore import restore
 from noiser.explain.tolerance_html import tolerance_html
-from noiser.files import written
+from noiser.files import write_if
 from noiser.html import html_page
 from noiser.methods import Noiser
 from noiser.model import LanguageModel
@@ -142,7 +142,7 @@ class Tolerance(SavedResult):
         """A complete page without network and scripts, also written to `path` if given."""
         style = f"{css()}body{{margin:1.5rem auto;max-width:48rem;padding:0 1rem}}"
         page = html_page("Noise and the prediction", style, f"<main>{self._charts()}</main>")
-        return written(page, path)
+        return write_if(page, path)
 
     def to_markdown(self) -> str:
         """A Markdown table for each target that the unit stands before."""
@@ -208,8 +208,10 @@ async def _tolerance(
     query = await restore(lm, att)
     positions, targets = query.positions[unit_index], query.targets_per_unit[unit_index]
     vectors = _noise(query, att).to(query.device)  # once, not for every k
-    changes = [add_noise(positions, vectors, k, targets) for k in ks]
-    found = await Ask(query, changes, effect_of(query.score("prob"), len(query.foil_ids)))
+    perturbations = [add_noise(positions, vectors, k, targets) for k in ks]
+    found = await Predict(
+        query, perturbations, effect_of(query.objective("prob"), len(query.foil_ids))
+    )
     table = torch.full(
         (len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64
     )

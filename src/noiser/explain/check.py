@@ -25,7 +25,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count
-from noiser.engine import Game, Query, remover
+from noiser.engine import LiveGame, Query, remover
 from noiser.errors import ParameterError
 from noiser.metrics.correlation import (
     FEWEST_UNITS,
@@ -115,10 +115,10 @@ async def check_scores(
     seed = att.seed ^ 0x5EED
     query_of_units = query.with_units(att.units)
     remove = remover(query_of_units, removal)
-    game = Game(query_of_units, "logit", remove, ~att.scores.isnan())
+    game = LiveGame(query_of_units, "logit", remove, ~att.scores.isnan())
     halves = [_halves(units, len(att.units), masks, seed) for units in game.units]
     values = await game.values([torch.cat([rows, ~rows]) for rows in halves])
-    rows = _Rows(game.units, halves, values, att.scores.double().nan_to_num())
+    rows = _MaskRows(game.units, halves, values, att.scores.double().nan_to_num())
     judged = [*range(len(halves))] if targets is None else [*targets]
     correlations = [rows.correlation(target) for target in range(len(halves))]
     chance = rows.chance(judged, torch.Generator().manual_seed(seed))
@@ -162,7 +162,7 @@ def _halves(units: Tensor, count: int, masks: int | bool, seed: int) -> Bool[Ten
     return rows
 
 
-class _Rows:
+class _MaskRows:
     """The halves of each target's units, with the model's values and the scores."""
 
     def __init__(
@@ -238,7 +238,7 @@ def removal_for(lm: LanguageModel, query: Query, *, hide: bool) -> str:
     """The removal that a model supports: hiding, if `hide`, or else zero rows, or deletion."""
     if hide and query.context.packs:
         return "hidden"
-    return "zero" if lm.takes_embeddings else "delete"
+    return "zero" if lm.accepts_embeddings else "delete"
 
 
 def interval(rho: float, n: int, number: int) -> tuple[float, float]:

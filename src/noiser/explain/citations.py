@@ -20,7 +20,7 @@ from noiser.explain.citations_record import (
     Opponent,
     SourcePair,
 )
-from noiser.files import written
+from noiser.files import write_if
 from noiser.numbers import NumberFormat, number_format
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Citations(CitationsRecord, SavedResult):
     @property
     def _nats(self) -> str:
         """The unit of scores, with a space before it; empty where it is not nats."""
-        return " nats" if self.attribution.parameters.get("score") in NATS else ""
+        return " nats" if self.attribution.parameters.get("objective") in NATS else ""
 
     def _title(self, number: int) -> str:
         """The title of a source, with a space before it; empty where it has none."""
@@ -160,7 +160,7 @@ class Citations(CitationsRecord, SavedResult):
 
         Pointing at a sentence shows its sources, and the other way round.
         """
-        return written(page(self), path)
+        return write_if(page(self), path)
 
     def _repr_html_(self) -> str:
         return fragment(self)

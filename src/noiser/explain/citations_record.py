@@ -28,7 +28,7 @@ NATS = {"logprob": "log-probability", "logit": "log odds"}
 def in_nats(attribution: Attribution) -> bool:
     """Whether a score is a sentence's loss of log-probability, or log odds, without the unit."""
     slopes = unversioned(attribution.method) == "attention_gradient"
-    return attribution.parameters.get("score") in NATS and not slopes
+    return attribution.parameters.get("objective") in NATS and not slopes
 
 
 class Quote(NamedTuple):
@@ -324,6 +324,6 @@ class CitationsRecord:
                 "A score is the source's largest share of what the sentence gains as attention to "
                 "all sources opens."
             )
-        kind = NATS.get(str(att.parameters.get("score")))
+        kind = NATS.get(str(att.parameters.get("objective")))
         unit = f", in nats of {kind}" if kind else ""
         return f"A score is what the sentence loses without the source{unit}."

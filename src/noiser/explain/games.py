@@ -12,8 +12,8 @@ from jaxtyping import Float64
 from pydantic import BaseModel
 from torch import Tensor
 
-from noiser.engine import Game as LiveGame
-from noiser.engine import Key, StoredGame, prepare, remover, run_one
+from noiser.engine import Coalition, StoredGame, prepare, remover, run_one
+from noiser.engine import LiveGame as LiveGame
 from noiser.errors import ParameterError, StoredFileError
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
@@ -42,7 +42,7 @@ class Game:
 
     Example:
         >>> game = noiser.Game(lm, "The capital of France is", unit="word")  # doctest: +SKIP
-        >>> game.play("joint").scores  # doctest: +SKIP
+        >>> game.score("joint").scores  # doctest: +SKIP
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Game:
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
         plain = query.foil is None and query.of is None
         self._lm: LanguageModel | None = lm
-        self._game: StoredGame = LiveGame(query, score if plain else query.score(score), remove)
+        self._game: StoredGame = LiveGame(query, score if plain else query.objective(score), remove)
         self.units = query.units
         self.targets = query.target_texts
 
@@ -76,18 +76,18 @@ class Game:
             )
         return self._run(self._game(masks))
 
-    def play(self, method: str | Method, seed: int = 0) -> Scores:
+    def score(self, method: str | Method, seed: int = 0) -> Scores:
         """The scores of a method that removes units, on the values of this game.
 
         They take the place of the method's own objective and removal. Raises ParameterError for
         other methods, or without a model for an input that is not stored.
         """
         removal_method: Any = make_method(method)
-        if not hasattr(removal_method, "play"):
+        if not hasattr(removal_method, "score_game"):
             raise ParameterError(
                 f"{method!r} is not a method that removes units. Take one that is, such as 'lime'."
             )
-        return self._run(removal_method.play(self._game, torch.Generator().manual_seed(seed)))
+        return self._run(removal_method.score_game(self._game, torch.Generator().manual_seed(seed)))
 
     def _run(self, steps: Any) -> Any:
         """The result of a coroutine."""
@@ -104,8 +104,8 @@ class Game:
         values = [dict[str, float]() for _ in self.targets]
         for (target, key), value in self._game.table.items():
             values[target]["".join(map(str, key))] = value
-        score: Any = self._game.score
-        saved = _Saved(
+        score: Any = self._game.objective
+        saved = _SavedGame(
             score=score,
             units=self.units,
             targets=self.targets,
@@ -118,8 +118,8 @@ class Game:
     def load(cls, path: str | PathLike[str]) -> Game:
         """A game that `save` wrote, without a model. Raises StoredFileError for any other file."""
         try:
-            saved = _Saved.model_validate_json(Path(path).read_bytes())
-            values: dict[Key, float] = {}
+            saved = _SavedGame.model_validate_json(Path(path).read_bytes())
+            values: dict[Coalition, float] = {}
             for target, values_of_target in enumerate(saved.values):
                 for kept, value in values_of_target.items():
                     values[target, bytes(map(int, kept))] = value
@@ -136,7 +136,7 @@ class Game:
         return game
 
 
-class _Saved(BaseModel):
+class _SavedGame(BaseModel):
     """The content of the file."""
 
     # Example of `values`, for one target and two units:

@@ -15,7 +15,7 @@ _ASKED = 0.2
 docs/howto/agents.md."""
 
 
-def unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
+def injected_messages(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
     """Indices of tools' messages that speak for the only target, where the user's words do not.
 
     A message speaks for it with more than two standard errors, and at least half of the strongest

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noiser.engine import Query
 from noiser.errors import OutOfTimeError
-from noiser.methods import Method, Scores, scored
+from noiser.methods import Method, Scores, run_method
 from noiser.text import split_unit
 from noiser.types import Pair, Span, TextUnitName
 
@@ -51,8 +51,8 @@ _KINDS = ("score", "stderr", "raw", "raw_stderr", "threshold", "k")
 """Numbers of each unit: `raw` is the score that the method returned; `score` is corrected, so that
 the scores of a unit's parts add up to the unit's."""
 
-_Table = dict[Span, Float[Tensor, "kinds targets"]]
-_Run = tuple[Sequence[Span], Scores]
+_UnitRows = dict[Span, Float[Tensor, "kinds targets"]]
+_RefinedRun = tuple[Sequence[Span], Scores]
 
 
 async def refine(
@@ -75,11 +75,11 @@ async def refine(
         `info["raw_stderr"]` their standard errors; corrected scores have none, NaN.
     """
     rule = rule or SplitRule()
-    runs: list[_Run] = []
+    runs: list[_RefinedRun] = []
 
-    async def run(units: Sequence[Span]) -> _Table:
+    async def run(units: Sequence[Span]) -> _UnitRows:
         """The numbers of units; the run is appended to `runs`."""
-        scores = await scored(method, query.with_units(units), seed)
+        scores = await run_method(method, query.with_units(units), seed)
         runs.append((units, scores))
         return _table(units, scores)
 
@@ -103,7 +103,7 @@ async def refine(
     return units, _scores_of(table, units, runs)
 
 
-def _table(units: Sequence[Span], scores: Scores) -> _Table:
+def _table(units: Sequence[Span], scores: Scores) -> _UnitRows:
     """The numbers of each unit, in the order of `_KINDS`; NaN for numbers that a method lacks."""
     missing = torch.full_like(scores.scores, torch.nan)
     stderr = missing if scores.stderr is None else scores.stderr
@@ -116,7 +116,7 @@ def _table(units: Sequence[Span], scores: Scores) -> _Table:
 
 
 def _parts_to_score(
-    table: _Table, query: Query, rule: SplitRule, total: Float[Tensor, " targets"]
+    table: _UnitRows, query: Query, rule: SplitRule, total: Float[Tensor, " targets"]
 ) -> dict[Span, Sequence[Span]]:
     """The parts of each unit of the prompt that is to be split and can be."""
     parts_of: dict[Span, Sequence[Span]] = {}
@@ -129,7 +129,7 @@ def _parts_to_score(
     return parts_of
 
 
-def _scores_of(table: _Table, units: Sequence[Span], runs: Sequence[_Run]) -> Scores:
+def _scores_of(table: _UnitRows, units: Sequence[Span], runs: Sequence[_RefinedRun]) -> Scores:
     """The scores of the final units, from their numbers and from the runs that found them."""
     stacked = torch.stack([table[unit] for unit in units], -1)
     numbers = dict(zip(_KINDS, stacked, strict=True))
@@ -149,7 +149,7 @@ def _scores_of(table: _Table, units: Sequence[Span], runs: Sequence[_Run]) -> Sc
     )
 
 
-def _settled(score: Float[Tensor, " targets"], parts: _Table) -> _Table:
+def _settled(score: Float[Tensor, " targets"], parts: _UnitRows) -> _UnitRows:
     """The parts, with scores that add up to the unit's and have no standard error.
 
     A part that has no score, the first token of the input, keeps none.
@@ -170,7 +170,7 @@ def _settled(score: Float[Tensor, " targets"], parts: _Table) -> _Table:
 
 
 def _placed(
-    runs: Sequence[_Run],
+    runs: Sequence[_RefinedRun],
     units: Sequence[Span],
     scores: Float[Tensor, "targets units"],
 ) -> tuple[Pair, ...]:

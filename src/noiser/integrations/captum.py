@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Ask, Call, Query, ask, differentiate, replace
+from noiser.engine import Call, Predict, Query, ask, differentiate, replace
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.gradients import Reduce, movable_positions, reduce_dimensions
 from noiser.methods.protocol import DifferentiableObjective, Scores, sum_over_units
@@ -59,7 +59,7 @@ class CaptumMethod(LibraryMethod):
     Args:
         name: the class's name, such as "ShapleyValueSampling"; `CaptumMethod.names()` lists them.
         baseline: row of a unit that is taken away, where the method has baselines: "zero", "pad", "unk" or "mean".
-        score: the explained number: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+        objective: the explained number: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
         reduce: from the dimensions of a gradient method to a token's score: "sum" or "l2".
         settings: of Captum's class and its `attribute`, such as `{"n_samples": 50}`.
     """
@@ -68,10 +68,10 @@ class CaptumMethod(LibraryMethod):
     hint = (
         "Methods for layers and neurons, and methods that rewrite torch modules, are not offered."
     )
-    looks_inside: ClassVar[bool] = True
+    needs_internals: ClassVar[bool] = True
 
     baseline: Baseline = field(default="zero", kw_only=True)
-    score: DifferentiableObjective = field(default="prob", kw_only=True)
+    objective: DifferentiableObjective = field(default="prob", kw_only=True)
     reduce: Reduce = field(default="sum", kw_only=True)
 
     @classmethod
@@ -88,17 +88,17 @@ class CaptumMethod(LibraryMethod):
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
-        for g in query.causal_mask.any(-1).nonzero().flatten().tolist():
-            scores[g] = await Call(query, partial(self._run, g=g, rng=rng))
+        for target in query.causal_mask.any(-1).nonzero().flatten().tolist():
+            scores[target] = await Call(query, partial(self._run, target=target, rng=rng))
         return Scores(scores=scores, info={"captum": version_of("captum"), "frozen_tokens": "kept"})
 
     def _run(
-        self, lm: LanguageModel, query: Query, g: int, rng: torch.Generator
+        self, lm: LanguageModel, query: Query, target: int, rng: torch.Generator
     ) -> Float[Tensor, " units"]:
         cls = self.class_of(self.name)
-        features = _features(query, g) if "feature_mask" in names_of(cls.attribute) else {}
+        features = _features(query, target) if "feature_mask" in names_of(cls.attribute) else {}
         positions = [*features] or [
-            i for i in movable_positions(query) if i <= query.target_rows[g][0]
+            i for i in movable_positions(query) if i <= query.target_rows[target][0]
         ]
         rows = query.context.rows[positions][None].clone()
         of_class, of_call = self.split()
@@ -116,7 +116,9 @@ class CaptumMethod(LibraryMethod):
             arguments["feature_mask"] = numbers[:, None].expand(rows.shape).contiguous()
         replaces = bool(features) or "sliding_window_shapes" in arguments
         with seeded(rng, lm.device), self.explained():
-            method = cls(TargetFunction(lm, query, g, tuple(positions), self.score), **of_class)
+            method = cls(
+                TargetFunction(lm, query, target, tuple(positions), self.objective), **of_class
+            )
             attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[
                 0
             ].detach()
@@ -126,12 +128,12 @@ class CaptumMethod(LibraryMethod):
         tokens[positions] = per_token.float().cpu()
         if features:
             tokens[[i for unit in query.units for i in unit.token_indices[1:]]] = 0
-        return sum_over_units(query, tokens.expand(len(query.targets), -1))[g]
+        return sum_over_units(query, tokens.expand(len(query.targets), -1))[target]
 
 
-def _features(query: Query, g: int) -> dict[int, int]:
+def _features(query: Query, target: int) -> dict[int, int]:
     """From each position of the units before a target to the number of its unit among them, from 0 on."""
-    before: list[int] = query.causal_mask[g].nonzero().flatten().tolist()
+    before: list[int] = query.causal_mask[target].nonzero().flatten().tolist()
     return dict(
         sorted(
             (i, number)
@@ -147,29 +149,32 @@ def _as_tuple(value: Any) -> Any:
 
 
 class TargetFunction:
-    """From rows at some positions to target g's score, [batch, positions, dim] to [batch]; differentiable."""
+    """From rows at some positions to the target's score, [batch, positions, dim] to [batch]; differentiable."""
 
     def __init__(
         self,
         lm: LanguageModel,
         query: Query,
-        g: int,
+        target: int,
         positions: tuple[int, ...],
-        score: DifferentiableObjective,
+        objective: DifferentiableObjective,
     ) -> None:
-        self.lm, self.query, self.g, self.positions, self.read = (
+        self.lm, self.query, self.target, self.positions, self.read = (
             lm,
             query,
-            g,
+            target,
             positions,
-            query.score(score),
+            query.objective(objective),
         )
 
     def __call__(self, rows: Float[Tensor, "batch positions dim"]) -> Float[Tensor, " batch"]:
         if torch.is_grad_enabled() and rows.requires_grad:
             return _Differentiable.apply(rows, self)  # pyright: ignore
         (values,) = ask(
-            self.lm, Ask(self.query, [replace(self.positions, rows.detach(), (self.g,))], self.read)
+            self.lm,
+            Predict(
+                self.query, [replace(self.positions, rows.detach(), (self.target,))], self.read
+            ),
         )
         return values[0].to(rows)
 
@@ -180,8 +185,8 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
         at = function.positions
-        changes = [replace(at, row[None], (function.g,)) for row in rows.detach()]
-        slopes = list(differentiate(function.lm, function.query, changes, function.read))
+        perturbations = [replace(at, row[None], (function.target,)) for row in rows.detach()]
+        slopes = list(differentiate(function.lm, function.query, perturbations, function.read))
         ctx.save_for_backward(torch.stack([slope.gradient[list(at)] for slope in slopes]).to(rows))
         return torch.stack([slope.value for slope in slopes]).to(rows)
 

@@ -4,7 +4,7 @@
     import noiser.integrations.inseq
 
     model = inseq.load_model("gpt2", "noiser")
-    model.attribute("The capital of France is", samples=20, score="hellinger").show()
+    model.attribute("The capital of France is", samples=20, objective="hellinger").show()
     model.attribute("The capital of France is", noiser_method="occlusion").show()
 
 Inseq's command line, with the import made: `python -m noiser.integrations.inseq attribute --attribution_method noiser`.
@@ -29,7 +29,7 @@ from noiser.engine import Call, Prefill, Query, query_of, run_one
 from noiser.engine.query import FoilRun
 from noiser.errors import ParameterError
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
-from noiser.methods import METHODS, Method, Scores, make_method, scored
+from noiser.methods import METHODS, Method, Scores, make_method, run_method
 from noiser.methods.protocol import sum_over_units
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import twin
@@ -44,7 +44,7 @@ _Registry: Any = imported(
     "inseq.attr.feat.perturbation_attribution", "inseq"
 ).PerturbationAttributionRegistry
 
-Reduction = Literal["l2", "sum", "mean"]
+InseqReduction = Literal["l2", "sum", "mean"]
 
 _OURS = (
     *(
@@ -77,11 +77,11 @@ class InseqMethod(LibraryMethod):
     """
 
     library = "Inseq"
-    looks_inside: ClassVar[bool] = True
+    needs_internals: ClassVar[bool] = True
     target_unit: ClassVar[str] = "token"
 
     attributed_fn: str = field(default="probability", kw_only=True)
-    reduce: Reduction | None = field(default=None, kw_only=True)
+    reduce: InseqReduction | None = field(default=None, kw_only=True)
 
     @classmethod
     def _classes(cls) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class NoiserAttribution(_Registry):
         if name != "contrast_prob_diff_fn" or settings.get("contrast_targets") is None:
             raise ParameterError(
                 f"attributed_fn is {name!r}; expected 'probability', or 'contrast_prob_diff' with contrast_targets. "
-                "score='logprob' or 'hellinger' reads the probability differently."
+                "objective='logprob' or 'hellinger' reads the probability differently."
             )
         inputs = _DATA.get_batch_from_inputs(
             self.attribution_model, inputs=settings["contrast_targets"]
@@ -299,7 +299,7 @@ def _token_scores(
         query = query_of(
             lm, question, encoding, (target,), [[len(ids)]], units, context, logits, contrasted
         )
-        return await scored(method, query, seed)
+        return await run_method(method, query, seed)
 
     for unit, score in zip(units, run_one(lm, steps()).scores[0], strict=True):
         tokens[list(unit.token_indices)] = score / len(unit.token_indices)

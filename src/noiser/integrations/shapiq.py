@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from noiser.engine import Call, Game, Query, remover, run_one
+from noiser.engine import Call, LiveGame, Query, remover, run_one
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.protocol import ObjectiveName, RemovalName, Scores, TwoOrMore
-from noiser.methods.removal import table, widened
+from noiser.methods.removal import scatter_to_units, to_all_units
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
 
@@ -34,7 +34,7 @@ class ShapiqMethod(LibraryMethod):
     Args:
         name: the class's name, such as "KernelSHAP"; `ShapiqMethod.names()` lists them.
         budget: masks that it may ask about. None for 16 n + 130, with n the units before the target.
-        baseline, score: how a unit is removed, and the value of a mask; as for `noiser.Occlusion`.
+        removal, objective: how a unit is removed, and the value of a mask; as for `noiser.Occlusion`.
         settings: of shapiq's class and its `approximate`, such as `{"pairing_trick": True}`.
     """
 
@@ -42,8 +42,8 @@ class ShapiqMethod(LibraryMethod):
     hint = "Approximators of interactions alone score sets of units, not units."
 
     budget: TwoOrMore | None = field(default=None, kw_only=True)
-    baseline: RemovalName = field(default="zero", kw_only=True)
-    score: ObjectiveName = field(default="prob", kw_only=True)
+    removal: RemovalName = field(default="zero", kw_only=True)
+    objective: ObjectiveName = field(default="prob", kw_only=True)
 
     @classmethod
     def _classes(cls) -> dict[str, Any]:
@@ -60,23 +60,23 @@ class ShapiqMethod(LibraryMethod):
         )
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
-        game = Game(query, self.score, remover(query, self.baseline))
+        game = LiveGame(query, self.objective, remover(query, self.removal))
         rows = await Call(query, partial(self._play, game=game, rng=rng))
-        return Scores(scores=table(game, rows), info={"shapiq": version_of("shapiq")})
+        return Scores(scores=scatter_to_units(game, rows), info={"shapiq": version_of("shapiq")})
 
     def _play(
-        self, lm: LanguageModel, _: Query, game: Game, rng: torch.Generator
+        self, lm: LanguageModel, _: Query, game: LiveGame, rng: torch.Generator
     ) -> list[Float64[Tensor, " seen"]]:
         seed = int(torch.randint(2**31, (), generator=rng))
         rows = list[Float64[Tensor, " seen"]]()
-        for g, seen in enumerate(game.units):
+        for target, seen in enumerate(game.units):
 
-            def play(players: Any, g: int = g, seen: Tensor = seen) -> Any:
-                kept = widened(
+            def play(players: Any, target: int = target, seen: Tensor = seen) -> Any:
+                kept = to_all_units(
                     torch.as_tensor(np.atleast_2d(players).astype(bool)), seen, game.mask.shape[1]
                 )
                 return run_one(lm, game(kept))[
-                    g
+                    target
                 ].numpy()  # for all targets: another one may ask for the same input
 
             with seeded(rng, lm.device):

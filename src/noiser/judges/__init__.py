@@ -7,7 +7,7 @@ from typing import Any
 from noiser.errors import ParameterError
 from noiser.judges.prompts import PROMPTS, PromptTemplate, register_prompt
 from noiser.judges.protocol import JUDGES, Judge, JudgeRequest, Verdict
-from noiser.judges.reading import Reading, matches, parse_reply
+from noiser.judges.reading import ParsedReply, matches, parse_reply
 from noiser.model.language_model import LanguageModel
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "PROMPTS",
     "Judge",
     "JudgeRequest",
+    "ParsedReply",
     "PromptTemplate",
-    "Reading",
     "Verdict",
     "kind_of",
     "make_judge",

@@ -16,12 +16,12 @@ from noiser.errors import ParameterError, PromptError
 from noiser.judges import prompts
 from noiser.judges.prompts import PromptTemplate, prompt_of
 from noiser.judges.protocol import JudgeRequest, Verdict
-from noiser.judges.reading import Reading, normal_form, parse_reply
+from noiser.judges.reading import ParsedReply, normal_form, parse_reply
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.text import word_spans
 
-Tokens = tuple[int, ...]
-_Reply = tuple[Reading, str | None]
+TokenIds = tuple[int, ...]
+_Reply = tuple[ParsedReply, str | None]
 
 _WORD_TOKENS = 8
 """The longest word of a plain completion, in tokens."""
@@ -60,7 +60,7 @@ class LocalJudge:
     ) -> None:
         check_choice("style", style, ("auto", "chat", "plain"))
         check_count("max_new_tokens", max_new_tokens)
-        if not lm.looks_inside:
+        if not lm.needs_internals:
             needs = f"The local judge needs a model in this process, and {lm.identity.name} runs outside of it"
             raise ParameterError(
                 f"{needs}; expected judge='local:NAME', or an endpoint, as judge='openai:NAME'."
@@ -82,14 +82,14 @@ class LocalJudge:
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; those of equal length go through the model together, without padding."""
         verdicts: dict[JudgeRequest, Verdict] = {}
-        groups: dict[tuple[int, int], list[tuple[JudgeRequest, Tokens]]] = {}
+        groups: dict[tuple[int, int], list[tuple[JudgeRequest, TokenIds]]] = {}
         room = self.max_new_tokens if self.style == "chat" else _WORD_TOKENS
         for request in dict.fromkeys(requests):
             try:
                 tokens = self._encode(request, room)
                 groups.setdefault((len(tokens), request.count), []).append((request, tokens))
             except PromptError as error:
-                verdicts[request] = self._verdict(request, [(Reading((), str(error)), None)])
+                verdicts[request] = self._verdict(request, [(ParsedReply((), str(error)), None)])
         for (length, count), members in groups.items():
             width = 1 if count == 1 else 2 * count
             size = max(1, self.lm.batch_tokens // ((length + room) * width))
@@ -105,7 +105,7 @@ class LocalJudge:
                     verdicts[request] = self._read(request, rows[i * width : (i + 1) * width])
         return [verdicts[request] for request in requests]
 
-    def _encode(self, request: JudgeRequest, room: int) -> Tokens:
+    def _encode(self, request: JudgeRequest, room: int) -> TokenIds:
         """The tokens of the question. Raises PromptError when there are none, or too many for the model."""
         if not "".join(request.words).strip():
             raise PromptError("no words")
@@ -116,7 +116,7 @@ class LocalJudge:
             raise PromptError(f"{len(tokens)} tokens do not fit the model")
         return tokens
 
-    def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[Tokens]:
+    def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[TokenIds]:
         """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
         with self.lm.running():
             logits = (
@@ -135,7 +135,7 @@ class LocalJudge:
 
     def _generate(
         self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1
-    ) -> list[Tokens]:
+    ) -> list[TokenIds]:
         """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
         stops = self.lm.end_tokens
         with self.lm.running(), _default_generation(self.lm.model):
@@ -155,7 +155,7 @@ class LocalJudge:
         ]
         return [tuple(row[: end + 1]) for row, end in zip(rows, ends, strict=True)]
 
-    def _read(self, request: JudgeRequest, rows: Sequence[Tokens]) -> Verdict:
+    def _read(self, request: JudgeRequest, rows: Sequence[TokenIds]) -> Verdict:
         """The verdict of replies, best first; of plain ones those that lead to different words."""
         decode = partial(
             self.lm.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -205,16 +205,16 @@ def _default_generation(model: Any) -> Generator[None]:
         model.generation_config = own
 
 
-def _first_word(text: str, first_token: str, *, cut: bool) -> Reading:
+def _first_word(text: str, first_token: str, *, cut: bool) -> ParsedReply:
     """The first word of a continuation, on its first line; in scripts without spaces, what the first token holds."""
     line = text.lstrip(" ").split("\n")[0]
     words = [line[start:end].strip() for start, end in word_spans(line)]
     at = next((at for at, word in enumerate(words) if normal_form(word)), None)
     if at is None:
-        return Reading((), "no word in it" if text.strip() else "empty")
+        return ParsedReply((), "no word in it" if text.strip() else "empty")
     piece = first_token.strip()
     if len(piece) > len(words[at]) and piece.startswith(words[at]):
-        return Reading((piece,), None)
+        return ParsedReply((piece,), None)
     if cut and at == len(words) - 1 and line == text.lstrip(" "):
-        return Reading((), "cut off")
-    return Reading((words[at],), None)
+        return ParsedReply((), "cut off")
+    return ParsedReply((words[at],), None)

@@ -59,14 +59,14 @@ _UNSPACED = re.compile("[\u0e00-\u0eff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 ESCAPED = re.compile("[<>\\[\\]\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-class Reading(NamedTuple):
+class ParsedReply(NamedTuple):
     """The answers in a reply, best first; or the reason why it cannot be read."""
 
     answers: tuple[str, ...]
     problem: str | None
 
 
-def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
+def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> ParsedReply:
     """The answers in a judge's reply: JSON, a list, a labelled answer or the first short line.
 
     Args:
@@ -86,11 +86,11 @@ def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
         last = next(filter(None, marked[-1]), "")  # of the groups, the one that matched
         reply = last.strip() or reply
     if not reply:
-        return Reading((), "cut off" if cut else "empty")
+        return ParsedReply((), "cut off" if cut else "empty")
     if "given a set of words extracted from a prompt" in reply.lower():
-        return Reading((), "the question again")
+        return ParsedReply((), "the question again")
     if _REFUSAL.search(reply.splitlines()[0]):
-        return Reading((), "refusal")
+        return ParsedReply((), "refusal")
     items = _from_json(reply)
     if items is None:
         items = _from_text(reply, count)
@@ -98,10 +98,10 @@ def parse_reply(text: str, count: int = 1, *, cut: bool = False) -> Reading:
     answers = [answer for answer in map(_tidy, complete) if answer][:count]
     short = tuple(answer for answer in answers if not _is_sentence(answer))
     if short:
-        return Reading(short, None)
+        return ParsedReply(short, None)
     if answers:
-        return Reading((), "a sentence, not a word")
-    return Reading((), "cut off" if cut and items else "no word in it")
+        return ParsedReply((), "a sentence, not a word")
+    return ParsedReply((), "cut off" if cut and items else "no word in it")
 
 
 def _from_json(reply: str) -> list[str] | None:

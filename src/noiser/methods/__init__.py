@@ -21,7 +21,7 @@ from noiser.methods.protocol import Scores as Scores
 from noiser.methods.protocol import check_answers as check_answers
 from noiser.methods.protocol import describe as describe
 from noiser.methods.protocol import make_method as make_method
-from noiser.methods.protocol import scored as scored
+from noiser.methods.protocol import run_method as run_method
 from noiser.methods.references import Constant as Constant
 from noiser.methods.references import Length as Length
 from noiser.methods.references import Overlap as Overlap
@@ -37,7 +37,7 @@ from noiser.registry import Family
 
 # The Hellinger distance does not say why the model said this token: what moves other tokens'
 # probabilities scores too.
-_RELATIVE = partial(Noiser, bounding="relative", score="hellinger")
+_RELATIVE = partial(Noiser, bounding="relative", objective="hellinger")
 
 for _name, _factory, _summary in (
     ("noiser", partial(Noiser, search="bisection"), "bounded noise, always by bisection"),

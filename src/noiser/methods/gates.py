@@ -44,11 +44,11 @@ class AttentionGradient(InnerMethod):
 
     Args:
         gates: of all units, each above 0 and at most 1.
-        score: F, the prediction; see `noiser.engine.OBJECTIVES`.
+        objective: F, the prediction; see `noiser.engine.OBJECTIVES`.
     """
 
     gates: Annotated[tuple[float, ...], _check_gates] = (0.1, 1.0)
-    score: ObjectiveName = "logit"
+    objective: ObjectiveName = "logit"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         if query.unit in SMALL_UNITS and not query.sources:
@@ -59,7 +59,7 @@ class AttentionGradient(InnerMethod):
             )
         positions = tuple(sorted(chain.from_iterable(query.positions)))
         first = query.sources_stop or query.prompt_tokens - 1
-        slopes = await Gates(query, positions, first, self.gates, query.score(self.score))
+        slopes = await Gates(query, positions, first, self.gates, query.objective(self.objective))
         return Scores(scores=_shares(sum_over_units(query, slopes)).amax(0))
 
 

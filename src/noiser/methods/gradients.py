@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.checks import check_not_negative
-from noiser.engine import Ask, Integrals, Path, Query, remover
+from noiser.engine import Integrals, IntegrationPath, Predict, Query, remover
 from noiser.methods.noiser import draw_noise
 from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
 from noiser.types import Baseline
@@ -32,17 +32,19 @@ class InputXGradient(InnerMethod):
     Args:
         reduce: from dimensions to a token's score: "l2", the norm of the contributions, never
             negative; "sum", their signed sum, which is the slope of F when the embedding is scaled.
-        score: what is differentiated: "prob" or "logprob"; with a foil, the difference of the two
+        objective: what is differentiated: "prob" or "logprob"; with a foil, the difference of the two
             tokens'.
     """
 
     reduce: Reduce = "l2"
-    score: DifferentiableObjective = "prob"
+    objective: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         # The end of the path from the zero row: its direction there is the embedding itself.
         positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
-        contributions, _ = await Integrals(query, [Path(positions)], query.score(self.score))
+        contributions, _ = await Integrals(
+            query, [IntegrationPath(positions)], query.objective(self.objective)
+        )
         return Scores(scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)))
 
 
@@ -61,13 +63,13 @@ class IntegratedGradients(InnerMethod):
             "l2", the norm.
         baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or
             "mean".
-        score: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+        objective: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
     """
 
     n_steps: int = 50
     reduce: Reduce = "sum"
     baseline: Baseline = "zero"
-    score: DifferentiableObjective = "prob"
+    objective: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         contributions, losses = await self._integrated(query, movable_groups(query))
@@ -87,12 +89,13 @@ class IntegratedGradients(InnerMethod):
         """
         alphas, weights = gauss_legendre(self.n_steps)
         paths = [
-            Path(*group, baseline=self.baseline, alphas=alphas, weights=weights) for group in groups
+            IntegrationPath(*group, baseline=self.baseline, alphas=alphas, weights=weights)
+            for group in groups
         ]
-        read = query.score(self.score)
-        remove = remover(query, self.baseline).change
+        read = query.objective(self.objective)
+        remove = remover(query, self.baseline).perturbation
         contributions, _ = await Integrals(query, paths, read)
-        ends = await Ask(query, [remove(*group) for group in groups], read)
+        ends = await Predict(query, [remove(*group) for group in groups], read)
         whole = query.read_clean(read)
         losses = torch.full((len(whole), len(groups)), torch.nan, dtype=torch.float64)
         for column, (_, targets), end in zip(losses.T, groups, ends, strict=True):
@@ -112,14 +115,14 @@ class GradientShap(InnerMethod):
         samples: random points.
         stdev: standard deviation of the noise on every dimension of the rows of the embedding
             table.
-        reduce, baseline, score: as for `IntegratedGradients`; standard errors are given for "sum".
+        reduce, baseline, objective: as for `IntegratedGradients`; standard errors are given for "sum".
     """
 
     samples: int = 5
     stdev: Annotated[float, check_not_negative] = 0.0
     reduce: Reduce = "sum"
     baseline: Baseline = "zero"
-    score: DifferentiableObjective = "prob"
+    objective: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         positions, count = movable_positions(query), self.samples
@@ -129,7 +132,7 @@ class GradientShap(InnerMethod):
             if self.stdev
             else None
         )
-        paths: list[Path] = []
+        paths: list[IntegrationPath] = []
         for i, alpha in enumerate(alphas):
             for group in movable_groups(query):
                 shift = (
@@ -138,8 +141,8 @@ class GradientShap(InnerMethod):
                     else noise[i, [position in group[0] for position in positions]]
                 )
                 place = {"alphas": (alpha,), "weights": (1 / count,)}
-                paths.append(Path(*group, baseline=self.baseline, shift=shift, **place))
-        contributions, sums = await Integrals(query, paths, query.score(self.score))
+                paths.append(IntegrationPath(*group, baseline=self.baseline, shift=shift, **place))
+        contributions, sums = await Integrals(query, paths, query.objective(self.objective))
         stderr = None
         if count > 1 and self.reduce == "sum":
             of_samples = sums.unflatten(0, (count, -1)).sum(1) * count
@@ -159,7 +162,7 @@ class SequentialIntegratedGradients(IntegratedGradients):
 
     Args:
         n_steps: nodes of the Gauss-Legendre quadrature, for each unit.
-        reduce, baseline, score: as for `IntegratedGradients`.
+        reduce, baseline, objective: as for `IntegratedGradients`.
     """
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002

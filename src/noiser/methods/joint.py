@@ -13,15 +13,15 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from noiser.checks import check_choice
-from noiser.engine import OBJECTIVES, Game, Query, StoredGame, remover
+from noiser.engine import OBJECTIVES, LiveGame, Query, StoredGame, remover
 from noiser.errors import OutOfTimeError
 from noiser.methods.pairs import Matters, PlayedInputs, find_pairs, name_of_pair, wider
 from noiser.methods.protocol import Parameters, RemovalName, Scores, TwoOrMore
-from noiser.methods.removal import check_enough, score_first_token, table
+from noiser.methods.removal import check_enough, scatter_to_units, score_first_token
 from noiser.types import Pair
 
 
-def _check_score(name: str, got: object) -> None:
+def _check_objective(name: str, got: object) -> None:
     check_choice(name, got, ["root", *OBJECTIVES.names()])
 
 
@@ -70,7 +70,7 @@ class Joint(Parameters):
             does. 2^n or more is exact.
         removal: how the units that are not kept are removed: "zero" or "mean" rows, relative
             "noise" of twice their size, "delete" or "hidden"; see `noiser.engine.remover`.
-        score: "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost
+        objective: "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost
             and still weighs it most while it stands, and g = log p / (1 - p), in which effects add
             up. The others are both f and g: "prob", "logprob", "logit", or "hellinger", minus the
             distance to the clean distribution, which does not ask what speaks for the target. With
@@ -83,7 +83,7 @@ class Joint(Parameters):
 
     samples: TwoOrMore | None = None
     removal: RemovalName = "zero"
-    score: Annotated[str, _check_score] = "root"
+    objective: Annotated[str, _check_objective] = "root"
     pairs: TwoOrMore | Literal["free"] | None = "free"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
@@ -91,14 +91,14 @@ class Joint(Parameters):
         if self.removal == "noise":
             # The noise takes a number for each token; the drawn inputs must not depend on how many.
             noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
-        name = "logit" if self.score == "root" else self.score
+        name = "logit" if self.objective == "root" else self.objective
         # A caller's function gives only its number, and a contrast only its log odds.
-        read = name if query.of is None and query.foil is None else query.score(name)
-        game = Game(query, read, remover(query, self.removal, noise))
-        scores = await self.play(game, rng)
+        read = name if query.of is None and query.foil is None else query.objective(name)
+        game = LiveGame(query, read, remover(query, self.removal, noise))
+        scores = await self.score_game(game, rng)
         return await score_first_token(game, scores, self._value(game))
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
+    async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:
         """Runs every input once for all targets, then solves for each target.
 
         With score "root" the ends are p^¼ only if the values of the game are log odds.
@@ -131,8 +131,8 @@ class Joint(Parameters):
                     matters=self._matters(game),
                 )
         return Scores(
-            scores=table(game, [fit.scores for fit in fits]),
-            stderr=table(game, [fit.stderr for fit in fits]),
+            scores=scatter_to_units(game, [fit.scores for fit in fits]),
+            stderr=scatter_to_units(game, [fit.stderr for fit in fits]),
             pairs=pairs,
             info={
                 "baseline_value": [float(inputs.nothing) for inputs in played],
@@ -141,7 +141,7 @@ class Joint(Parameters):
         )
 
     def _is_rooted(self, game: StoredGame) -> bool:
-        return self.score == "root" and game.score == "logit"
+        return self.objective == "root" and game.objective == "logit"
 
     def _value(self, game: StoredGame) -> Callable[[Tensor], Tensor]:
         """From the values of the game to f."""
@@ -156,9 +156,9 @@ class Joint(Parameters):
         """
         if self._is_rooted(game):
             return lambda whole, nothing: whole >= RATIO**ROOT * nothing
-        if self.score == "prob" and game.score == "prob":
+        if self.objective == "prob" and game.objective == "prob":
             return lambda whole, nothing: whole >= RATIO * nothing
-        if self.score in ("root", "logprob", "logit"):
+        if self.objective in ("root", "logprob", "logit"):
             return lambda whole, nothing: whole - nothing >= math.log(RATIO)
         return lambda whole, nothing: whole > nothing
 

@@ -16,14 +16,14 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.engine import (
-    Ask,
-    Change,
     Effect,
+    Perturbation,
+    Predict,
     Query,
     effect_of,
     expected_norm,
     expected_norm_limit,
-    leads,
+    margins,
     noise,
 )
 from noiser.errors import OutOfTimeError, ParameterError
@@ -85,7 +85,7 @@ class Noiser(Parameters):
             (per target); "k_max_per_unit", its own k_u; "norm_l1", "norm_l2", "norm_linf", 1 /
             E‖n‖; "random", one U(0, 1) number; "none", 1; a number, that k; "relative", r ‖e‖ /
             E‖n‖₂ for a token with embedding e, which needs no search.
-        score: "prob" (the paper) or another of `noiser.engine.OBJECTIVES`; "hellinger", the distance
+        objective: "prob" (the paper) or another of `noiser.engine.OBJECTIVES`; "hellinger", the distance
             between the whole distributions, sees every token and is never negative.
         r: size of "relative" noise, in norms of the embedding.
         search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit
@@ -107,7 +107,7 @@ class Noiser(Parameters):
     samples: int = 10
     steps: int = 10
     bounding: Bounding | float = "k_min"
-    score: ObjectiveName = "prob"
+    objective: ObjectiveName = "prob"
     r: float = 2.0
     search: Literal["certified", "bisection"] | None = None
     profile: Profile = "paper"
@@ -230,7 +230,7 @@ class _Call:
             k = 1 / method.norm(k.removeprefix("norm_"), dim)  # pyright: ignore
         named = {"random": drawn, "none": 1.0, "relative": method.r}
         self.fixed = named.get(k, math.nan) if isinstance(k, str) else float(k)
-        self.read = effect_of(query.score(method.score), len(query.foil_ids))
+        self.read = effect_of(query.objective(method.objective), len(query.foil_ids))
         self.effects: dict[tuple[int, Probe], Effect] = {}
 
     async def evaluate(self, asked: Iterable[tuple[int, Probe]], *, partial: bool = False) -> None:
@@ -243,12 +243,14 @@ class _Call:
         for target, probe in dict.fromkeys(asked):
             if (target, probe) not in self.effects:
                 groups.setdefault(probe, []).append(target)
-        changes: list[Change] = []
+        perturbations: list[Perturbation] = []
         for (unit, k, samples), targets in groups.items():
             vectors = self.noise[:samples]
-            changes.append(noise(self.units[unit], vectors, k, targets, relative=self.relative))
+            perturbations.append(
+                noise(self.units[unit], vectors, k, targets, relative=self.relative)
+            )
         try:
-            effects: Sequence[Tensor | None] = await Ask(self.query, changes, self.read)
+            effects: Sequence[Tensor | None] = await Predict(self.query, perturbations, self.read)
         except OutOfTimeError as stopped:
             effects = stopped.found
             if not partial or all(rows is None for rows in effects):
@@ -304,7 +306,7 @@ class _Call:
         dtype = query.context.inputs.dtype
         smallest_leads: list[Tensor] = []
         for clean, ids in zip(query.clean_of, query.ids, strict=True):
-            smallest_leads.append(leads(clean, clean, ids, len(query.foil_ids)).abs().min())
+            smallest_leads.append(margins(clean, clean, ids, len(query.foil_ids)).abs().min())
         moved = ROUNDING * torch.finfo(dtype).eps
         if tied:
             warnings.warn(

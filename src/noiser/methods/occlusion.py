@@ -8,30 +8,30 @@ import torch
 
 from noiser.engine import StoredGame
 from noiser.methods.protocol import Scores
-from noiser.methods.removal import GameMethod
+from noiser.methods.removal import RemovalMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class Occlusion(GameMethod):
+class Occlusion(RemovalMethod):
     """Scores each unit by the drop of the prediction when the baseline replaces all its rows.
 
     s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil) (Zeiler and Fergus
     2014).
 
     Args:
-        baseline: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens
+        removal: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens
             are taken out, and later ones move up; or "hidden", see `noiser.engine.hide`.
-        score: f; see `noiser.engine.OBJECTIVES`. With "hellinger" the score is the distance between the
+        objective: f; see `noiser.engine.OBJECTIVES`. With "hellinger" the score is the distance between the
             whole distributions, which is never negative.
     """
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002
+    async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002
         values = await game(~torch.eye(game.mask.shape[1], dtype=torch.bool), partial=True)
         return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Added(GameMethod):
+class Added(RemovalMethod):
     """Scores each unit by its contribution where it first appears.
 
     Earlier units are kept, and later ones removed:
@@ -39,7 +39,7 @@ class Added(GameMethod):
     s_u = f(units up to u) - f(units before u); a target's scores add up to f(X) - f(nothing).
     """
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002
+    async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002
         count = game.mask.shape[1]
         kept = torch.ones(count + 1, count, dtype=torch.bool).tril(-1)
         values = await game(kept, partial=True)

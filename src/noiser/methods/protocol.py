@@ -66,7 +66,7 @@ class Method(Protocol):
 
     It is a frozen dataclass of hyper-parameters.
 
-    A class that asks for gradients, attention, relevance or the model itself has `looks_inside =
+    A class that asks for gradients, attention, relevance or the model itself has `needs_internals =
     True`: what is not a model in this process is then refused before anything runs.
     """
 
@@ -131,7 +131,7 @@ class InnerMethod(Parameters):
     Only a model in this process answers these.
     """
 
-    looks_inside = True
+    needs_internals = True
 
 
 @cache
@@ -163,13 +163,13 @@ METHODS: Registry[Method] = Registry("method", "noiser.methods")
 """Every method by name; packages add theirs through the entry point `noiser.methods`."""
 
 
-def check_answers(method: Method, model: str, looks_inside: bool) -> None:
+def check_answers(method: Method, model: str, needs_internals: bool) -> None:
     """Raises UnsupportedModelError for a method that looks inside a model that runs elsewhere."""
-    if getattr(method, "looks_inside", False) and not looks_inside:
+    if getattr(method, "needs_internals", False) and not needs_internals:
         names = [
             name
             for name in METHODS.names()
-            if not getattr(METHODS.get(name).factory, "looks_inside", False)
+            if not getattr(METHODS.get(name).factory, "needs_internals", False)
         ]
         raise UnsupportedModelError(
             f"{describe(method)[0]} needs gradients, attention or the layers of the model, and "
@@ -192,7 +192,7 @@ def sum_over_units(
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
-    """A method by registry name and hyper-parameters, as in "occlusion:score=logprob".
+    """A method by registry name and hyper-parameters, as in "occlusion:objective=logprob".
 
     A method object is returned as it is.
 
@@ -223,7 +223,7 @@ def make_method(method: str | Method, /, **parameters: Any) -> Method:
     return method
 
 
-async def scored(method: Method, query: Query, seed: int = 0) -> Scores:
+async def run_method(method: Method, query: Query, seed: int = 0) -> Scores:
     """The scores of a method, with random numbers of a seed.
 
     Raises ParameterError for a function of another form.

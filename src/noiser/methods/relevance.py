@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Relevance, remover
-from noiser.engine.objectives import Read, at, contrast, objective_of
-from noiser.engine.rules import Activation, derivative, widened
+from noiser.engine.objectives import ObjectiveFn, at, contrast, objective_of
+from noiser.engine.rules import Activation, derivative, to_float64
 from noiser.methods.gradients import movable_groups
 from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
 from noiser.types import Baseline
@@ -40,22 +40,22 @@ class DeepLift(InnerMethod):
     elementwise nonlinearities, is in `info["delta"]`, one number per target.
 
     Args:
-        baseline, score: as for `IntegratedGradients`.
+        baseline, objective: as for `IntegratedGradients`.
     """
 
     baseline: Baseline = "zero"
-    score: DifferentiableObjective = "prob"
+    objective: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
-        read = query.score(self.score)
+        read = query.objective(self.objective)
         difference = torch.zeros(len(query.targets))
         contributions = torch.zeros(
             len(difference), len(query.encoding.token_ids), dtype=torch.float64
         )
-        remove = remover(query, self.baseline).change
+        remove = remover(query, self.baseline).perturbation
         for positions, targets in movable_groups(query):
-            change = remove(positions, targets)
-            values, of_targets = await Relevance(query, read, rescale, change)
+            perturbation = remove(positions, targets)
+            values, of_targets = await Relevance(query, read, rescale, perturbation)
             difference[list(targets)] = values[:, 0] - values[:, 1]
             contributions[list(targets)] = of_targets
         delta = difference - contributions.sum(-1)
@@ -114,11 +114,11 @@ def rescale(
     f: Activation, x: Float[Tensor, "*shape"], reference: Tensor | None
 ) -> Float[Tensor, "*shape"]:
     """(f(x) - f(b)) / (x - b) for an input x and the reference b; f'(x) where they are too near."""
-    x = widened(x)
+    x = to_float64(x)
     # A mixture of experts may send other tokens to an expert, so that shapes differ.
     if reference is None or reference.shape != x.shape:
         return derivative(f, x)
-    b = widened(reference)
+    b = to_float64(reference)
     near = (x - b).abs() <= torch.finfo(x.dtype).eps ** 0.5 * x.abs().clamp_min(1)
     return _slope(f, x, b, near)
 
@@ -127,7 +127,7 @@ def identity(
     f: Activation, x: Float[Tensor, "*shape"], _: Tensor | None
 ) -> Float[Tensor, "*shape"]:
     """(f(x) - f(0)) / x; f'(x) where x is too near to 0 to divide by."""
-    x = widened(x)
+    x = to_float64(x)
     return _slope(f, x, x.new_zeros(1), x.abs() <= torch.finfo(x.dtype).eps ** 0.5)
 
 
@@ -136,7 +136,7 @@ def _slope(f: Activation, x: Tensor, b: Tensor, near: Tensor) -> Tensor:
     return torch.where(near, derivative(f, x), secant) if near.any() else secant
 
 
-def _logit(query: Query) -> Read:
+def _logit(query: Query) -> ObjectiveFn:
     """The sum of the logits of the target's tokens, no softmax; or the caller's own number."""
     if query.of is not None:
         return objective_of("logit", of=query.of)

@@ -9,33 +9,33 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from noiser.engine import Game, Query, Steps, StoredGame, remover
+from noiser.engine import LiveGame, Query, Steps, StoredGame, remover
 from noiser.errors import OutOfTimeError
 from noiser.methods.protocol import ObjectiveName, Parameters, RemovalName, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class GameMethod(Parameters):
-    """A method that scores the game in which units are removed; `play` says how.
+class RemovalMethod(Parameters):
+    """A method that scores the game in which units are removed; `score_game` says how.
 
     Fields are as for `Occlusion`.
     """
 
-    baseline: RemovalName = "zero"
-    score: ObjectiveName = "prob"
+    removal: RemovalName = "zero"
+    objective: ObjectiveName = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
-        game = Game(query, query.score(self.score), remover(query, self.baseline))
-        scores = await self.play(game, rng)
+        game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
+        scores = await self.score_game(game, rng)
         return await score_first_token(game, scores)
 
-    def play(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
+    def score_game(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Scores of the units of a game, also of one that is stored."""
         raise NotImplementedError
 
 
 async def score_first_token(
-    game: Game, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
+    game: LiveGame, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
 ) -> Scores:
     """The scores, with one for a unit that is only the sink: the effect of deleting its text.
 
@@ -66,7 +66,7 @@ def check_enough(there: Bool[Tensor, " inputs"], least: int) -> None:
         )
 
 
-def widened(
+def to_all_units(
     kept: Bool[Tensor, "inputs players"], units: Tensor, count: int
 ) -> Bool[Tensor, "inputs _"]:
     """Inputs of some units as inputs of all `count` units; units that do not play are kept."""
@@ -75,7 +75,7 @@ def widened(
     return whole
 
 
-def table(game: StoredGame, rows: Sequence[Tensor]) -> Float[Tensor, "targets units"]:
+def scatter_to_units(game: StoredGame, rows: Sequence[Tensor]) -> Float[Tensor, "targets units"]:
     """Numbers for the units of each target as one table, with NaN elsewhere."""
     filled = torch.full(game.mask.shape, torch.nan, dtype=torch.float32)
     for line, units, row in zip(filled, game.units, rows, strict=True):

@@ -112,14 +112,14 @@ def certified(units: Iterable[int], *, steps: int, samples: int, first: float = 
     Screening takes a fifth of the samples, and begins at `first`.
     """
     units = list(units)
-    leads: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
+    margins: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
     followed = units
     root = _Root(first, steps=steps)
     for near in NEAR:
         effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
         for (unit, k, _), effect in effects.items():
-            leads[unit][k] = max(effect.lead, LAST)
-        estimates = {unit: _crossing(leads[unit]) for unit in followed}
+            margins[unit][k] = max(effect.margin, LAST)
+        estimates = {unit: _crossing(margins[unit]) for unit in followed}
         smallest = min(estimates.values())
         root = _Root(smallest, steps=steps)
         followed = [unit for unit in followed if estimates[unit] <= near * smallest]
@@ -132,13 +132,13 @@ def certified(units: Iterable[int], *, steps: int, samples: int, first: float = 
             effects = yield [Probe(unit, k) for k in root.next for unit in followed]
             followed = root.follow(effects, followed)
         rest = [] if root.tied else [unit for unit in units if unit not in followed]
-        uncertain = sorted(rest, key=lambda unit: _crossing(leads[unit]))
+        uncertain = sorted(rest, key=lambda unit: _crossing(margins[unit]))
         flipped: list[int] = []
         least = 0.0
         while uncertain and not flipped:
             effects = yield [Probe(unit, root.low) for unit in uncertain[:at_once]]
             flipped = [probe.unit for probe, effect in effects.items() if effect.flips]
-            least = min(effect.lead for effect in effects.values())
+            least = min(effect.margin for effect in effects.values())
             uncertain = uncertain[len(effects) :]
             at_once = len(units)
         if not flipped:
@@ -191,29 +191,29 @@ class _Root:
             here = {probe.unit: effect for probe, effect in effects.items() if probe.k == k}
             flipped = [unit for unit, effect in here.items() if effect.flips]
             self._update(
-                k, max(min(effect.lead for effect in here.values()), LAST), flips=bool(flipped)
+                k, max(min(effect.margin for effect in here.values()), LAST), flips=bool(flipped)
             )
             if flipped:
                 return flipped
         return followed
 
-    def _update(self, k: float, lead: float, *, flips: bool) -> None:
+    def _update(self, k: float, margin: float, *, flips: bool) -> None:
         width = self._high - self.low
         again = flips is self._last_flipped
         if flips:
-            self._high, self._loss = k, min(lead, 0.0)
+            self._high, self._loss = k, min(margin, 0.0)
             self._lead *= 0.5 if again else 1.0
         else:
-            self.low, self._lead = k, max(lead, 0.0)
+            self.low, self._lead = k, max(margin, 0.0)
             self._loss *= 0.5 if again else 1.0
         self._slow = self._slow + 1 if self._high - self.low > width / 2 else 0
         self._last_flipped = flips
         if self.tied:
             self.low = SMALLEST
 
-    def fall(self, lead: float) -> None:
+    def fall(self, margin: float) -> None:
         """Learns that the lead is lost at `low` too, by another unit."""
-        self._high, self._loss = self.low, min(lead, 0.0)
+        self._high, self._loss = self.low, min(margin, 0.0)
         self.low, self._lead = 0.0, 1.0
         self._slow, self._last_flipped = 0, None
 
@@ -228,11 +228,11 @@ class _Root:
         return self.low + (self._high - self.low) * self._lead / (self._lead - self._loss)
 
 
-def _crossing(leads: Mapping[float, float]) -> float:
+def _crossing(margins: Mapping[float, float]) -> float:
     """Where a lead is lost, by a straight line through the points around or before that place."""
-    points = sorted(leads.items())
-    for (low, lead), (high, loss) in pairwise(points):
+    points = sorted(margins.items())
+    for (low, margin), (high, loss) in pairwise(points):
         if loss <= 0:
-            return low + (high - low) * lead / (lead - loss) if lead > loss else high
-    k, lead = points[-1]
-    return k / max(1 - lead, 1 / FARTHEST)
+            return low + (high - low) * margin / (margin - loss) if margin > loss else high
+    k, margin = points[-1]
+    return k / max(1 - margin, 1 / FARTHEST)

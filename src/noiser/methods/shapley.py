@@ -15,11 +15,17 @@ from torch import Tensor
 
 from noiser.engine import StoredGame
 from noiser.methods.protocol import Scores, TwoOrMore
-from noiser.methods.removal import GameMethod, check_enough, draw_per_unit, table, widened
+from noiser.methods.removal import (
+    RemovalMethod,
+    check_enough,
+    draw_per_unit,
+    scatter_to_units,
+    to_all_units,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelShap(GameMethod):
+class KernelShap(RemovalMethod):
     """Scores each unit by its Shapley value, found by regression on coalitions of units.
 
     With z in {0, 1}^n marking the units that are kept and f the prediction, the scores φ minimise
@@ -35,12 +41,12 @@ class KernelShap(GameMethod):
     Args:
         samples: coalitions, apart from the empty and the whole one. None for 16 n + 128, with n the
             units before the target: exact up to 8 units. 2^n or more is exact.
-        baseline, score: how a unit is removed, and f; as for `Occlusion`.
+        removal, objective: how a unit is removed, and f; as for `Occlusion`.
     """
 
     samples: TwoOrMore | None = None
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
+    async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:
         # By the number of units, in the order of the targets.
         samples: dict[int, int] = {}
         drawn: dict[int, tuple[Tensor, Tensor]] = {}
@@ -54,7 +60,7 @@ class KernelShap(GameMethod):
         for mask, units in zip(game.mask, game.units, strict=True):
             kept, _ = drawn[len(units)]
             nothing = ~mask[None]
-            inputs.append(torch.cat([nothing, widened(kept, units, len(mask))]))
+            inputs.append(torch.cat([nothing, to_all_units(kept, units, len(mask))]))
         values = await game.values(inputs, partial=True)
 
         rows: list[Tensor] = []
@@ -73,11 +79,11 @@ class KernelShap(GameMethod):
             rows.append(scores)
             exact.append(samples[n] >= 2**n and bool(were_run.all()))
         info = {"exact": exact, "baseline_value": [float(of_target[0]) for of_target in values]}
-        return Scores(scores=table(game, rows), info=info)
+        return Scores(scores=scatter_to_units(game, rows), info=info)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShapleySampling(GameMethod):
+class ShapleySampling(RemovalMethod):
     """Scores each unit by its mean marginal contribution when units join in random orders.
 
     They join the baseline input.
@@ -89,12 +95,12 @@ class ShapleySampling(GameMethod):
 
     Args:
         permutations: random orders, each used twice: 2 (units - 1) inputs per order.
-        baseline, score: how a unit is removed, and f; as for `Occlusion`.
+        removal, objective: how a unit is removed, and f; as for `Occlusion`.
     """
 
     permutations: int = 25
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
+    async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:
         units = game.mask.shape[1]
         priorities = draw_per_unit(self.permutations, units, rng)
         forwards = priorities.argsort(1).argsort(1)  # the rank of each unit in each order
@@ -121,7 +127,7 @@ class ShapleySampling(GameMethod):
                 errors.append(by_order.std(0) / orders**0.5)
             else:
                 errors.append(torch.full_like(by_order[0], torch.nan))
-        return Scores(scores=table(game, means), stderr=table(game, errors))
+        return Scores(scores=scatter_to_units(game, means), stderr=scatter_to_units(game, errors))
 
 
 def draw_coalitions(

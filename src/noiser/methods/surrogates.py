@@ -16,13 +16,13 @@ from torch import Tensor
 from noiser.checks import random_state_kept
 from noiser.engine import StoredGame
 from noiser.methods.protocol import ObjectiveName, Probability, Scores
-from noiser.methods.removal import GameMethod, check_enough, draw_per_unit, table
+from noiser.methods.removal import RemovalMethod, check_enough, draw_per_unit, scatter_to_units
 
 LEAST = 2  # inputs that a fit needs where time went by
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lime(GameMethod):
+class Lime(RemovalMethod):
     """Scores each unit by its weight in a linear model of the prediction.
 
     The model is fitted to inputs with units missing. In each of `samples` inputs every unit is
@@ -41,7 +41,7 @@ class Lime(GameMethod):
         mask_probability: of each unit in each of them.
         alpha: strength of the ridge penalty; it keeps the fit stable with fewer samples than units.
         kernel_width: how fast samples count less the more units they miss.
-        baseline, score: how a unit is removed, and f; as for `Occlusion`.
+        removal, objective: how a unit is removed, and f; as for `Occlusion`.
     """
 
     samples: int = 50
@@ -49,7 +49,7 @@ class Lime(GameMethod):
     alpha: float = 1.0
     kernel_width: float = 0.25
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
+    async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:
         units = game.mask.shape[1]
         drawn = draw_per_unit(self.samples, units, rng) >= self.mask_probability
         kept = torch.cat([torch.ones(1, units, dtype=torch.bool), drawn])
@@ -65,7 +65,7 @@ class Lime(GameMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextCite(GameMethod):
+class ContextCite(RemovalMethod):
     """Scores each unit by its weight in a sparse linear model of the prediction's log-odds.
 
     In each of `samples` inputs every unit is kept with probability `keep_probability`,
@@ -74,7 +74,7 @@ class ContextCite(GameMethod):
     fit. Many scores are exactly 0. It is meant for sources: `unit="sentence"`, or spans of the
     caller's.
 
-    Two defaults differ from the paper, which deletes the text of a source (`baseline="delete"`),
+    Two defaults differ from the paper, which deletes the text of a source (`removal="delete"`),
     and explains the log-odds of a whole response (`target_unit="all"`).
 
     Args:
@@ -82,15 +82,15 @@ class ContextCite(GameMethod):
         keep_probability: of each unit in each of them.
         alpha: strength of the Lasso penalty: what a standardised weight must explain, in units of
             the score.
-        baseline, score: how a unit is removed, and the predicted number; as for `Occlusion`.
+        removal, objective: how a unit is removed, and the predicted number; as for `Occlusion`.
     """
 
     samples: int = 64
     keep_probability: Probability = 0.5
     alpha: float = 0.01
-    score: ObjectiveName = "logit"
+    objective: ObjectiveName = "logit"
 
-    async def play(self, game: StoredGame, rng: torch.Generator) -> Scores:
+    async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:
         kept = draw_per_unit(self.samples, game.mask.shape[1], rng) < self.keep_probability
         values = await game(kept, partial=True)
         fits: list[Surrogate] = []
@@ -155,4 +155,4 @@ def lasso(
 
 def _scores(game: StoredGame, fits: Sequence[Surrogate]) -> Scores:
     info = {"intercept": [fit.intercept for fit in fits], "r2": [fit.r2 for fit in fits]}
-    return Scores(scores=table(game, [fit.weights for fit in fits]), info=info)
+    return Scores(scores=scatter_to_units(game, [fit.weights for fit in fits]), info=info)

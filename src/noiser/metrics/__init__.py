@@ -8,23 +8,23 @@ from noiser.metrics.bootstrap import Estimate, estimate
 from noiser.metrics.case import SETTINGS, Case, Settings
 from noiser.metrics.correlation import LDS, LDS_BERNOULLI, LDS_WITH_PAIRS, STABILITY
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, NORMALISED_AOPC, TOP_K
-from noiser.metrics.metric import METRICS, Metric, Scale, Summary, measured, metrics_of
+from noiser.metrics.metric import METRICS, Aggregate, Metric, NumberInfo, metrics_of, run_metric
 from noiser.metrics.named_spans import GOLD_PAIRS, GOLD_SPANS, LOCALISATION
 from noiser.metrics.soft import FAITHFULNESS, MASS_MATCHED, MASS_MATCHED_RANK, SOFT, keep_rates
 
 __all__ = [
     "METRICS",
     "SETTINGS",
+    "Aggregate",
     "Case",
     "Estimate",
     "Metric",
-    "Scale",
+    "NumberInfo",
     "Settings",
-    "Summary",
     "estimate",
     "keep_rates",
-    "measured",
     "metrics_of",
+    "run_metric",
 ]
 
 for _name, _metric, _summary in (

@@ -27,7 +27,7 @@ from noiser.errors import JudgeError, NoiserError, UnitError
 from noiser.judges.protocol import Judge, JudgeRequest, Verdict
 from noiser.judges.reading import normal_form
 from noiser.metrics.case import Case
-from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.metric import Measured, Metric, NumberInfo, mean_of_columns
 from noiser.types import Profile
 
 # The share of the words that the judge is shown: rounded up, and in the authors' profile down.
@@ -120,7 +120,7 @@ def wanted(profile: Profile, top: Answers) -> Answers:
     return 5 if profile == "authors" else top
 
 
-def judged(
+def judge_all(
     cases: Sequence[Case],
     judge_all: Callable[[Mapping[int, ScoredWords], AskJudge], Mapping[int, Measured]],
 ) -> list[Measured | Exception]:
@@ -230,17 +230,17 @@ def _half_numbers(words: ScoredWords, count: int, answer: _Answered) -> dict[str
 def _metric(top: Answers, prefix: str, what: str) -> Metric:
     def measure_all(cases: Sequence[Case]) -> list[Measured | Exception]:
         profile = cases[0].profile
-        return judged(cases, partial(_half_columns, profile=profile, top=top, prefix=prefix))
+        return judge_all(cases, partial(_half_columns, profile=profile, top=top, prefix=prefix))
 
     rate_meaning = f"share of prompts whose target {what}; unscored ones count as nothing"
     score_meaning = "share of the score on the words shown, where that is so, else 0"
     scored_meaning = "the rate over the prompts that have a readable reply"
     unscored_meaning = "share of prompts without a readable reply"
     scales = {
-        f"{prefix}rate": Scale(0, 1, None, True, rate_meaning),
-        f"{prefix}score": Scale(0, math.inf, None, True, score_meaning),
-        f"{prefix}rate_scored": Scale(0, 1, None, True, scored_meaning),
-        f"{prefix}unscored": Scale(0, 1, None, False, unscored_meaning),
+        f"{prefix}rate": NumberInfo(0, 1, None, True, rate_meaning),
+        f"{prefix}score": NumberInfo(0, math.inf, None, True, score_meaning),
+        f"{prefix}rate_scored": NumberInfo(0, 1, None, True, scored_meaning),
+        f"{prefix}unscored": NumberInfo(0, 1, None, False, unscored_meaning),
     }
     return Metric(
         measure_all=measure_all,
@@ -319,15 +319,15 @@ def _minimum(words: int, left: int, right: bool | None, profile: Profile) -> Mea
 
 
 MINIMUM_TOP_K = Metric(
-    measure_all=lambda cases: judged(cases, partial(_minima, cases[0].profile)),
+    measure_all=lambda cases: judge_all(cases, partial(_minima, cases[0].profile)),
     summaries=mean_of_columns(
-        minimum_share=Scale(
+        minimum_share=NumberInfo(
             0, 1, None, False, "share of the words that the judge needs, best first"
         ),
-        unanswerable=Scale(
+        unanswerable=NumberInfo(
             0, 1, None, None, "share of prompts that the judge fails with all words"
         ),
-        minimum_unscored=Scale(
+        minimum_unscored=NumberInfo(
             0, 1, None, False, "share of prompts that ended at an unreadable reply"
         ),
     ),

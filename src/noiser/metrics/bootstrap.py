@@ -48,7 +48,7 @@ class Estimate:
         reason: what is missing and why; empty if nothing is.
         p: of a difference, its p-value, see `exchange_p`; NaN for other numbers, and below six
             prompts.
-        p_holm: the p-value corrected for all differences beside it; see `corrected`.
+        p_holm: the p-value corrected for all differences beside it; see `holm_correct`.
     """
 
     value: float
@@ -242,7 +242,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected_p
 
 
-def corrected(differences: Mapping[K, Estimate], first: Collection[K] = ()) -> dict[K, Estimate]:
+def holm_correct(differences: Mapping[K, Estimate], first: Collection[K] = ()) -> dict[K, Estimate]:
     """The estimates with corrected p-values.
 
     The estimates named first are corrected for each other, and the others for all.

@@ -16,7 +16,7 @@ from torch import Tensor
 from noiser.attribution import Attribution
 from noiser.attribution.normalize import NORMALIZATIONS
 from noiser.checks import check_choice, check_count, check_seed
-from noiser.engine import REMOVALS, Game, Query, Steps, remover
+from noiser.engine import REMOVALS, LiveGame, Query, Steps, remover
 from noiser.errors import NumericalError, ParameterError
 from noiser.types import Profile
 
@@ -165,13 +165,13 @@ class Case(Settings):
             shape, generator=self.generator(f"{purpose}/{target}"), dtype=torch.float32
         )
 
-    def game(self, score: str) -> Game:
+    def game(self, score: str) -> LiveGame:
         """The game of the units that have a score, with this case's removal.
 
         With a foil its values are contrasts.
         """
         removal = remover(self.query, self.removal, self.generator("removal"), NOISE_SAMPLES)
-        return Game(self.query, score, removal, ~self.scores.isnan())
+        return LiveGame(self.query, score, removal, ~self.scores.isnan())
 
     async def cached(self, what: Hashable, steps: Callable[[], Steps[T]]) -> T:
         """The result of `steps`, named `what`.

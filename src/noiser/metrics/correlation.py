@@ -25,7 +25,7 @@ from noiser.attribution import Attribution
 from noiser.engine import result_of
 from noiser.errors import ParameterError
 from noiser.metrics.case import Case, reference_scores
-from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
+from noiser.metrics.metric import Measured, Metric, NumberInfo, gap_to, mean_of_columns
 
 FEWEST_UNITS = 4
 """Of fewer units there are too few halves for a rank correlation."""
@@ -229,7 +229,7 @@ async def _lds_bernoulli(case: Case) -> Measured:
 
 
 _SCALES = {
-    "lds": Scale(
+    "lds": NumberInfo(
         -1, 1, 0.0, True, "rank correlation of summed scores with log-odds, half of the units kept"
     )
 }
@@ -245,7 +245,7 @@ LDS = Metric(
 LDS_WITH_PAIRS = Metric(
     measure=_lds_with_pairs,
     summaries=mean_of_columns(
-        lds_with_pairs=Scale(
+        lds_with_pairs=NumberInfo(
             -1, 1, 0.0, True, "rank correlation of summed scores and pairs with log-odds"
         )
     ),
@@ -254,7 +254,7 @@ LDS_WITH_PAIRS = Metric(
 )
 
 _BERNOULLI = {
-    "lds_bernoulli": Scale(
+    "lds_bernoulli": NumberInfo(
         -1, 1, None, True, "rank correlation of summed scores with log-odds, any number kept"
     ),
 }
@@ -263,7 +263,9 @@ LDS_BERNOULLI = Metric(
     measure=_lds_bernoulli,
     summaries=mean_of_columns(
         **_BERNOULLI,
-        constant_lds_bernoulli=Scale(-1, 1, None, None, "that of a constant, which says nothing"),
+        constant_lds_bernoulli=NumberInfo(
+            -1, 1, None, None, "that of a constant, which says nothing"
+        ),
     )
     | gap_to("constant", "that of a constant", _BERNOULLI),
     primary="lds_bernoulli",
@@ -298,8 +300,8 @@ async def _stability(case: Case) -> Measured:
 STABILITY = Metric(
     measure=_stability,
     summaries=mean_of_columns(
-        spearman=Scale(-1, 1, 0.0, True, "rank correlation of two seeds, Spearman's ρ"),
-        kendall=Scale(-1, 1, 0.0, True, "rank correlation of two seeds, Kendall's τ-b"),
+        spearman=NumberInfo(-1, 1, 0.0, True, "rank correlation of two seeds, Spearman's ρ"),
+        kendall=NumberInfo(-1, 1, 0.0, True, "rank correlation of two seeds, Kendall's τ-b"),
     ),
     primary="spearman",
     reads=frozenset(),

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from noiser.engine import Game
+from noiser.engine import LiveGame
 from noiser.errors import ParameterError
 from noiser.metrics.case import Case
-from noiser.metrics.metric import Measured, Metric, Scale, gap_to, mean_of_columns
+from noiser.metrics.metric import Measured, Metric, NumberInfo, gap_to, mean_of_columns
 
 # The bins of ERASER: of n units each takes ceil(share * n).
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
@@ -55,7 +55,9 @@ def highest(
 
 
 async def without_and_with(
-    game: Game, scores: Float[Tensor, "draws targets units"], counts: Sequence[Int[Tensor, " _"]]
+    game: LiveGame,
+    scores: Float[Tensor, "draws targets units"],
+    counts: Sequence[Int[Tensor, " _"]],
 ) -> list[Float64[Tensor, "2 draws _"]]:
     """The values of each target without its highest units, and with only these.
 
@@ -114,10 +116,10 @@ async def _curves(case: Case, scores: Float[Tensor, "draws targets units"]) -> d
 ERASURE = Metric(
     measure=_erasure,
     summaries=mean_of_columns(
-        sufficiency=Scale(
+        sufficiency=NumberInfo(
             -1, 1, None, False, "drop of p(target) with only the top units, mean over shares"
         ),
-        comprehensiveness=Scale(
+        comprehensiveness=NumberInfo(
             -1, 1, None, True, "drop of p(target) without the top units, mean over shares"
         ),
     ),
@@ -126,9 +128,15 @@ ERASURE = Metric(
 )
 
 _CURVE_SCALES = {
-    "deletion_area": Scale(0, 1, None, False, "p(target) while units are removed, highest first"),
-    "insertion_area": Scale(0, 1, None, True, "p(target) while units are put back, highest first"),
-    "aopc": Scale(-1, 1, None, True, "drop of p(target) while units are removed, highest first"),
+    "deletion_area": NumberInfo(
+        0, 1, None, False, "p(target) while units are removed, highest first"
+    ),
+    "insertion_area": NumberInfo(
+        0, 1, None, True, "p(target) while units are put back, highest first"
+    ),
+    "aopc": NumberInfo(
+        -1, 1, None, True, "drop of p(target) while units are removed, highest first"
+    ),
 }
 ERASURE_CURVES = Metric(
     measure=lambda case: case.compared("erasure curves", partial(_curves, case)),
@@ -163,8 +171,10 @@ async def _falls(case: Case, scores: Float[Tensor, "draws targets units"]) -> di
     return numbers
 
 
-_DROP = Scale(-math.inf, math.inf, None, True, "fall of log p(target) without the k highest units")
-_HOLD = Scale(
+_DROP = NumberInfo(
+    -math.inf, math.inf, None, True, "fall of log p(target) without the k highest units"
+)
+_HOLD = NumberInfo(
     -math.inf, math.inf, None, False, "fall of log p(target) with only the k highest units"
 )
 _TOP_SCALES = {
@@ -187,7 +197,7 @@ Sums = dict[frozenset[int], float]
 
 
 async def search(
-    game: Game, units: Sequence[Sequence[int]], beam: int = BEAM
+    game: LiveGame, units: Sequence[Sequence[int]], beam: int = BEAM
 ) -> Float64[Tensor, "2 targets"]:
     """The highest and the lowest AOPC of each target that a beam search finds.
 
@@ -289,12 +299,14 @@ async def _naopc(case: Case) -> Measured:
 NORMALISED_AOPC = Metric(
     measure=_naopc,
     summaries=mean_of_columns(
-        naopc=Scale(0, 1, None, True, "AOPC between the worst order found (0) and the best (1)"),
-        order_aopc=Scale(
+        naopc=NumberInfo(
+            0, 1, None, True, "AOPC between the worst order found (0) and the best (1)"
+        ),
+        order_aopc=NumberInfo(
             -1, 1, None, True, "drop of p(target) while units are removed, highest first"
         ),
-        best_aopc=Scale(-1, 1, None, None, "that of the best order found"),
-        worst_aopc=Scale(-1, 1, None, None, "that of the worst order found"),
+        best_aopc=NumberInfo(-1, 1, None, None, "that of the best order found"),
+        worst_aopc=NumberInfo(-1, 1, None, None, "that of the worst order found"),
     ),
     primary="naopc",
     reads=frozenset({"removal"}),

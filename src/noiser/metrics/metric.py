@@ -17,12 +17,12 @@ from noiser.registry import Registry
 Measured = Mapping[str, Any]  # columns of a row: numbers, and texts worth keeping beside them
 
 
-class Scale(NamedTuple):
+class NumberInfo(NamedTuple):
     """How to read a number.
 
     Attributes:
         low, high: its range.
-        no_signal: what scores without information give, or None where that depends on the prompt or
+        chance_level: what scores without information give, or None where that depends on the prompt or
             the model.
         higher_is_better: None where neither is.
         meaning: the number in a few words.
@@ -30,7 +30,7 @@ class Scale(NamedTuple):
 
     low: float
     high: float
-    no_signal: float | None
+    chance_level: float | None
     higher_is_better: bool | None
     meaning: str
 
@@ -40,7 +40,7 @@ class Scale(NamedTuple):
         return {True: "higher", False: "lower", None: ""}[self.higher_is_better]
 
 
-class Summary(NamedTuple):
+class Aggregate(NamedTuple):
     """A number over prompts: a statistic of some columns of a metric, and how to read it.
 
     A contrast sets the first half of the columns against the second, so that exchanging them turns
@@ -49,34 +49,34 @@ class Summary(NamedTuple):
 
     statistic: Statistic
     columns: tuple[str, ...]
-    scale: Scale
+    scale: NumberInfo
     contrast: bool = False
 
 
-def mean_of_columns(**scales: Scale) -> dict[str, Summary]:
+def mean_of_columns(**scales: NumberInfo) -> dict[str, Aggregate]:
     """The means over prompts of columns, by the columns' names."""
-    return {name: Summary(mean, (name,), scale) for name, scale in scales.items()}
+    return {name: Aggregate(mean, (name,), scale) for name, scale in scales.items()}
 
 
 def gap_to(
     reference: str,
     meaning: str,
-    scales: Mapping[str, Scale],
+    scales: Mapping[str, NumberInfo],
     *,
     prefix: str = "",
-    no_signal: float | None = 0.0,
-) -> dict[str, Summary]:
+    chance_level: float | None = 0.0,
+) -> dict[str, Aggregate]:
     """Mean differences of columns from a reference, by names such as "area_minus_random".
 
     The reference's numbers are in "random_area" for "area"; all names begin with the prefix.
     """
-    summaries: dict[str, Summary] = {}
+    summaries: dict[str, Aggregate] = {}
     for column, scale in scales.items():
         gap = f"{column.replace('_', ' ')} minus {meaning}"
-        summaries[f"{prefix}{column}_minus_{reference}"] = Summary(
+        summaries[f"{prefix}{column}_minus_{reference}"] = Aggregate(
             mean_gap,
             (f"{prefix}{column}", f"{prefix}{reference}_{column}"),
-            Scale(-math.inf, math.inf, no_signal, scale.higher_is_better, gap),
+            NumberInfo(-math.inf, math.inf, chance_level, scale.higher_is_better, gap),
             contrast=True,
         )
     return summaries
@@ -103,17 +103,17 @@ class Metric:
 
     measure: Callable[[Case], Measured | Steps[Measured]] | None = None
     measure_all: Callable[[Sequence[Case]], Sequence[Measured | Exception]] | None = None
-    summaries: Mapping[str, Summary] = field(default_factory=dict)
+    summaries: Mapping[str, Aggregate] = field(default_factory=dict)
     primary: str = ""
-    others: Mapping[str, Scale] = field(default_factory=dict)
+    others: Mapping[str, NumberInfo] = field(default_factory=dict)
     reads: frozenset[str] | None = None
 
-    def other_summaries(self, columns: Iterable[str]) -> dict[str, Summary]:
+    def other_summaries(self, columns: Iterable[str]) -> dict[str, Aggregate]:
         """The means of columns that no summary names."""
         named = {column for summary in self.summaries.values() for column in summary.columns}
-        every = {"": Scale(-math.inf, math.inf, None, None, "mean over prompts")}
+        every = {"": NumberInfo(-math.inf, math.inf, None, None, "mean over prompts")}
         return {
-            column: Summary(mean, (column,), scale)
+            column: Aggregate(mean, (column,), scale)
             for column in columns
             for beginning, scale in (self.others or ({} if self.summaries else every)).items()
             if column not in named and column.startswith(beginning)
@@ -167,7 +167,7 @@ def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) ->
     return metrics
 
 
-async def measured(case: Case, metric: Metric) -> Measured:
+async def run_metric(case: Case, metric: Metric) -> Measured:
     """The columns that a metric measures of a case."""
     if metric.measure is not None:
         return await result_of(metric.measure, case)
@@ -178,7 +178,9 @@ async def measured(case: Case, metric: Metric) -> Measured:
     return columns
 
 
-def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[str, tuple[str, str]]:
+def gaps_of(
+    primary: Iterable[str], summaries: Mapping[str, Aggregate]
+) -> dict[str, tuple[str, str]]:
     """The names of differences of primary numbers from scores without information.
 
     Each has the primary number and the kind of the scores.
@@ -196,7 +198,7 @@ def gaps_of(primary: Iterable[str], summaries: Mapping[str, Summary]) -> dict[st
 
 def answers(
     primary: Iterable[str],
-    summaries: Mapping[str, Summary],
+    summaries: Mapping[str, Aggregate],
     estimates: Mapping[str, Estimate],
     confidence: float,
 ) -> list[str]:

@@ -14,7 +14,7 @@ from noiser.attribution import Attribution
 from noiser.attribution.normalize import normalize
 from noiser.errors import ParameterError, UnitError
 from noiser.metrics.case import Case
-from noiser.metrics.metric import Measured, Metric, Scale, mean_of_columns
+from noiser.metrics.metric import Measured, Metric, NumberInfo, mean_of_columns
 from noiser.text import checked_spans, visible_part
 
 REST = "rest"
@@ -22,10 +22,10 @@ REST = "rest"
 # Names of the spans that decide the answer; the second is LongRA's.
 GOLD = ("gold", "antecedent")
 
-Spans = Mapping[str, Sequence[tuple[int, int]]]
+SpansByName = Mapping[str, Sequence[tuple[int, int]]]
 
 
-def units_by_name(att: Attribution, spans: Spans) -> dict[str, list[int]]:
+def units_by_name(att: Attribution, spans: SpansByName) -> dict[str, list[int]]:
     """For each name the indices of its units, and for "rest" the indices of all other units.
 
     A unit belongs to the name that holds most of its visible characters.
@@ -90,8 +90,8 @@ def _measure_localisation(case: Case) -> Measured:
 LOCALISATION = Metric(
     measure=_measure_localisation,
     others={
-        "share_": Scale(0, 1, None, None, "share of the score"),
-        "uniform_": Scale(0, 1, None, None, "share of the units"),
+        "share_": NumberInfo(0, 1, None, None, "share of the score"),
+        "uniform_": NumberInfo(0, 1, None, None, "share of the units"),
     },
     reads=frozenset({"normalization"}),
 )
@@ -177,9 +177,9 @@ def mean_reciprocal_rank(above: int, tied: int, gold: int) -> float:
 GOLD_SPANS = Metric(
     measure=_measure_gold,
     summaries=mean_of_columns(
-        auprc=Scale(0, 1, None, True, "average precision of the gold units by score"),
-        mrr=Scale(0, 1, None, True, "1 / rank of the first gold unit"),
-        gold_share=Scale(
+        auprc=NumberInfo(0, 1, None, True, "average precision of the gold units by score"),
+        mrr=NumberInfo(0, 1, None, True, "1 / rank of the first gold unit"),
+        gold_share=NumberInfo(
             0,
             1,
             None,
@@ -188,7 +188,7 @@ GOLD_SPANS = Metric(
         ),
     ),
     primary="auprc",
-    others={"recall@": Scale(0, 1, None, True, "share of the gold units among the k highest")},
+    others={"recall@": NumberInfo(0, 1, None, True, "share of the gold units among the k highest")},
     reads=frozenset({"k"}),
 )
 
@@ -232,13 +232,13 @@ def _measure_pairs(case: Case) -> Measured:
 GOLD_PAIRS = Metric(
     measure=_measure_pairs,
     summaries=mean_of_columns(
-        pair_found=Scale(
+        pair_found=NumberInfo(
             0, 1, None, True, "share of prompts with two gold units whose pair is named"
         ),
-        pair_named_right=Scale(
+        pair_named_right=NumberInfo(
             0, 1, None, True, 'the same with its kind: "either" for copies, else "together"'
         ),
-        false_pairs=Scale(
+        false_pairs=NumberInfo(
             0, math.inf, 0, False, "other pairs that are named, and the gold pair with a wrong kind"
         ),
     ),

@@ -28,20 +28,20 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.attribution.normalize import normalize
-from noiser.engine import Ask, Change, keep, objective_of
+from noiser.engine import Perturbation, Predict, keep, objective_of
 from noiser.engine.objectives import logprob
 from noiser.errors import NumericalError, ParameterError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios
 from noiser.metrics.case import REFERENCES, Case, Reference, reference_scores
 from noiser.metrics.correlation import ranks
 from noiser.metrics.metric import (
+    Aggregate,
     Measured,
     Metric,
-    Scale,
-    Summary,
+    NumberInfo,
     gap_to,
     mean_of_columns,
-    measured,
+    run_metric,
 )
 
 # Distances below count as 0.
@@ -55,7 +55,7 @@ def soft_masks(
     masks: int,
     kept: str,
     removed: str | None = None,
-) -> Change:
+) -> Perturbation:
     """The change that keeps dimensions of a target's units with probability q, then removes them.
 
     Sample i has draw i of q and mask i, each from the start again after its last. `kept` and
@@ -87,7 +87,7 @@ def _tokens(case: Case, target: int) -> tuple[list[int], list[int]]:
 
 
 async def soft_ns_nc(
-    case: Case, changes: Sequence[Change], squared: bool = False
+    case: Case, perturbations: Sequence[Perturbation], squared: bool = False
 ) -> list[Float64[Tensor, "2 samples"]]:
     """Soft-NS and Soft-NC of each change that `soft_masks` makes.
 
@@ -96,7 +96,7 @@ async def soft_ns_nc(
     Raises NumericalError if the zero input changes nothing, so that nothing can be divided by its
     distance.
     """
-    zeros: list[Change] = []
+    zeros: list[Perturbation] = []
     for target in range(len(case.units)):
         positions, _ = _tokens(case, target)
         zeros.append(keep(positions, lambda: torch.zeros(1, 1, 1), 1, [target]))
@@ -113,7 +113,9 @@ async def soft_ns_nc(
             sides.append(torch.stack([target, foil], -1)[..., None, :])
         return distance(sides[0], sides[1].log_softmax(-1), ids[:1])
 
-    scores = await Ask(case.query, [*zeros, *changes], of_the_two if foil_tokens else distance)
+    scores = await Predict(
+        case.query, [*zeros, *perturbations], of_the_two if foil_tokens else distance
+    )
     zero = [-float(values[0, 0]) for values in scores[: len(zeros)]]  # D(zero)
     for target, distance_of_zero in enumerate(zero):
         if distance_of_zero < NO_DISTANCE:
@@ -124,10 +126,10 @@ async def soft_ns_nc(
                 "Leave this prompt out."
             )
     ns_and_nc: list[Tensor] = []
-    for change, values in zip(changes, scores[len(zeros) :], strict=True):
-        assert change.targets is not None
+    for perturbation, values in zip(perturbations, scores[len(zeros) :], strict=True):
+        assert perturbation.targets is not None
         # Soft-NS = max(0, 1 - D(retained) / D(zero)),  Soft-NC = D(removed) / D(zero)
-        retained, removed = (-values[0] / zero[change.targets[0]]).chunk(2)
+        retained, removed = (-values[0] / zero[perturbation.targets[0]]).chunk(2)
         ns_and_nc.append(torch.stack([(1 - retained).clamp(min=0), removed]))
     return ns_and_nc
 
@@ -139,10 +141,10 @@ async def soft_scores(
     authors = case.profile == "authors"
     masks = case.masks or (1 if authors else 10)
     shares = normalize(scores, case.normalization or "sum").clamp(0, 1)
-    changes: list[Change] = []
+    perturbations: list[Perturbation] = []
     for target in range(len(case.units)):
-        changes.append(soft_masks(case, target, shares[:, target], masks, "retain", "remove"))
-    return torch.stack(await soft_ns_nc(case, changes, authors), 1)
+        perturbations.append(soft_masks(case, target, shares[:, target], masks, "retain", "remove"))
+    return torch.stack(await soft_ns_nc(case, perturbations, authors), 1)
 
 
 async def _soft(case: Case) -> Measured:
@@ -166,9 +168,9 @@ async def _soft(case: Case) -> Measured:
     }
 
 
-def _log_ratio(statistic: Statistic, columns: tuple[str, ...], meaning: str) -> Summary:
-    return Summary(
-        statistic, columns, Scale(-math.inf, math.inf, 0.0, True, meaning), contrast=True
+def _log_ratio(statistic: Statistic, columns: tuple[str, ...], meaning: str) -> Aggregate:
+    return Aggregate(
+        statistic, columns, NumberInfo(-math.inf, math.inf, 0.0, True, meaning), contrast=True
     )
 
 
@@ -178,18 +180,20 @@ SOFT = Metric(
     measure=_soft,
     summaries={
         **mean_of_columns(
-            soft_ns=Scale(0, 1, None, True, "what the retained part gives back of the prediction"),
-            soft_nc=Scale(
+            soft_ns=NumberInfo(
+                0, 1, None, True, "what the retained part gives back of the prediction"
+            ),
+            soft_nc=NumberInfo(
                 0,
                 math.inf,
                 None,
                 True,
                 "how far the prediction goes without it, against the zero input",
             ),
-            sum_not_positive=Scale(
+            sum_not_positive=NumberInfo(
                 0, 1, None, None, "share of prompts on which the scores' sum is not positive"
             ),
-            clipped=Scale(
+            clipped=NumberInfo(
                 0,
                 1,
                 None,
@@ -218,7 +222,7 @@ async def curves(
     """Soft-NS and Soft-NC at every rate, for the attribution ("method") and for references."""
     targets = len(case.units)
     masks = case.masks or 10
-    changes: list[Change] = []
+    perturbations: list[Perturbation] = []
     for name in names:
         scores = case.scores[None] if name == "method" else reference_scores(case, name)
         if by == "rank":
@@ -226,9 +230,9 @@ async def curves(
         for target in range(targets):
             for rate in case.rates:
                 q = torch.stack([keep_rates(draw[target], rate) for draw in scores])
-                changes.append(soft_masks(case, target, q, masks, f"mass {rate}"))
+                perturbations.append(soft_masks(case, target, q, masks, f"mass {rate}"))
 
-    ns_and_nc = await soft_ns_nc(case, changes)
+    ns_and_nc = await soft_ns_nc(case, perturbations)
     count = targets * len(case.rates)
     curves_of_names: list[Tensor] = []
     for start in range(0, len(ns_and_nc), count):
@@ -296,21 +300,21 @@ def _metric(by: By, prefix: str, *own: Reference) -> Metric:
         return columns | {"draws": case.draws}
 
     what = "with the same mass" if by == "score" else "by order alone"
-    area = Scale(
+    area = NumberInfo(
         0, math.inf, 1.0, True, "both together"
     )  # near 1 where units are kept alike, whatever the model
     scales = {
-        f"{prefix}area_ns": Scale(0, 1, None, True, f"height of the Soft-NS curve, {what}"),
-        f"{prefix}area_nc": Scale(0, math.inf, None, True, f"that of Soft-NC, {what}"),
+        f"{prefix}area_ns": NumberInfo(0, 1, None, True, f"height of the Soft-NS curve, {what}"),
+        f"{prefix}area_nc": NumberInfo(0, math.inf, None, True, f"that of Soft-NC, {what}"),
         f"{prefix}area": area,
     }
     summaries = mean_of_columns(**scales)
     for name in (*shared, *own):
-        no_signal = (
+        chance_level = (
             None if name == "position" else 0.0
         )  # later units count more: the position tells something
         meaning = f"that of {REFERENCES[name]}"
-        summaries |= gap_to(name, meaning, {"area": area}, prefix=prefix, no_signal=no_signal)
+        summaries |= gap_to(name, meaning, {"area": area}, prefix=prefix, chance_level=chance_level)
     reads = frozenset({"masks", "rates", "draws"})
     return Metric(measure=measure, summaries=summaries, primary=f"{prefix}area", reads=reads)
 
@@ -322,7 +326,7 @@ MASS_MATCHED_RANK = _metric("rank", "rank_")  # shuffled ranks are random ranks
 async def _all(case: Case) -> Measured:
     columns: dict[str, Any] = {}
     for metric in (SOFT, MASS_MATCHED, MASS_MATCHED_RANK):
-        columns |= await measured(case, metric)
+        columns |= await run_metric(case, metric)
     return columns
 
 

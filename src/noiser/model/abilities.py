@@ -49,14 +49,16 @@ _SELECTS_NOT = re.compile(
 )
 """Names among them that are about something else, or about windows, which a pass respects."""
 
-Logits = Float[Tensor, "*rows vocab"]
+RowLogits = Float[Tensor, "*rows vocab"]
 
 
 class Packing(NamedTuple):
     """How sequences up to some length can be run."""
 
-    packs: bool  # whether sequences of different lengths run end to end
-    continues: bool  # whether the model itself goes on after keys and values of such passes
+    supports_packing: bool  # whether sequences of different lengths run end to end
+    supports_cached_prefix: (
+        bool  # whether the model itself goes on after keys and values of such passes
+    )
 
 
 @dataclass(kw_only=True)
@@ -65,15 +67,15 @@ class Abilities:
 
     Attributes:
         embedding_scale: the factor that its embedding module puts on rows, sqrt(d) for Gemma.
-        packs: as in `Packing`, on eight tokens.
-        continues: as in `Packing`, on eight tokens.
+        supports_packing: as in `Packing`, on eight tokens.
+        supports_cached_prefix: as in `Packing`, on eight tokens.
         is_known: whether longer sequences attend as these do.
         tried: how sequences of other lengths run, where they may differ.
     """
 
     embedding_scale: float
-    packs: bool
-    continues: bool = False
+    supports_packing: bool
+    supports_cached_prefix: bool = False
     is_known: bool = True
     tried: dict[int, Packing] = field(default_factory=dict[int, Packing], compare=False, repr=False)
 
@@ -96,7 +98,7 @@ def find_abilities(lm: Any) -> Abilities:
         raise_failure(lm.model, error)
     logits = output.logits[:, -8:]  # learned prompts have rows in front
     scale = _embedding_scale(lm.model.get_input_embeddings())
-    abilities = Abilities(embedding_scale=scale, packs=False)
+    abilities = Abilities(embedding_scale=scale, supports_packing=False)
     if not bool(logits[0].isfinite().all()):  # damaged weights are reported where they are used
         return abilities
     agree = partial(logits_agree, dtype=lm.dtype)
@@ -127,10 +129,12 @@ def find_abilities(lm: Any) -> Abilities:
             stacklevel=4,
         )
         return abilities
-    context = Context(rows[0], 1.0, packs=True)
-    abilities.packs = works(lambda: _packs(lm, context, logits[0]))
-    if abilities.packs:
-        abilities.continues = works(lambda: agree(_go_on(lm, context, 5), logits[0, 5:]))
+    context = Context(rows[0], 1.0, supports_packing=True)
+    abilities.supports_packing = works(lambda: _packs(lm, context, logits[0]))
+    if abilities.supports_packing:
+        abilities.supports_cached_prefix = works(
+            lambda: agree(_go_on(lm, context, 5), logits[0, 5:])
+        )
     abilities.is_known = attention_is_known(lm.model)
     return abilities
 
@@ -216,7 +220,7 @@ def try_length(lm: Any, length: int) -> Packing:
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(1, lm.vocabulary_size, (length,), generator=generator)
     inputs = lm.embed(ids)
-    context = Context(inputs, 1.0, packs=True)
+    context = Context(inputs, 1.0, supports_packing=True)
     wanted = sorted({*range(0, length, max(1, length // 16)), *range(middle, length)})
     after = [position for position in wanted if position >= middle]
     strange: list[Any] = []
@@ -244,17 +248,17 @@ def try_length(lm: Any, length: int) -> Packing:
     try:
         expected = whole()
         if strange:
-            return Packing(packs=False, continues=False)
+            return Packing(supports_packing=False, supports_cached_prefix=False)
         (clean,) = lm.run([Branch(context, 0, inputs[None], wanted, record=True)])
         (branch,) = lm.run([Branch(context, middle, inputs[None, middle:], after)])
         late = expected[-len(after) :]
         agree = partial(logits_agree, dtype=lm.dtype)
-        packs = agree(clean[0], expected) and agree(branch[0], late)
-        return Packing(packs, packs and agree(go_on(), late))
+        supports_packing = agree(clean[0], expected) and agree(branch[0], late)
+        return Packing(supports_packing, supports_packing and agree(go_on(), late))
     except Exception as error:
         with suppress(ModelError):
             raise_failure(lm.model, error)
-        return Packing(packs=False, continues=False)
+        return Packing(supports_packing=False, supports_cached_prefix=False)
 
 
 def _is_causal(mask: Any, window: int | None, queries: int, keys: int) -> bool:
@@ -281,7 +285,7 @@ def raise_failure(model: Any, error: Exception) -> NoReturn:
     ) from error
 
 
-def _packs(lm: Any, context: Context, expected: Logits) -> bool:
+def _packs(lm: Any, context: Context, expected: RowLogits) -> bool:
     """Whether a packed pass gives the logits of whole sequences of eight tokens.
 
     Layers must also slide as the configuration says.
@@ -348,7 +352,7 @@ def _embedding_scale(embedding: Any) -> float:
 
 
 def logits_agree(
-    found: Logits, expected: Logits, dtype: torch.dtype, *, closely: bool = False
+    found: RowLogits, expected: RowLogits, dtype: torch.dtype, *, closely: bool = False
 ) -> bool:
     """Whether two ways of running a model give the same logits, apart from rounding.
 

@@ -31,7 +31,7 @@ def find(name: str) -> Place:
     """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the errors."""
     path, built_in = os.path.expanduser(name), BUILT_IN.get(name)  # noqa: PTH111 - Path's own raises for unknown users
     if built_in or os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
-        with explained(name):
+        with explain_errors(name):
             if built_in:
                 return Place(name, *converted(name, built_in.files(), built_in.sha256))
             file = Path(path).resolve()
@@ -87,7 +87,7 @@ def fingerprint(folder: Path, model: Any) -> str:
 
 
 @contextmanager
-def explained(name: str) -> Generator[None]:
+def explain_errors(name: str) -> Generator[None]:
     """Turns what libraries raise into errors that say what to do; the hub shows bars, transformers none for weights."""
     from transformers.utils import logging
 

@@ -24,7 +24,7 @@ class _ScoredToken(_Token):
     top_logprobs: list[_Token] = []
 
 
-class _Rows(BaseModel):
+class _ScoredTokens(BaseModel):
     """Log-probabilities token by token, as llama.cpp's server sends them."""
 
     content: list[_ScoredToken]
@@ -43,7 +43,7 @@ class _Logprob(BaseModel):
 
 
 class _Choice(BaseModel):
-    logprobs: _Rows | _Columns | None = None
+    logprobs: _ScoredTokens | _Columns | None = None
     prompt_logprobs: list[dict[int, _Logprob] | None] | None = None  # vLLM's own
 
 
@@ -53,7 +53,7 @@ class Completion(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
 
 
-class Row(NamedTuple):
+class ScoredTokens(NamedTuple):
     """What is known about the next token after a sequence.
 
     Attributes:
@@ -65,7 +65,7 @@ class Row(NamedTuple):
     bound: float
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """One place of a text: the token that stands there, and what the server sent about it.
 
     Attributes:
@@ -82,13 +82,13 @@ class Place(NamedTuple):
     top: dict[int, float]
     sent: list[float]
 
-    def row(self) -> Row:
+    def row(self) -> ScoredTokens:
         """The log-probabilities of the token itself and of the most probable ones."""
         known = dict(self.top)
         if self.token is not None and self.logprob is not None:
             known[self.token] = self.logprob
         unnamed = [value for value in self.sent if value not in known.values()]
-        return Row(known, max(unnamed, default=min(self.sent, default=0.0)))
+        return ScoredTokens(known, max(unnamed, default=min(self.sent, default=0.0)))
 
 
 class Reader:
@@ -105,12 +105,12 @@ class Reader:
         self.names: dict[int, str] = {}
         self._ids: dict[str, int | None] = {}
 
-    def places(self, answer: object) -> list[Place]:
+    def places(self, answer: object) -> list[Slot]:
         """The scored tokens of a completion. Raises ValueError where it has none."""
         logprobs = Completion.model_validate(answer).choices[0].logprobs
         if logprobs is None:
             raise ValueError("logprobs is null")
-        if isinstance(logprobs, _Rows):
+        if isinstance(logprobs, _ScoredTokens):
             found = [self._place(each, each.top_logprobs) for each in logprobs.content]
         else:
             columns = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs)
@@ -145,14 +145,14 @@ class Reader:
         read = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return ids[0] if len(ids) == 1 and read == text else None
 
-    def _place(self, own: _Token, top: Sequence[_Token]) -> Place:
+    def _place(self, own: _Token, top: Sequence[_Token]) -> Slot:
         known: dict[int, float] = {}
         for each in top:
             token = self._token(each)
             if token is not None and token < self.size:
                 known[token] = each.logprob
         sent = [each.logprob for each in top]
-        return Place(own.token, self._token(own), own.logprob, known, sent)
+        return Slot(own.token, self._token(own), own.logprob, known, sent)
 
     def _token(self, named: _Token) -> int | None:
         if named.id is None:
@@ -160,7 +160,7 @@ class Reader:
         self.names[named.id] = named.token
         return named.id
 
-    def _column(self, name: str, logprob: float | None, top: Mapping[str, float] | None) -> Place:
+    def _column(self, name: str, logprob: float | None, top: Mapping[str, float] | None) -> Slot:
         tokens = [_Token(token=name, logprob=value) for name, value in (top or {}).items()]
         place = self._place(_Token(token=name, logprob=logprob or 0.0), tokens)
         return place._replace(logprob=logprob)

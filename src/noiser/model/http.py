@@ -28,7 +28,7 @@ from noiser.errors import (
     TargetError,
 )
 from noiser.model.checkpoints import find
-from noiser.model.completions import Place, Reader, Row, is_distribution, spread
+from noiser.model.completions import Reader, ScoredTokens, Slot, is_distribution, spread
 from noiser.model.packing import Branch
 from noiser.model.remote import ServedModel, read_settings
 from noiser.model.server_tokenizer import server_tokenizer
@@ -158,7 +158,9 @@ class Server:
             rows.append(spread(known, self.vocabulary_size))
         return torch.stack(rows)[None]
 
-    def _known(self, ids: list[int], places: Sequence[int], last: Sequence[int]) -> dict[int, Row]:
+    def _known(
+        self, ids: list[int], places: Sequence[int], last: Sequence[int]
+    ) -> dict[int, ScoredTokens]:
         """The rows after some places; tokens `last` are asked for after the last one."""
         with self._explained():
             if self.way.name == "prompt_logprobs":
@@ -167,7 +169,7 @@ class Server:
                 return dict(enumerate(self._by_echo([*ids, *last])))
             return {place: self._next(ids[: place + 1]) for place in places}
 
-    def _exactly(self, ids: list[int], token: int) -> Row:
+    def _exactly(self, ids: list[int], token: int) -> ScoredTokens:
         """The row after a sequence, in which the token is known if the server can name it."""
         with self._explained():
             if self.way.name == "prompt_logprobs":
@@ -176,7 +178,7 @@ class Server:
                 return self._by_echo([*ids, token])[len(ids) - 1]
             if self.way.name == "logit_bias":
                 return self._next(ids, token)
-            return Row({}, torch.inf)
+            return ScoredTokens({}, torch.inf)
 
     def _missing(self, token: int, known: dict[int, float]) -> TargetError:
         text = self.tokenizer.decode([token])
@@ -204,7 +206,7 @@ class Server:
                 "See its log, and load the model again."
             ) from error
 
-    def _by_prompt_logprobs(self, ids: list[int]) -> list[Row]:
+    def _by_prompt_logprobs(self, ids: list[int]) -> list[ScoredTokens]:
         """The rows after every token, by vLLM's own field."""
         answer, places = self._ask(ids, prompt_logprobs=self.logprobs)
         try:
@@ -213,14 +215,14 @@ class Server:
             raise _RefusedError(str(error)) from error
         if len(rows) != len(ids) - 1:
             raise _RefusedError(f"prompt_logprobs has {len(rows) + 1} rows for {len(ids)} tokens")
-        found: list[Row] = []
+        found: list[ScoredTokens] = []
         for row in rows:
             self._check([*row.values()], self.logprobs)
             known = {token: value for token, value in row.items() if token < self.vocabulary_size}
-            found.append(Row(known, min(row.values(), default=torch.inf)))
+            found.append(ScoredTokens(known, min(row.values(), default=torch.inf)))
         return [*found, places[-1].row()]
 
-    def _by_echo(self, ids: list[int]) -> list[Row]:
+    def _by_echo(self, ids: list[int]) -> list[ScoredTokens]:
         """The rows after every token of a sequence that the server sends back.
 
         Of a sequence sent as text, a row is known where the server's tokens begin and end as ours
@@ -244,7 +246,7 @@ class Server:
         for number, place in enumerate(given, 1):
             character += len(place.text)
             begins[character] = number
-        nothing = Row({}, torch.inf)
+        nothing = ScoredTokens({}, torch.inf)
         rows = [nothing] * (len(ids) - len(offsets))  # for a start token, which the server adds
         for token, (start, stop) in zip(ids[len(rows) :], offsets, strict=True):
             first, after = begins.get(start, 0), begins.get(stop, 0)
@@ -253,10 +255,10 @@ class Server:
                 rows.append(nothing)
             else:
                 whole_token = {token: sum(filter(None, values))}
-                rows.append(Row(given[first].top | whole_token, torch.inf))
+                rows.append(ScoredTokens(given[first].top | whole_token, torch.inf))
         return [*rows[1:], last.row()]
 
-    def _next(self, ids: list[int], token: int | None = None) -> Row:
+    def _next(self, ids: list[int], token: int | None = None) -> ScoredTokens:
         """The row after a sequence, in which `token` is known if the server can name it.
 
         With `logit_bias` the server says the token, so that its log-probability comes back.
@@ -275,7 +277,7 @@ class Server:
             raise _RefusedError(f"it said {place.text!r} where logit_bias demands token {said}")
         return place.row()
 
-    def _ask(self, ids: list[int], **more: Any) -> tuple[object, list[Place]]:
+    def _ask(self, ids: list[int], **more: Any) -> tuple[object, list[Slot]]:
         """The answer to one request, and what it says about the places.
 
         Raises `_RefusedError` where it has no log-probabilities.

@@ -59,13 +59,13 @@ class LanguageModel:
             predict.
         context_length: the most tokens that the model can read, or None where its configuration
             sets no limit.
-        looks_inside: whether the layers are in this process, for gradients, attention and
+        needs_internals: whether the layers are in this process, for gradients, attention and
             relevance.
-        takes_embeddings: whether tokens can be changed, and not only taken out.
+        accepts_embeddings: whether tokens can be changed, and not only taken out.
     """
 
-    looks_inside: bool = True
-    takes_embeddings: bool = True
+    needs_internals: bool = True
+    accepts_embeddings: bool = True
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class LanguageModel:
         settings = text_settings(getattr(self.model, "generation_config", None))
         if not settings:
             return None
-        if not self.looks_inside:
+        if not self.needs_internals:
             warnings.warn(
                 f"{self.identity.name}: settings of its generation_config are not applied "
                 f"elsewhere, {describe_settings(settings)}. The most probable tokens are "
@@ -182,7 +182,7 @@ class LanguageModel:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """How the model can be run, found out at first use. `packs` may be set to False."""
+        """How the model can be run, found out at first use. `supports_packing` may be set to False."""
         with running(self.model):
             if not torch.is_autocast_enabled(self.device.type):
                 return find_abilities(self)
@@ -217,15 +217,18 @@ class LanguageModel:
     def packing(self, length: int) -> Packing:
         """How sequences of up to that many tokens run, found out at first use of such a length."""
         abilities = self.abilities
-        if abilities.is_known or not abilities.packs:
-            return Packing(abilities.packs, abilities.continues)
+        if abilities.is_known or not abilities.supports_packing:
+            return Packing(abilities.supports_packing, abilities.supports_cached_prefix)
         size = max(64, 1 << (length - 1).bit_length())  # the next power of two
         size = max(length, min(size, self.context_length or size))
         if size not in abilities.tried:
             with running(self.model), exactly(self.device):
                 abilities.tried[size] = try_length(self, size)
         tried = abilities.tried[size]
-        return Packing(tried.packs, tried.continues and abilities.continues)
+        return Packing(
+            tried.supports_packing,
+            tried.supports_cached_prefix and abilities.supports_cached_prefix,
+        )
 
     def context(self, token_ids: Sequence[int], longest: int = 0) -> Context:
         """A clean sequence that has yet to run, except for a beginning that is `known`.
@@ -270,17 +273,19 @@ class LanguageModel:
 
         When memory runs out, nothing has changed.
         """
-        packed = [branch for branch in branches if branch.context.packs]
+        packed = [branch for branch in branches if branch.context.supports_packing]
         if len(packed) == len(branches):
             return self._run_packed(branches)
         if not packed:
             return whole_logits(self, branches)
-        unpacked = [branch for branch in branches if not branch.context.packs]
+        unpacked = [branch for branch in branches if not branch.context.supports_packing]
         logits_of_unpacked = iter(whole_logits(self, unpacked))
         logits_of_packed = iter(self._run_packed(packed))
         logits: list[Tensor] = []
         for branch in branches:
-            logits.append(next(logits_of_packed if branch.context.packs else logits_of_unpacked))
+            logits.append(
+                next(logits_of_packed if branch.context.supports_packing else logits_of_unpacked)
+            )
         return logits
 
     def _run_packed(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:

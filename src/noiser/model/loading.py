@@ -13,7 +13,7 @@ import torch
 from noiser.errors import DependencyError, ParameterError
 from noiser.files import parse_json
 from noiser.model.backends import BACKENDS
-from noiser.model.checkpoints import Place, explained, find, revision_of
+from noiser.model.checkpoints import Place, explain_errors, find, revision_of
 from noiser.model.classes import auto_class_of
 from noiser.model.gguf import BUILT_IN, complete
 from noiser.model.language_model import LanguageModel
@@ -154,7 +154,7 @@ def _load(
         )
     common = {**origin, "local_files_only": place.is_folder and not adapts}
     # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
-    with _one_at_a_time, own_defaults(), explained(name):
+    with _one_at_a_time, own_defaults(), explain_errors(name):
         auto_class = auto_class_of(_configuration(place, common), name)
         loaded = auto_class.from_pretrained(place.source, **how, **common, output_loading_info=True)
         model = complete(loaded)

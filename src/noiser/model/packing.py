@@ -38,9 +38,9 @@ class Context:
             where a later pass failed.
         done: how many tokens have run.
         windows: the sliding window of each layer, or None.
-        packs: whether sequences that leave it run end to end with others, and not each from its
+        supports_packing: whether sequences that leave it run end to end with others, and not each from its
             beginning.
-        continues: whether the model itself goes on after these keys and values.
+        supports_cached_prefix: whether the model itself goes on after these keys and values.
     """
 
     inputs: Float[Tensor, "length dim"]
@@ -48,8 +48,8 @@ class Context:
     cache: KeysValues = field(default_factory=dict[int, tuple[Tensor, Tensor]], repr=False)
     done: int = 0
     windows: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)
-    packs: bool = False
-    continues: bool = False
+    supports_packing: bool = False
+    supports_cached_prefix: bool = False
 
     @property
     def rows(self) -> Float[Tensor, "length dim"]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from noiser.errors import ModelError
 from noiser.model.abilities import Abilities
-from noiser.model.checkpoints import Place, explained
+from noiser.model.checkpoints import Place, explain_errors
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import Branch
 from noiser.model.runtime import running
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 _ROWS_AT_ONCE = 256
 """Rows of logits that the workers keep: with 128,000 tokens 131 MB of a card's memory."""
 
-Predict = Callable[[Sequence[Branch]], list[Tensor]]
+PredictBranches = Callable[[Sequence[Branch]], list[Tensor]]
 """From branches to the logits of each, [copies, wanted, vocab]."""
 
 
@@ -33,7 +33,7 @@ class ServedNetwork(nn.Module):
     """A stand-in for the layers that are elsewhere; hooks on it see every call."""
 
     def __init__(
-        self, predict: Predict, table: Float[Tensor, "vocab dim"], generation_config: Any
+        self, predict: PredictBranches, table: Float[Tensor, "vocab dim"], generation_config: Any
     ) -> None:
         super().__init__()
         self.predict = predict
@@ -65,11 +65,11 @@ class ServedModel(LanguageModel):
     ids alone, the row of a token is its number, and tokens can only be taken out.
     """
 
-    looks_inside = False
+    needs_internals = False
 
     def __init__(
         self,
-        predict: Predict,
+        predict: PredictBranches,
         tokenizer: Any,
         generation_config: Any,
         identity: ModelIdentity,
@@ -82,10 +82,10 @@ class ServedModel(LanguageModel):
         network: Any = ServedNetwork(predict, ids if table is None else table, generation_config)
         # The tokens of one call: enough to keep eight cards busy.
         super().__init__(network, tokenizer, batch_tokens=2**15)
-        self.takes_embeddings = table is not None
+        self.accepts_embeddings = table is not None
         self.identity = identity
         self.context_length = context_length
-        self.abilities = Abilities(embedding_scale=scale, packs=False)
+        self.abilities = Abilities(embedding_scale=scale, supports_packing=False)
         self._close = close
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def read_settings(place: Place, origin: dict[str, Any]) -> tuple[Any, Any]:
     """A checkpoint's tokenizer, and its settings for generating or None without any."""
     from transformers import AutoTokenizer, GenerationConfig
 
-    with explained(place.name):
+    with explain_errors(place.name):
         tokenizer: Any = AutoTokenizer.from_pretrained(place.source, **origin)
     with suppress(OSError):
         return tokenizer, GenerationConfig.from_pretrained(

@@ -15,7 +15,7 @@ from torch import Tensor
 from noiser.errors import DependencyError, ModelError, UnsupportedModelError
 from noiser.files import parse_json
 from noiser.model.abilities import setting
-from noiser.model.checkpoints import explained, find, revision_of
+from noiser.model.checkpoints import explain_errors, find, revision_of
 from noiser.model.remote import ServedModel, logits_of, predict, read_settings
 from noiser.types import ModelIdentity
 
@@ -33,7 +33,7 @@ def load_vllm(
         text = "Install it: pip install vllm, in an environment of its own (docs/models.md)."
         raise DependencyError(f"vLLM is not installed: {error}. {text}") from error
     place, worker = find(name), "noiser.model.vllm_worker"
-    with explained(name):
+    with explain_errors(name):
         table = embedding_table(place.source, origin["revision"])
     arguments: dict[str, Any] = {
         "dtype": str(dtype).removeprefix("torch."),

@@ -32,7 +32,7 @@ def write(
     model's own; temperature 0 is greedy. A copy of the network writes, with the same weights in the same memory and the
     same hooks, so it waits for no pass that explains; its keys and values of the prompt are known to the model then.
     """
-    if not lm.looks_inside:
+    if not lm.needs_internals:
         raise UnsupportedModelError(
             f"{lm.identity.name} runs elsewhere. Name its server as --upstream."
         )
@@ -91,7 +91,7 @@ def write(
         asked["stopping_criteria"] = [ended]
     caching = continued({})
     grown: Any = next(iter(caching.values()))
-    if lm.packing(len(prompt_ids) + max_new_tokens).continues and not in_beams:
+    if lm.packing(len(prompt_ids) + max_new_tokens).supports_cached_prefix and not in_beams:
         own.cache_implementation = None
         asked |= caching
     with torch.random.fork_rng(enabled=seed is not None):

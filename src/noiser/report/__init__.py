@@ -4,14 +4,14 @@ from noiser.report.cells import cells, rows_of
 from noiser.report.formats import latex, markdown
 from noiser.report.joined import Joined, join
 from noiser.report.tables import Table, tables
-from noiser.report.verdicts import Verdict, standings, verdict
+from noiser.report.verdicts import TableVerdict, standings, verdict
 from noiser.report.write import FORMATS, report_files, write_report
 
 __all__ = [
     "FORMATS",
     "Joined",
     "Table",
-    "Verdict",
+    "TableVerdict",
     "cells",
     "join",
     "latex",

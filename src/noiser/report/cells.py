@@ -15,13 +15,13 @@ import pandas as pd
 
 from noiser.bench import Row
 from noiser.bench.plan import MetricEntry, Plan
-from noiser.bench.rows import ATTRIBUTION, Key
-from noiser.evaluation import estimated, paired
-from noiser.metrics import METRICS, Scale, Summary
+from noiser.bench.rows import ATTRIBUTION, RowKey
+from noiser.evaluation import estimate_difference, estimate_rows
+from noiser.metrics import METRICS, Aggregate, NumberInfo
 from noiser.metrics.bootstrap import holm, mean, mean_gap
 from noiser.registry import unversioned
 from noiser.report.joined import Stored
-from noiser.report.paper import printed
+from noiser.report.paper import paper_number
 from noiser.types import Progress
 
 Frame = Any
@@ -43,7 +43,7 @@ def rows_of(store: Stored) -> Frame:
     plan = store.plan
     asks_for = plan.wanted()
     stored = {row.key: row for row in store.rows() if asks_for(row)}
-    failed: dict[Key, Row] = {}
+    failed: dict[RowKey, Row] = {}
     for row in stored.values():
         if row.metric == ATTRIBUTION and row.error:
             for metric in plan.labels("metrics"):
@@ -84,14 +84,14 @@ def _one_minus_mean(share: Any) -> Any:
     return 1 - mean(share)
 
 
-_UP = Scale(0, 1, None, True, "share of the score")
-_UNITS = Scale(0, 1, None, None, "share of the units")
-_GAIN = Scale(-1, 1, 0.0, True, "share of the score minus share of the units")
+_UP = NumberInfo(0, 1, None, True, "share of the score")
+_UNITS = NumberInfo(0, 1, None, None, "share of the units")
+_GAIN = NumberInfo(-1, 1, 0.0, True, "share of the score minus share of the units")
 _CRITICAL = ("share_antecedent", "share_last_content_word")
 _CRITICAL_UNITS = ("uniform_antecedent", "uniform_last_content_word")
 
-COSTS: Mapping[str, Summary] = {
-    name: Summary(mean, (name,), Scale(0, math.inf, None, None, meaning))
+COSTS: Mapping[str, Aggregate] = {
+    name: Aggregate(mean, (name,), NumberInfo(0, math.inf, None, None, meaning))
     for name, meaning in (
         ("token_forwards", "positions that the model computed"),
         ("passes", "forward passes"),
@@ -100,25 +100,25 @@ COSTS: Mapping[str, Summary] = {
 }
 """Numbers of attributions. Prompts of a block that ran side by side share their seconds equally."""
 
-PARTS: Mapping[str, Summary] = {
-    "critical": Summary(
+PARTS: Mapping[str, Aggregate] = {
+    "critical": Aggregate(
         _mean_sum, _CRITICAL, _UP._replace(meaning='share of the score on country and "capital"')
     ),
-    "critical_of_units": Summary(_mean_sum, _CRITICAL_UNITS, _UNITS),
-    "critical_minus_units": Summary(_excess, (*_CRITICAL, *_CRITICAL_UNITS), _GAIN),
-    "main_part": Summary(
+    "critical_of_units": Aggregate(_mean_sum, _CRITICAL_UNITS, _UNITS),
+    "critical_minus_units": Aggregate(_excess, (*_CRITICAL, *_CRITICAL_UNITS), _GAIN),
+    "main_part": Aggregate(
         _one_minus_mean,
         ("share_distractor",),
         _UP._replace(meaning="share of the score off the distractor"),
     ),
-    "main_part_of_units": Summary(_one_minus_mean, ("uniform_distractor",), _UNITS),
+    "main_part_of_units": Aggregate(_one_minus_mean, ("uniform_distractor",), _UNITS),
 }
 """Numbers of the paper's LongRA figure, over the prompts of `CATEGORY`."""
 
-_ANTECEDENT = Summary(mean_gap, ("share_antecedent", "uniform_antecedent"), _GAIN)
+_ANTECEDENT = Aggregate(mean_gap, ("share_antecedent", "uniform_antecedent"), _GAIN)
 
 
-def summaries_of(entry: MetricEntry | None, columns: list[str]) -> dict[str, Summary]:
+def summaries_of(entry: MetricEntry | None, columns: list[str]) -> dict[str, Aggregate]:
     """The numbers that a metric of a plan has for rows with these columns.
 
     None stands for attributions.
@@ -126,7 +126,7 @@ def summaries_of(entry: MetricEntry | None, columns: list[str]) -> dict[str, Sum
     if entry is None:
         return dict(COSTS)
     metric = METRICS.get(entry.name).factory()
-    summaries: dict[str, Summary] = {}
+    summaries: dict[str, Aggregate] = {}
     if unversioned(entry.name) == "localisation":
         summaries |= PARTS
         summaries["antecedent_minus_units"] = _ANTECEDENT
@@ -168,11 +168,11 @@ def cells(store: Stored, confidence: float = 0.95, progress: Progress | None = N
     for done, (data, metric) in enumerate(names):
         if progress is not None:
             progress(done, len(names))
-        lines += _Table(plan, data, metric, confidence).lines(parts)
+        lines += _MetricTable(plan, data, metric, confidence).lines(parts)
     return pd.DataFrame(lines)
 
 
-class _Table(NamedTuple):
+class _MetricTable(NamedTuple):
     """One data set and metric."""
 
     plan: Plan
@@ -216,7 +216,7 @@ class _Table(NamedTuple):
         return groups
 
     def _column(
-        self, model: str, number: str, summary: Summary, rows: Mapping[str, Frame]
+        self, model: str, number: str, summary: Aggregate, rows: Mapping[str, Frame]
     ) -> list[dict[str, Any]]:
         """One number of one model, by method, with the best marked."""
         rows = {method: scope(part, number) for method, part in rows.items()}
@@ -232,7 +232,9 @@ class _Table(NamedTuple):
         for method, cell in column.items():
             if cell is best or math.isnan(cell["value"]):
                 continue
-            gap = paired(rows[best["method"]], rows[method], summary, confidence=self.confidence)
+            gap = estimate_difference(
+                rows[best["method"]], rows[method], summary, confidence=self.confidence
+            )
             is_worse = gap.is_clear and (gap.value > 0) == higher_is_better
             cell["gap"] = gap.value
             cell["p"] = gap.p
@@ -241,14 +243,14 @@ class _Table(NamedTuple):
         return list(column.values())
 
     def _cell(
-        self, model: str, number: str, summary: Summary, method: str, rows: Frame
+        self, model: str, number: str, summary: Aggregate, method: str, rows: Frame
     ) -> dict[str, Any]:
         """One number of one method, not yet compared with others."""
         plan = self.plan
-        estimate = estimated(rows, summary, confidence=self.confidence)
+        estimate = estimate_rows(rows, summary, confidence=self.confidence)
         if number == "seconds" and _shares(rows, plan.block):
             estimate = replace(estimate, low=math.nan, high=math.nan)
-        paper = printed(
+        paper = paper_number(
             number,
             plan.entry("models", model).name,
             plan.entry("data", self.data),

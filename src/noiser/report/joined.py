@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from noiser.bench import Row, Store
-from noiser.bench.plan import Entry, MethodEntry, Plan
+from noiser.bench.plan import MethodEntry, Plan, PlanEntry
 from noiser.errors import PlanError
 
 _RESTRICTIONS = ("models", "data", "methods", "metrics")
@@ -92,9 +92,9 @@ def _restricted(plan: Plan) -> Plan:
     return plan.model_copy(update={"methods": tuple(methods), "metrics": metrics})
 
 
-def _united(kind: str, plans: Sequence[Plan], stores: Sequence[Store]) -> tuple[Entry, ...]:
+def _united(kind: str, plans: Sequence[Plan], stores: Sequence[Store]) -> tuple[PlanEntry, ...]:
     """The entries of one kind of all plans, by their labels."""
-    found: dict[str, Entry] = {}
+    found: dict[str, PlanEntry] = {}
     for plan, store in zip(plans, stores, strict=True):
         for entry in getattr(plan, kind):
             other = found.setdefault(entry.label, entry)

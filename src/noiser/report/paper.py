@@ -30,7 +30,7 @@ _TABLES = {
 """The paper's table of each number, and its column in tables with several numbers per cell."""
 
 
-def printed(
+def paper_number(
     number: str, model: str, data: DataEntry, method: MethodEntry, metric: MetricEntry | None
 ) -> float:
     """The paper's number for the same model, or else the mean of its six models.

@@ -24,7 +24,7 @@ SHORT = {"first": "first", "level with the first": "level", "behind": "behind", 
 """Each standing in a table."""
 
 
-class Verdict(NamedTuple):
+class TableVerdict(NamedTuple):
     """What the rows say of one method on one number of one model and data set."""
 
     standing: Standing
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
 
 def verdict(
     found: Frame, method: str, number: str, *, model: str, data: str, metric: str | None = None
-) -> Verdict:
+) -> TableVerdict:
     """What cells say of a method on a number.
 
     Args:
@@ -81,7 +81,7 @@ def verdict(
     return _verdict(column, method)
 
 
-def _verdict(column: Frame, method: str) -> Verdict:
+def _verdict(column: Frame, method: str) -> TableVerdict:
     """The verdict of a method in its column: one number, model, data set and metric."""
     lines = {line.method: line for line in column.itertuples()}
     own = lines[method]
@@ -95,7 +95,7 @@ def _verdict(column: Frame, method: str) -> Verdict:
         standing = "level with the first" if level else "first"
     else:
         standing = "level with the first" if own.mark == "level" else "behind"
-    return Verdict(standing, own.value, own.best, level, own.gap, own.p, int(own.n))
+    return TableVerdict(standing, own.value, own.best, level, own.gap, own.p, int(own.n))
 
 
 def standings(plan: Plan, found: Frame, leading: Sequence[str]) -> Frame:

@@ -23,8 +23,8 @@ from noiser.errors import NoiserError
 from noiser.explain import Citations, cite
 from noiser.model import LanguageModel
 from noiser.model.writing import write
-from noiser.server.jobs import Job, Models, error_body
-from noiser.server.questions import Document, Message
+from noiser.server.jobs import Models, QuestionJob, error_body
+from noiser.server.questions import ChatMessage, Document
 from noiser.server.writing import Answer, Upstream
 from noiser.text import encode_target, place_sources
 from noiser.types import Accuracy, Prompt
@@ -45,14 +45,16 @@ _WAITING = ": waiting\n\n"
 """A comment in a stream of server-sent events."""
 
 
-class Completion(BaseModel, extra="forbid"):
+class CompletionBody(BaseModel, extra="forbid"):
     """An answer to a chat, with citations of its documents: OpenAI's form.
 
     A field that it does not know is refused.
     """
 
     model: str = Field("", description="A model of /v1/models; empty for the first.")
-    messages: list[Message] = Field(description="The chat, whose last message gets the documents.")
+    messages: list[ChatMessage] = Field(
+        description="The chat, whose last message gets the documents."
+    )
     documents: list[Document] = Field(
         [], description="Documents to answer from, with ids of your own."
     )
@@ -83,7 +85,11 @@ class Completion(BaseModel, extra="forbid"):
         return documents
 
     def run(
-        self, models: Models, upstream: Upstream | None, tell: Callable[[Event], object], job: Job
+        self,
+        models: Models,
+        upstream: Upstream | None,
+        tell: Callable[[Event], object],
+        job: QuestionJob,
     ) -> None:
         """Writes the answer and cites its sentences as they end; `tell` gets every chunk."""
         sources = [(document.title, document.text) for document in self.documents]
@@ -160,7 +166,7 @@ class Completion(BaseModel, extra="forbid"):
         question: Prompt,
         token_ids: Sequence[int],
         spans: list[tuple[int, int]],
-        job: Job,
+        job: QuestionJob,
     ) -> Iterator[Event]:
         """The citations of each sentence that has ended, as the stream has them."""
         options: dict[str, Any] = {
@@ -176,7 +182,7 @@ class Completion(BaseModel, extra="forbid"):
         for row, span in enumerate(spans):
             yield self._citation(cited, row, span)
 
-    def answer(self, models: Models, upstream: Upstream | None, job: Job) -> Event:
+    def answer(self, models: Models, upstream: Upstream | None, job: QuestionJob) -> Event:
         """The whole answer in OpenAI's form; the last chunk has all citations."""
         chunks: list[Event] = []
         self.run(models, upstream, chunks.append, job)
@@ -277,13 +283,13 @@ def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
 
 
 async def streamed(
-    completion: Completion, models: Models, upstream: Upstream | None
+    completion: CompletionBody, models: Models, upstream: Upstream | None
 ) -> AsyncIterator[str]:
     """The answer's chunks as OpenAI's server sends them. A reader that goes away stops the work."""
     loop = asyncio.get_running_loop()
     events = asyncio.Queue[Event | None]()
     tell = partial(loop.call_soon_threadsafe, events.put_nowait)
-    job = Job(lambda job: completion.run(models, upstream, tell, job))
+    job = QuestionJob(lambda job: completion.run(models, upstream, tell, job))
     job.future.add_done_callback(lambda _: tell(None))
     try:
         yield _WAITING

@@ -36,16 +36,16 @@ def error_body(error: NoiserError) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": str(error)}}
 
 
-class Job:
+class QuestionJob:
     """`work(job)` in a thread of its own; `future` has its result or a NoiserError, `progress` raises after `stop`."""
 
-    def __init__(self, work: Callable[[Job], Any]) -> None:
+    def __init__(self, work: Callable[[QuestionJob], Any]) -> None:
         self._label, self._share, self._began = "Starting", None, time.monotonic()
         self._stop, self.future = threading.Event(), Future[Any]()
         self.stop = self._stop.set
         threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
 
-    def _run(self, work: Callable[[Job], Any]) -> None:
+    def _run(self, work: Callable[[QuestionJob], Any]) -> None:
         try:
             self.future.set_result(work(self))
         except Stopped:
@@ -111,7 +111,7 @@ class Models:
         }
 
     @contextmanager
-    def use(self, name: str, job: Job) -> Generator[LanguageModel]:
+    def use(self, name: str, job: QuestionJob) -> Generator[LanguageModel]:
         """The model (the first for ""), for this job alone; every pass, and every layer in it, checks for a stop."""
         chosen = name or next(iter(self.names))
         if chosen not in self.names:

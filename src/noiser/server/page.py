@@ -13,7 +13,7 @@ from noiser.attribution.display import label
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.files import json_messages
-from noiser.server.jobs import Job, Models
+from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
 from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
 
@@ -30,7 +30,7 @@ Short = Annotated[str, Field(max_length=1000)]
 Long = Annotated[str, Field(max_length=200_000)]
 
 
-class Ask(BaseModel):
+class PageForm(BaseModel):
     """The fields of the form; a link's parameters have the same names.
 
     Parameters of other names are ignored.
@@ -49,7 +49,7 @@ class Ask(BaseModel):
     sources: Long = ""
     before: Long = ""
 
-    def run(self, models: Models, job: Job) -> dict[str, Any]:
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """A heat map, several side by side, citations, or edits."""
         if not self.prompt.strip():
             raise PromptError("The prompt is empty; type a text, or paste one.")
@@ -78,7 +78,7 @@ class Ask(BaseModel):
         return parse_chat(text) if self.chat else text
 
     def _cite(
-        self, lm: LanguageModel, prompt: Prompt, documents: Sequence[str], job: Job
+        self, lm: LanguageModel, prompt: Prompt, documents: Sequence[str], job: QuestionJob
     ) -> dict[str, Any]:
         """The answer to the prompt, with the documents that it was written from."""
         from noiser import cite
@@ -94,7 +94,9 @@ class Ask(BaseModel):
         )
         return _answer(citations, [citations])
 
-    def _diff(self, lm: LanguageModel, before: Prompt, prompt: Prompt, job: Job) -> dict[str, Any]:
+    def _diff(
+        self, lm: LanguageModel, before: Prompt, prompt: Prompt, job: QuestionJob
+    ) -> dict[str, Any]:
         """The edits of the prompt that changed the answer."""
         from noiser import diff
 
@@ -111,7 +113,7 @@ class Ask(BaseModel):
         return _answer(edits, [edits])
 
     def _compare(
-        self, lm: LanguageModel, prompt: Prompt, methods: Sequence[str], job: Job
+        self, lm: LanguageModel, prompt: Prompt, methods: Sequence[str], job: QuestionJob
     ) -> dict[str, Any]:
         """The heat maps of all methods."""
         from noiser import compare
@@ -150,7 +152,7 @@ class Keep(BaseModel):
     answers: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=20)]
     form: Literal["html", "markdown"]
 
-    def run(self, models: Models, job: Job) -> dict[str, Any]:  # noqa: ARG002 - no model is asked
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:  # noqa: ARG002 - no model is asked
         """The text that the library writes of the same result."""
         result = _result_of(self.answers)
         if self.form == "html":
@@ -178,7 +180,7 @@ class Tolerate(BaseModel):
     unit: int
     target: int = 0
 
-    def run(self, models: Models, job: Job) -> dict[str, Any]:
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """A chart."""
         from noiser import tolerance
         from noiser.attribution import Attribution
@@ -200,7 +202,7 @@ class Measure(BaseModel):
     metrics: Annotated[list[Short], Field(max_length=20)] = ["faithfulness"]
     seed: int = 0
 
-    def run(self, models: Models, job: Job) -> dict[str, Any]:
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """A table of numbers for each attribution."""
         from noiser import evaluate
         from noiser.attribution import Attribution

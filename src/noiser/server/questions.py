@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from noiser.errors import ParameterError
 from noiser.html import html_table
-from noiser.server.jobs import Job, Models
+from noiser.server.jobs import Models, QuestionJob
 from noiser.types import (
     Accuracy,
     AutoUnit,
@@ -23,8 +23,8 @@ from noiser.types import (
     UnitName,
 )
 
-Message = dict[str, Any]
-Spans = list[tuple[int, int]]
+ChatMessage = dict[str, Any]
+SpanList = list[tuple[int, int]]
 MOST = 10_000  # inputs of a method, check or metric
 
 
@@ -39,13 +39,13 @@ def bounded_method(name: str, **parameters: Any) -> Any:
     return method
 
 
-class Question(BaseModel, extra="forbid"):
+class QuestionBody(BaseModel, extra="forbid"):
     """The fields of every question."""
 
     model: str = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
 
-    def run(self, models: Models, job: Job) -> dict[str, Any]:
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """The answer of the library's function of the class's name, as `save` writes it."""
         import noiser
 
@@ -63,7 +63,7 @@ class Question(BaseModel, extra="forbid"):
             return getattr(noiser, name)(lm, **arguments, progress=job.progress).to_dict()
 
 
-class Scored(Question):
+class Scored(QuestionBody):
     """The fields of questions that a method answers."""
 
     method: str | None = Field(
@@ -75,7 +75,7 @@ class Scored(Question):
 class Attribute(Scored):
     """Which parts of the prompt made the model say that? The arguments of `noiser.attribute`."""
 
-    prompt: str | list[Message] = Field(
+    prompt: str | list[ChatMessage] = Field(
         description="A text, or chat messages with role and content."
     )
     target: str | int | None = Field(
@@ -85,10 +85,10 @@ class Attribute(Scored):
     max_new_tokens: int | None = Field(
         None, description="Tokens of the greedy continuation; null: 1, of a chat 40."
     )
-    target_unit: TargetUnitName | Spans | None = Field(
+    target_unit: TargetUnitName | SpanList | None = Field(
         None, description="What each row explains; null: one row."
     )
-    unit: UnitName | AutoUnit | Spans = Field(
+    unit: UnitName | AutoUnit | SpanList = Field(
         "token", description="What gets a score, or character spans."
     )
     sources: list[str | tuple[str, str]] | None = Field(
@@ -109,7 +109,7 @@ class Attribute(Scored):
 class Cite(Scored):
     """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
 
-    question: str | list[Message] = Field(
+    question: str | list[ChatMessage] = Field(
         description="A text, or chat messages, whose last one gets the sources."
     )
     sources: list[str | tuple[str, str]] = Field(description="Texts, or (title, text) pairs.")
@@ -126,19 +126,19 @@ class Cite(Scored):
     )
 
 
-class Diff(Question):
+class DiffBody(QuestionBody):
     """Which edit of a prompt changed the answer? The arguments of `noiser.diff`."""
 
-    before: str | list[Message] = Field(description="A text, or chat messages.")
-    after: str | list[Message] = Field(description="The same with edits.")
+    before: str | list[ChatMessage] = Field(description="A text, or chat messages.")
+    after: str | list[ChatMessage] = Field(description="The same with edits.")
     target: str | None = Field(None, description="The answer to explain; null for the greedy one.")
     max_new_tokens: int = Field(16, description="The longest answer.")
 
 
-class Example(BaseModel, extra="forbid"):
+class ExampleBody(BaseModel, extra="forbid"):
     """A prompt with its expected answer."""
 
-    prompt: str | list[Message]
+    prompt: str | list[ChatMessage]
     target: str | int | None = None
     sources: list[str | tuple[str, str]] | None = None
 
@@ -146,7 +146,7 @@ class Example(BaseModel, extra="forbid"):
 class Evaluate(Scored):
     """Whether attributions of prompts can be believed: arguments of `noiser.evaluate`."""
 
-    examples: list[str | list[Message] | Example] = Field(
+    examples: list[str | list[ChatMessage] | ExampleBody] = Field(
         description="Texts, chats, or prompts with a target."
     )
     metrics: list[str] = Field(["faithfulness"], description="Names of metrics that need no judge.")
@@ -186,7 +186,7 @@ def reference_html(routes: Iterable[Any]) -> str:
                 parts.append(_fields(route.body_field.field_info.annotation))
     parts += [
         f"<h2><code>{record.__name__}</code></h2>{_fields(record)}"
-        for record in (Document, Example)
+        for record in (Document, ExampleBody)
     ]
     return f"{''.join(parts)}</main></body></html>"
 

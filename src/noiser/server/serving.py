@@ -20,10 +20,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noiser.errors import NoiserError
 from noiser.registry import __version__
-from noiser.server.completions import Completion, streamed
-from noiser.server.jobs import Job, Models, ServerError, error_body
-from noiser.server.page import FACT, Ask, Keep, Measure, Tolerate
-from noiser.server.questions import Attribute, Cite, Diff, Evaluate, Question, reference_html
+from noiser.server.completions import CompletionBody, streamed
+from noiser.server.jobs import Models, QuestionJob, ServerError, error_body
+from noiser.server.page import FACT, Keep, Measure, PageForm, Tolerate
+from noiser.server.questions import (
+    Attribute,
+    Cite,
+    DiffBody,
+    Evaluate,
+    QuestionBody,
+    reference_html,
+)
 from noiser.server.writing import Upstream
 
 LARGEST_BODY = 2**21  # bytes of a question
@@ -59,15 +66,15 @@ def application(
     }.items():
         app.add_exception_handler(kind, handler)
     example = _Example(prompt=FACT)
-    ahead = Job(
+    ahead = QuestionJob(
         lambda job: example.run(models, job)
     )  # loads the model, so that no question waits for that
 
-    def job_for(question: Any) -> Job:
-        if question == Ask(prompt=FACT):
-            return Job(lambda job: example.run(models, job))
+    def job_for(question: Any) -> QuestionJob:
+        if question == PageForm(prompt=FACT):
+            return QuestionJob(lambda job: example.run(models, job))
         ahead.stop()
-        return Job(lambda job: question.run(models, job))
+        return QuestionJob(lambda job: question.run(models, job))
 
     for name, kind in {
         "page.html": "text/html",
@@ -76,20 +83,20 @@ def application(
     }.items():
         asset: Any = Response(files("noiser.server").joinpath(name).read_bytes(), media_type=kind)
         app.add_route(f"/{name.replace('page.html', '')}", asset)
-    for question in (Ask, Keep, Tolerate, Measure, Attribute, Cite, Diff, Evaluate):
+    for question in (PageForm, Keep, Tolerate, Measure, Attribute, Cite, DiffBody, Evaluate):
         public, summary = (
-            issubclass(question, Question),
+            issubclass(question, QuestionBody),
             (question.__doc__ or "").partition("\n")[0],
         )
         path = f"{'/v1' if public else ''}/{question.__name__.lower()}"
         app.post(path, summary=summary, include_in_schema=public)(_route(question, job_for))
 
-    @app.post("/v1/chat/completions", summary=(Completion.__doc__ or "").partition("\n")[0])
-    async def complete(asked: Completion, request: Request) -> Response:
+    @app.post("/v1/chat/completions", summary=(CompletionBody.__doc__ or "").partition("\n")[0])
+    async def complete(asked: CompletionBody, request: Request) -> Response:
         ahead.stop()
         if asked.stream:
             return _streamed(streamed(asked, models, upstream))
-        return await _whole(request, Job(lambda job: asked.answer(models, upstream, job)))
+        return await _whole(request, QuestionJob(lambda job: asked.answer(models, upstream, job)))
 
     @app.get("/v1/models", summary="The models that can be asked, the default first")
     def list_models() -> dict[str, Any]:
@@ -111,18 +118,20 @@ def application(
     return app
 
 
-class _Example(Ask):
+class _Example(PageForm):
     """The question whose answer the page opens with: computed once, at the start, or when a page asks for it."""
 
     _answer: dict[str, Any] | None = None
 
-    def run(self, models: Models, job: Job) -> dict[str, Any]:
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         with models.use("", job):  # one of two that come together waits here for the other's answer
             self._answer = self._answer or super().run(models, job)
         return self._answer
 
 
-def _route(kind: type[Any], job_for: Callable[[Any], Job]) -> Callable[..., Awaitable[Response]]:
+def _route(
+    kind: type[Any], job_for: Callable[[Any], QuestionJob]
+) -> Callable[..., Awaitable[Response]]:
     """The function that answers questions of a kind: by JSON, or by progress and then the answer as events."""
 
     async def answer(question: Any, request: Request) -> Response:
@@ -140,7 +149,7 @@ def _streamed(events: AsyncIterator[str]) -> Response:
     )
 
 
-async def _whole(request: Request, job: Job) -> Response:
+async def _whole(request: Request, job: QuestionJob) -> Response:
     """The answer as JSON; a caller that goes away stops the work."""
     try:
         while not await job.ended():
@@ -153,7 +162,7 @@ async def _whole(request: Request, job: Job) -> Response:
         job.stop()
 
 
-async def _events(job: Job) -> AsyncIterator[str]:
+async def _events(job: QuestionJob) -> AsyncIterator[str]:
     """Server-sent events: progress, then answer or error. A reader that goes away stops the work."""
 
     def event(name: str, value: Any) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import openai
 
     from noiser.endpoint import Endpoint
-    from noiser.server.jobs import Job
+    from noiser.server.jobs import QuestionJob
 
 _GONE_ON = re.compile(r"\s*\S+\s")  # a sentence has ended where a whole word follows it
 
@@ -128,7 +128,12 @@ class Upstream(NamedTuple):
         self.client.close()
 
     def write(
-        self, messages: Any, settings: Any, answer: Answer, tell: Callable[[Any], object], job: Job
+        self,
+        messages: Any,
+        settings: Any,
+        answer: Answer,
+        tell: Callable[[Any], object],
+        job: QuestionJob,
     ) -> None:
         """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
         from noiser.model.http import openai, unanswered

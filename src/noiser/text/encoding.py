@@ -18,7 +18,7 @@ from noiser.text.chat import (
     warn_of_dropped,
 )
 from noiser.text.segments import Offset
-from noiser.text.tokens import Tokens, continuation, cover, tokenise
+from noiser.text.tokens import TextTokens, assign_tokens, continuation, tokenise
 from noiser.types import Prompt, Span
 
 # Characters per token: more than the tokens of any text have on average.
@@ -147,7 +147,7 @@ def _check_backend(tokenizer: Any) -> None:
         )
 
 
-def _without_extra_specials(tokenizer: Any, tokens: Tokens) -> Tokens:
+def _without_extra_specials(tokenizer: Any, tokens: TextTokens) -> TextTokens:
     """The tokens without added ones that end a text, and without a second BOS."""
     ids, offsets, added = tokens
     ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
@@ -158,11 +158,11 @@ def _without_extra_specials(tokenizer: Any, tokens: Tokens) -> Tokens:
     # A chat that the caller has rendered begins with a BOS.
     if added[:2] == [True, False] and ids[0] == ids[1] == tokenizer.bos_token_id:
         first = 1
-    return Tokens(ids[first:last], offsets[first:last], added[first:last])
+    return TextTokens(ids[first:last], offsets[first:last], added[first:last])
 
 
 def _check_chat_tokens(
-    tokenizer: Any, messages: list[dict[str, Any]], kwargs: Mapping[str, Any], tokens: Tokens
+    tokenizer: Any, messages: list[dict[str, Any]], kwargs: Mapping[str, Any], tokens: TextTokens
 ) -> None:
     """Raises UnsupportedModelError if the tokenizer reads a chat as other tokens than its text."""
     if list(render_chat(tokenizer, messages, kwargs, tokenize=True)) != tokens.ids:
@@ -173,7 +173,7 @@ def _check_chat_tokens(
 
 
 def _encoding(
-    tokenizer: Any, text: str, tokens: Tokens, contents: Sequence[tuple[int, int, int]]
+    tokenizer: Any, text: str, tokens: TextTokens, contents: Sequence[tuple[int, int, int]]
 ) -> Encoding:
     """The encoding of a text.
 
@@ -184,7 +184,7 @@ def _encoding(
     for token, (start, end), is_added in zip(*tokens, strict=True):
         special.append(is_added or names.get(token) == text[start:end].strip())
     spans = [(start, end) for _, start, end in contents]
-    regions, offsets, frozen = cover(text, tokens.offsets, special, spans)
+    regions, offsets, frozen = assign_tokens(text, tokens.offsets, special, spans)
     return Encoding(
         text=text,
         token_ids=tuple(tokens.ids),
@@ -294,7 +294,7 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
     if not token_ids:
         return encoding
     text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)
-    tokens = Tokens(ids=[*token_ids], offsets=offsets, added=[False] * len(offsets))
+    tokens = TextTokens(ids=[*token_ids], offsets=offsets, added=[False] * len(offsets))
     added = _encoding(tokenizer, text, tokens, [(0, 0, len(text))])
     shift = len(encoding.text)
     new_offsets = [(start + shift, end + shift) for start, end in added.offsets]

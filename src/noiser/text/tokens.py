@@ -27,7 +27,7 @@ _Decode = Callable[[Sequence[int]], str]
 _settings = threading.Lock()
 
 
-class Tokens(NamedTuple):
+class TextTokens(NamedTuple):
     """Token ids, the (start, end) of each in the text, and whether the tokenizer added it."""
 
     ids: list[int]
@@ -64,7 +64,7 @@ def tokenise(
     *,
     add_special_tokens: bool = False,
     error: type[NoiserError] = PromptError,
-) -> Tokens:
+) -> TextTokens:
     """All tokens of a text, whatever length the tokenizer is set to truncate to."""
     surrogate = re.search("[\ud800-\udfff]", text)
     if surrogate is not None:
@@ -82,7 +82,7 @@ def tokenise(
             return_special_tokens_mask=True,
             verbose=False,
         )
-    return Tokens(
+    return TextTokens(
         ids=list(out["input_ids"]),
         offsets=list(out["offset_mapping"]),
         added=[bool(is_added) for is_added in out["special_tokens_mask"]],
@@ -92,7 +92,7 @@ def tokenise(
 # ---- the characters of each token ---------------------------------------------------------------
 
 
-def mend(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
+def fill_gaps(offsets: Sequence[Offset], region: Offset) -> list[Offset]:
     """The offsets of tokens, changed so that they cover a region without holes and never decrease.
 
     Characters of no token go to the token after them, at the end to the last one. A token without
@@ -132,7 +132,7 @@ class CoveredText(NamedTuple):
     frozen: list[bool]
 
 
-def cover(
+def assign_tokens(
     text: str, offsets: Sequence[Offset], special: Sequence[bool], contents: Sequence[Offset]
 ) -> CoveredText:
     """A text's contents, cut at special tokens; the offsets of its tokens, and which are frozen."""
@@ -165,7 +165,7 @@ def _cover_stretch(
 ) -> None:
     """Assigns the ordinary tokens between two special tokens to contents, or to the template."""
     parts, is_content = _cut_at_contents(stretch, contents)
-    gapless = mend([covered.offsets[index] for index in ordinary], stretch)
+    gapless = fill_gaps([covered.offsets[index] for index in ordinary], stretch)
     parts_of_tokens = zip(ordinary, gapless, owners(text, gapless, parts), strict=True)
     for part, members in groupby(parts_of_tokens, key=itemgetter(2)):
         indices: list[int] = []
@@ -176,7 +176,7 @@ def _cover_stretch(
         region = parts[part] if part is not None and is_content[part] else None
         if region is not None:
             covered.regions.append(region)
-            spans = mend(spans, region)
+            spans = fill_gaps(spans, region)
         for index, span in zip(indices, spans, strict=True):
             covered.offsets[index] = span
             covered.frozen[index] = region is None
@@ -281,7 +281,7 @@ def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     r"""The text of each of neighbouring tokens; bytes that complete no character show as `\xf0`."""
     anchor = tokenise(tokenizer, "a").ids[-1:]  # keeps the space of the first token
     text, offsets = continuation(tokenizer, anchor, token_ids)
-    texts = [text[start:end] for start, end in mend(offsets, (0, len(text)))]
+    texts = [text[start:end] for start, end in fill_gaps(offsets, (0, len(text)))]
     for index, name in enumerate(tokenizer.convert_ids_to_tokens(list(token_ids))):
         if name is None:  # a padded row of the embedding table, which belongs to no token
             texts[index] = ""

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from noiser.data import Example, Reading, Recipe, Source
+from noiser.data import Example, LoadedExamples, Recipe, Provenance
 
 
 def capitals() -> Recipe:
     """Eight capitals, with the country as a named span."""
     # Files that have to be fetched stand in `files`, as `UpstreamFile(name, url, size, sha256)`; `_read` then gets
     # their paths by name. This data set has none.
-    return Recipe(source=Source(files=(), licence="CC0", citation="none"), read=_read)
+    return Recipe(source=Provenance(files=(), licence="CC0", citation="none"), read=_read)
 
 
-def _read(paths: Mapping[str, Path]) -> Reading:  # noqa: ARG001 - nothing was fetched
+def _read(paths: Mapping[str, Path]) -> LoadedExamples:  # noqa: ARG001 - nothing was fetched
     pairs = json.loads(
         files("noiser_example").joinpath("capitals.json").read_text(encoding="utf-8")
     )
-    return Reading(
+    return LoadedExamples(
         [_example(number, country, city) for number, (country, city) in enumerate(pairs.items())]
     )
 

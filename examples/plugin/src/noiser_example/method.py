@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from noiser.engine import Game, Query, remover
+from noiser.engine import LiveGame, Query, remover
 from noiser.errors import ParameterError
 from noiser.methods import Scores
 
@@ -31,7 +31,7 @@ class LeaveOneIn:
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         """Plays each unit alone, and none; special tokens are in no unit, and stay."""
-        game = Game(query, query.score(self.score), remover(query, "zero"))
+        game = LiveGame(query, query.objective(self.score), remover(query, "zero"))
         alone = torch.eye(len(query.units), dtype=torch.bool)
         values = await game(torch.cat([torch.zeros_like(alone[:1]), alone]))
         scores = values[:, 1:] - values[:, :1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from noiser.metrics import Case, Metric, Scale
+from noiser.metrics import Case, Metric, NumberInfo
 
 
 def concentration() -> Metric:
@@ -10,7 +10,7 @@ def concentration() -> Metric:
     return Metric(
         measure=_measure,
         others={
-            "": Scale(0, float("inf"), None, None, "mean over prompts")
+            "": NumberInfo(0, float("inf"), None, None, "mean over prompts")
         },  # columns of any name, by their mean
     )
 

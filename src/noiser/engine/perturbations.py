@@ -14,7 +14,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine.objectives import Read
+from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.query import Query, Request
 from noiser.model.packing import Context
 
@@ -23,7 +23,7 @@ Rows = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class Perturbation:
     """One change of the input, in one or several samples.
 
     Attributes:
@@ -63,30 +63,30 @@ def replace(
     positions: Iterable[int],
     rows: Float[Tensor, " dim"] | Float[Tensor, "samples positions dim"],
     targets: Sequence[int] | None = None,
-) -> Change:
+) -> Perturbation:
     """The change in which every position holds one row, such as a baseline's, or rows of its own in each sample."""
     count, places = len(rows) if rows.ndim == 3 else 1, tuple(sorted(positions))
-    return Change(
+    return Perturbation(
         places, lambda clean: rows.to(clean).expand(count, *clean.shape), count, targets=targets
     )
 
 
-def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Change:
+def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Perturbation:
     """The change without the tokens, as if the text had never had them.
 
     A target whose predicting token is deleted is read at the last token before it.
     """
-    return Change(tuple(sorted(positions)), targets=targets)
+    return Perturbation(tuple(sorted(positions)), targets=targets)
 
 
-def hide(positions: Iterable[int], targets: Sequence[int] | None = None) -> Change:
+def hide(positions: Iterable[int], targets: Sequence[int] | None = None) -> Perturbation:
     """The change in which no later token after the sources attends to the tokens, in any layer.
 
     The sources read each other as always, so only the tokens after the last of them run again: the question and the
     answer (attention knockout, Geva et al. 2023, arXiv 2304.14767). Without sources no later token attends to the
     hidden ones. A token always attends to itself.
     """
-    return Change(tuple(sorted(positions)), hidden=True, targets=targets)
+    return Perturbation(tuple(sorted(positions)), hidden=True, targets=targets)
 
 
 def noise(
@@ -97,14 +97,14 @@ def noise(
     *,
     relative: bool = False,
     by_position: bool = False,
-) -> Change:
+) -> Perturbation:
     """The change `x + scale * n`: the first of the noise's positions goes to the first position, and so on.
 
     Args:
         positions: the positions that get noise.
         vectors: standard normal numbers n.
         scale: k; or with `relative` r, which makes k = r ‖x‖ / E‖n‖₂ at each position.
-        targets: as in `Change`.
+        targets: as in `Perturbation`.
         relative: noise of r times the size of the embedding that it disturbs.
         by_position: the vectors are [samples, length, dim], and a position gets its own whichever others change.
     """
@@ -119,7 +119,7 @@ def noise(
         chosen = vectors[:, list(positions)] if by_position else vectors[:, : len(clean)]
         return clean + k * chosen.to(clean)
 
-    return Change(positions, rows, len(vectors), targets=targets)
+    return Perturbation(positions, rows, len(vectors), targets=targets)
 
 
 def keep(
@@ -127,9 +127,9 @@ def keep(
     masks: Callable[[], Tensor],
     samples: int,
     targets: Sequence[int] | None = None,
-) -> Change:
+) -> Perturbation:
     """The change `x * mask`: soft masks [samples, positions, dim or 1] that are made when a pass is filled."""
-    return Change(
+    return Perturbation(
         tuple(sorted(positions)), lambda clean: clean * masks().to(clean), samples, targets=targets
     )
 
@@ -170,7 +170,7 @@ def expected_norm_limit(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Ask(Request[list[Tensor]]):
+class Predict(Request[list[Tensor]]):
     """The request to read numbers of a prediction under changes of the query's input.
 
     The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
@@ -179,5 +179,5 @@ class Ask(Request[list[Tensor]]):
     """
 
     query: Query
-    changes: Sequence[Change]
-    read: Read
+    perturbations: Sequence[Perturbation]
+    read: ObjectiveFn
