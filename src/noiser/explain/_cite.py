@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypedDict, Unpack, get_args, overload
@@ -14,15 +15,18 @@ from noiser.checks import check_choice, check_positive, check_probability, check
 from noiser.engine import Predict, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
+from noiser.explain._rule import rules_of
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
 from noiser.explain.citations_record import in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.refine import MIN_SHARE, SplitRule
+from noiser.explain.rule_record import Rule
+from noiser.explain.sameness import Sameness
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
+from noiser.text import TEMPLATE, begin_of_sources, make_units, place_sources, without_sources
 from noiser.types import (
     Accuracy,
     CitedUnit,
@@ -72,6 +76,7 @@ class CiteOptions(TypedDict, total=False):
     memory: float | None
     least_share: float
     contrast: bool
+    rule: bool
     check: int | bool
     seed: int
     max_seconds: float | None
@@ -115,6 +120,7 @@ def cite(
     memory: float | None = None,
     least_share: float = 0.2,
     contrast: bool = True,
+    rule: bool = False,
     check: int | bool = False,
     seed: int = 0,
     max_seconds: float | None = None,
@@ -150,6 +156,8 @@ def cite(
         memory: see above, in nats; None for `MEMORY`.
         least_share: a source is cited if it has this share of a sentence's positive scores.
         contrast: whether the model is also asked without the sources.
+        rule: whether each sentence gets a rule of the sources that it needs, such as "[1] and [4], or [6]", in place of
+            pairs; see `noiser.rule`. Sources are then taken out as text, at most 13 inputs a source and 41 more.
         check: as for `noiser.attribute`; "fast" has 8 unless more are given.
         seed: of all random numbers.
         max_seconds: as for `noiser.attribute`: the answer with the scores that are there by then.
@@ -204,19 +212,23 @@ def cite(
         min_loss = MEMORY[removal] if memory is None else memory
         not_from_memory = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
         # A source is split into sentences where one of the sentences not from memory relies on it.
-        rule = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
+        splitting = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
         attribution, failure = None, None
         if accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
-            attribution, failure = await _fast(lm, query, masks or MASKS, seed, rule)
+            attribution, failure = await _fast(lm, query, masks or MASKS, seed, splitting)
         if attribution is None:
             chosen_method = replace(METHOD, baseline=removal) if accurate is None else accurate
-            attribution = await attribution_of(lm, query, chosen_method, seed, rule)
+            attribution = await attribution_of(lm, query, chosen_method, seed, splitting)
             if failure:
                 info = {**attribution.info, "fell_back": failure}
                 attribution = replace(attribution, info=info)
             elif masks:
                 attribution = await checked_in_time(lm, query, attribution, masks)
 
+        rules: tuple[Rule | None, ...] = ()
+        if rule and len(query.sources) > 1:
+            with suppress(OutOfTimeError):
+                rules = await _rules(lm, query, not_from_memory, seed)
         answer_without = None
         if contrast:
             alone = without_sources(request, template, encoding, query.sources)
@@ -231,6 +243,7 @@ def cite(
             memory=min_loss,
             least_share=least_share,
             against=AGAINST if in_nats(attribution) else math.inf,
+            rules=rules,
         )
 
     questions: Any = plain(question)
@@ -293,6 +306,24 @@ async def _losses(query: Query, removal: str) -> tuple[float, ...]:
     positions = chain.from_iterable(remove.positions(query.with_units(in_sources)))
     (values,) = await Predict(query, [remove.change(positions, None)], objective)
     return tuple((query.read_clean(objective) - values[:, 0]).tolist())
+
+
+async def _rules(
+    lm: LanguageModel, query: Query, sentences: Sequence[int], seed: int
+) -> tuple[Rule | None, ...]:
+    """The rule of each sentence over whole sources; None for sentences from memory."""
+    units = make_units(
+        query.encoding, "source", prompt_tokens=query.prompt_tokens, sources=query.sources
+    )
+    in_prompt = [unit for unit in units if unit.end <= query.prompt_length]
+    by_source = replace(query, units=tuple(in_prompt), unit="source")
+    rules: list[Rule | None] = [None] * len(query.targets)
+    if sentences:
+        sameness = Sameness.of(lm, by_source, "logprob")
+        found = await rules_of(sameness, sentences, seed=seed)
+        for sentence, of_sentence in zip(sentences, found, strict=True):
+            rules[sentence] = of_sentence
+    return tuple(rules)
 
 
 def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:
