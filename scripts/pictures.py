@@ -148,6 +148,7 @@ def _html(name: str, found: Callable[[], Any], width: int = 760, **options: Any)
 PICTURES: dict[str, Callable[[str], None]] = {
     "foil": partial(_html, found=lambda: _first("read", "att")),
     "edits": partial(_html, found=lambda: _first("howto/edits", "found")),
+    "rules": partial(_html, found=lambda: _first("howto/rules", "found")),
     "pairs": partial(_html, found=lambda: _first("howto/pairs", "att")),
     "agents": partial(_html, found=lambda: _first("howto/agents", "att")),
     "chat": partial(

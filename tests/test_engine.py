@@ -257,6 +257,10 @@ def by_hand(name, p, q, ids):
         "prob": own.log().mean().exp(),
         "logprob": own.log().sum(),
         "logit": own.prod().log() - (1 - own.prod()).log(),
+        "lead": min(
+            (row[i] / max(row.tolist()[:i] + row.tolist()[i + 1 :])).log()
+            for row, i in zip(p, ids, strict=True)
+        ),
         "hellinger": -(distance / 2).mean().sqrt(),
         "squared": -distance.mean() / 2**0.5,
     }[name]

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import noiser
 from noiser.cli import app
 from noiser.errors import NoiserError, ParameterError, PromptError
+from noiser.explain import rule_of
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
@@ -112,6 +113,10 @@ QUESTIONS = {
         {"question": "Who sleeps?", "sources": TRAINS, "answer": " The dog."},
         lambda lm: noiser.cite(lm, "Who sleeps?", TRAINS, answer=" The dog."),
     ),
+    "v1/rule": (
+        {"prompt": PROMPT, "unit": [[0, 9], [9, 15]], "fresh": 12},
+        lambda lm: noiser.rule(lm, PROMPT, unit=[(0, 9), (9, 15)], fresh=12),
+    ),
     "v1/diff": (
         {"before": PROMPT, "after": "The slow fox sings", "max_new_tokens": 2},
         lambda lm: noiser.diff(lm, PROMPT, "The slow fox sings", max_new_tokens=2),
@@ -176,6 +181,7 @@ def test_hostile_text_is_text_everywhere(web):
     att = first["saved"][0]
     asked = (
         ("tolerate", {"answer": att, "unit": 0}),
+        ("findrule", {"answer": att}),
         ("measure", {"answers": [att], "metrics": ["lds"]}),
         ("ask", {"prompt": HOSTILE, "sources": HOSTILE[:40], "target": " late"}),
     )
@@ -195,6 +201,19 @@ def test_the_chart_is_that_of_the_library_s_tolerance(web):
         "expected 0 to 1"
         in refused(web.ask("tolerate", answer=att.to_dict(), unit=1, target=2))["message"]
     )
+
+
+def test_the_rule_is_the_library_s_with_a_ring_for_each_of_its_units(web):
+    lm = chatty("llama")
+    prompt = "The fox sings. The dog plays. Trains run late. Near"
+    att = noiser.attribute(lm, prompt, unit="sentence", max_new_tokens=2)
+    found = answer(web.ask("findrule", answer=att.to_dict(), target=0))
+    expected = rule_of(lm, att, 0)
+    assert expected.line() in found["html"]
+    assert found["rings"] == {str(unit): ring for unit, ring in expected.rings.items()}
+    assert len(found["rings"]) == 4
+    refusal = refused(web.ask("findrule", answer=att.to_dict(), target=2))
+    assert "expected 0 to 1" in refusal["message"]
 
 
 def test_measured_numbers_are_those_of_evaluate(web):

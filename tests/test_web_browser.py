@@ -146,6 +146,26 @@ def test_compare_measure_and_save(visit, tmp_path):
     ]
 
 
+def test_a_rule_stands_under_the_heat_map_and_its_units_are_ringed(visit):
+    prompt = "The fox sings. The dog plays. Trains run late. Near"
+    page = visit()
+    settings(page)
+    field(page, "prompt").fill(prompt)
+    field(page, "methods").select_option("occlusion")
+    field(page, "unit").select_option("sentence")
+    press(page, "Ask")
+    done(page)
+    expected = noiser.rule(chatty("llama"), prompt)
+    assert len(expected.terms) == 2
+    for _ in range(2):  # once more: the line takes the place of the one before
+        press(page, "Find a rule")
+        line = page.locator("#answer .map + .ruled .rule")
+        expect(line).to_contain_text("stays if")
+        expect(line).to_contain_text(expected.facts[0])
+        expect(page.locator("#answer .map .r")).to_have_count(4)
+        expect(page.locator("#answer .map .r2")).to_have_count(1)
+
+
 def test_save_as_picture_page_and_markdown(visit):
     page = visit("?prompt=The trains run late.&methods=occlusion,random", color_scheme="dark")
     box = page.locator("#answer").bounding_box()

@@ -5,7 +5,7 @@
 from typing import assert_type
 
 import noiser
-from noiser import Attribution, Attributions, Citations, LanguageModel
+from noiser import Attribution, Attributions, Citations, LanguageModel, Rule
 from noiser.explain import Comparison, Tolerance
 
 
@@ -22,6 +22,7 @@ def of_cite(lm: LanguageModel) -> None:
 
 def of_others(lm: LanguageModel) -> None:
     assert_type(noiser.compare(lm, "The sky is"), Comparison)
+    assert_type(noiser.rule(lm, "It rains. The sky is"), Rule)
     assert_type(noiser.tolerance(lm, noiser.attribute(lm, "The sky is"), 0), Tolerance)
 
 

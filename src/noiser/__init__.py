@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from noiser.explain import Citations as Citations
     from noiser.explain import Diff as Diff
     from noiser.explain import Game as Game
+    from noiser.explain import Rule as Rule
     from noiser.explain import attribute as attribute
     from noiser.explain import cite as cite
     from noiser.explain import compare as compare
     from noiser.explain import diff as diff
     from noiser.explain import diff_models as diff_models
+    from noiser.explain import rule as rule
     from noiser.explain import tolerance as tolerance
     from noiser.methods import Added as Added
     from noiser.methods import AttentionGradient as AttentionGradient
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution Attributions",
     "evaluation": "Evaluation evaluate measure",
-    "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
+    "explain": "Citations Diff Game Rule attribute cite compare diff diff_models rule tolerance",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
     "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
     "Random SequentialIntegratedGradients ShapleySampling",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Result(Protocol):
-    """What `attribute`, `compare`, `cite`, `diff`, `tolerance` and `evaluate` return.
+    """What `attribute`, `compare`, `cite`, `rule`, `diff`, `tolerance` and `evaluate` return.
 
     A result is shown by `print` and in notebooks, is read back by `load`, and can be written in
     every form of `FORMS`.

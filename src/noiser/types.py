@@ -45,6 +45,9 @@ Profile = Literal["paper", "authors"]
 SpecialTokens = Literal["frozen", "perturbed"]
 """Whether special tokens are perturbed and scored."""
 
+SameName = Literal["tokens", "logprob", "text"]
+"""When an answer is the same: each token is the most probable one, its log-probability hardly falls, or its text."""
+
 Progress = Callable[[float, float], None]
 """Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is counted."""
 

@@ -9,7 +9,7 @@ import typer
 
 from noiser import __version__
 from noiser.cli import options as o
-from noiser.cli.attribute import attribute, cite, compare, diff
+from noiser.cli.attribute import attribute, cite, compare, diff, rule
 from noiser.cli.data import data, methods, metrics, models
 from noiser.cli.evaluate import bench, evaluate, report
 from noiser.errors import DependencyError
@@ -106,7 +106,20 @@ def serve(
     )
 
 
-for function in (attribute, compare, cite, diff, evaluate, report, methods, metrics, models, serve):
+COMMANDS = (
+    attribute,
+    compare,
+    cite,
+    rule,
+    diff,
+    evaluate,
+    report,
+    methods,
+    metrics,
+    models,
+    serve,
+)
+for function in COMMANDS:
     app.command(cls=o.Command)(o.command(function))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

@@ -1,12 +1,13 @@
-"""The questions about one prompt: `noiser attribute`, `compare`, `cite` and `diff`."""
+"""The questions about one prompt: `noiser attribute`, `compare`, `cite`, `rule` and `diff`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from noiser import types
 from noiser.cli import options as o
 from noiser.cli.evaluate import compare_evaluations
 from noiser.cli.terminal import progress_bar, say
@@ -114,6 +115,9 @@ def cite(
     accuracy: Annotated[
         Accuracy, typer.Option(help="fast: in one pass, with a check.")
     ] = "accurate",
+    rule: Annotated[
+        bool, typer.Option("--rule", help="The sources that each sentence needs, as a rule.")
+    ] = False,
     check: o.Check = 0,
     max_seconds: o.MaxSeconds = None,
     seed: o.Seed = 0,
@@ -132,10 +136,59 @@ def cite(
         parameters = {"objective": "logprob", "removal": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
-    options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds}
+    options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds, "rule": rule}
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
         found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)
+    output.write(found)
+
+
+def rule(
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")
+    ],
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--source", metavar="FILE", help="A text that PROMPT is a question about; repeatable."
+        ),
+    ] = None,
+    model: o.Model = "gemma-3-270m",
+    unit: Annotated[
+        types.UnitName | None,
+        typer.Option(help="Parts of the prompt; sentences, or sources where there are some."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The answer to explain; the model's own unless given.")
+    ] = None,
+    foil: Annotated[str | None, typer.Option(help="When is the answer likelier than this?")] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", help="Tokens of the answer; 1, of a chat's answer 40."),
+    ] = None,
+    same: Annotated[
+        Literal["tokens", "logprob", "text"] | None,
+        typer.Option(help="When answers are the same; tokens, of more than 5 tokens logprob."),
+    ] = None,
+    fresh: Annotated[int, typer.Option(help="Inputs that the rule is tried on.")] = 40,
+    chat: o.Chat = False,
+    seed: o.Seed = 0,
+    loading: o.Loading = o.LOADING,
+    output: o.Output = o.OUTPUT,
+) -> None:
+    """Says which parts of PROMPT its answer needs, as a rule that is tried on fresh inputs."""
+    from noiser.explain import rule as run
+    from noiser.text import place_sources
+
+    asked = o.parse_prompt(prompt, chat=chat)
+    sources = [(path.name, o.text_of(path)) for path in source or ()] or None
+    if sources is not None:
+        asked = place_sources(asked, sources)
+    options: dict[str, Any] = {"target": target, "foil": foil, "max_new_tokens": max_new_tokens}
+    options |= {"unit": unit, "same": same, "fresh": fresh, "seed": seed, "sources": sources}
+    lm = loading.load(model)
+    with progress_bar("Looking for a rule") as progress:
+        found = run(lm, asked, progress=progress, **options)
     output.write(found)
 
 

@@ -110,6 +110,17 @@ def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:
     return (roots - clean_roots).square().sum(-1)
 
 
+def lead(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+    """The least log odds of the target's tokens against their strongest rivals, in nats.
+
+    As long as it is above 0, the target is what the model says, token by token.
+    """
+    logits = logits.float()
+    own_ids = ids.expand(logits.shape[:-1])[..., None]
+    rivals = logits.scatter(-1, own_ids, -torch.inf).amax(-1)
+    return (at(logits, ids) - rivals).amin(-1)
+
+
 def at(values: Tensor, ids: Tensor) -> Tensor:
     """The values of some ids, one at each token: [..., tokens] of [..., tokens, vocab]."""
     return values.gather(-1, ids.expand(values.shape[:-1])[..., None])[..., 0]
@@ -130,6 +141,12 @@ OBJECTIVES.register(
     "logit",
     partial(ObjectiveEntry, value=logit, contrast=logprob, unit="nats"),
     summary="log odds of the target, in nats",
+)
+# The lead over a foil is log p(target) / p(foil).
+OBJECTIVES.register(
+    "lead",
+    partial(ObjectiveEntry, value=lead, contrast=logprob, unit="nats"),
+    summary="how far the target leads, in nats: above 0, the model says it",
 )
 OBJECTIVES.register(
     "hellinger",

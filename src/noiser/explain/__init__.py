@@ -10,6 +10,8 @@ from noiser.explain._diff import Edit as Edit
 from noiser.explain._diff import diff as diff
 from noiser.explain._diff_models import diff_models as diff_models
 from noiser.explain._restore import restore as restore
+from noiser.explain._rule import rule as rule
+from noiser.explain._rule import rule_of as rule_of
 from noiser.explain._tolerance import Tolerance as Tolerance
 from noiser.explain._tolerance import tolerance as tolerance
 from noiser.explain.citations import Citations as Citations
@@ -18,3 +20,5 @@ from noiser.explain.citations_record import Opponent as Opponent
 from noiser.explain.citations_record import Quote as Quote
 from noiser.explain.citations_record import Sentence as Sentence
 from noiser.explain.games import Game as Game
+from noiser.explain.rule_record import Rule as Rule
+from noiser.explain.rule_record import Trial as Trial

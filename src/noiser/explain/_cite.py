@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypedDict, Unpack, get_args, overload
@@ -14,15 +15,18 @@ from noiser.checks import check_choice, check_positive, check_probability, check
 from noiser.engine import Predict, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
+from noiser.explain._rule import rules_of
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
 from noiser.explain.citations_record import in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.refine import MIN_SHARE, SplitRule
+from noiser.explain.rule_record import Rule
+from noiser.explain.sameness import Sameness
 from noiser.methods import AttentionGradient, Method, Occlusion, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
+from noiser.text import TEMPLATE, begin_of_sources, make_units, place_sources, without_sources
 from noiser.types import (
     Accuracy,
     CitedUnit,
@@ -72,6 +76,7 @@ class CiteOptions(TypedDict, total=False):
     memory: float | None
     least_share: float
     contrast: bool
+    rule: bool
     check: int | bool
     seed: int
     max_seconds: float | None
@@ -115,6 +120,7 @@ def cite(
     memory: float | None = None,
     least_share: float = 0.2,
     contrast: bool = True,
+    rule: bool = False,
     check: int | bool = False,
     seed: int = 0,
     max_seconds: float | None = None,
@@ -150,6 +156,8 @@ def cite(
         memory: see above, in nats; None for `MEMORY`.
         least_share: a source is cited if it has this share of a sentence's positive scores.
         contrast: whether the model is also asked without the sources.
+        rule: whether each sentence gets a rule of the sources that it needs, such as "[1] and [4], or [6]", in place of
+            pairs; see `noiser.rule`. Sources are then taken out as text, at most 13 inputs a source and 41 more.
         check: as for `noiser.attribute`; "fast" has 8 unless more are given.
         seed: of all random numbers.
         max_seconds: as for `noiser.attribute`: the answer with the scores that are there by then.
@@ -204,110 +212,11 @@ def cite(
         min_loss = MEMORY[removal] if memory is None else memory
         not_from_memory = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
         # A source is split into sentences where one of the sentences not from memory relies on it.
-        rule = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
+        splitting = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
         attribution, failure = None, None
         if accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
-            attribution, failure = await _fast(lm, query, masks or MASKS, seed, rule)
+            attribution, failure = await _fast(lm, query, masks or MASKS, seed, splitting)
         if attribution is None:
             chosen_method = replace(METHOD, removal=removal) if accurate is None else accurate
             attribution = await attribution_of(lm, query, chosen_method, seed, rule)
-            if failure:
-                info = {**attribution.info, "fell_back": failure}
-                attribution = replace(attribution, info=info)
-            elif masks:
-                attribution = await checked_in_time(lm, query, attribution, masks)
-
-        answer_without = None
-        if contrast:
-            alone = without_sources(request, template, encoding, query.sources)
-            answer_without = await _answer_without_sources(lm, alone, writing)
-        return Citations(
-            question=question,
-            sources=query.sources,
-            answer=answer_text,
-            answer_without=answer_without,
-            attribution=attribution,
-            losses=losses,
-            memory=min_loss,
-            least_share=least_share,
-            against=AGAINST if in_nats(attribution) else math.inf,
-        )
-
-    questions: Any = plain(question)
-    columns: dict[str, Any] = {"sources": plain(sources), "answer": answer}
-    many = is_many(questions)
-    if many:
-        rows = for_each(len(questions), **columns)
-        works = [cite_one(each, **row) for each, row in zip(questions, rows, strict=True)]
-    else:
-        works = [cite_one(questions, **columns)]
-    with progress_of(progress, "Citing") as report:
-        if many:
-            return run_many(lm, works, report, max_seconds)
-        return run_one(lm, works[0], report, max_seconds)
-
-
-def _check_method(accuracy: Accuracy, method: str | Method | None) -> None:
-    if accuracy == "fast" and method is not None:
-        raise ParameterError(
-            f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out."
-        )
-
-
-def _check_memory(memory: Any) -> None:
-    if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
-        raise ParameterError(
-            f"memory is {memory!r}; expected a number of nats, or None for the default."
-        )
-
-
-def _request(lm: LanguageModel, question: Prompt, template: str | None) -> Prompt:
-    """The question; as a user's message where it is a text to be placed in a template of a chat."""
-    if lm.chats and template and isinstance(question, str):
-        return [{"role": "user", "content": question}]
-    return question
-
-
-async def _fast(
-    lm: LanguageModel, query: Query, masks: int | bool, seed: int, rule: SplitRule
-) -> tuple[Attribution | None, str | None]:
-    """Scores of one pass that pass their check; or None, and the reason."""
-    try:
-        attribution = await attribution_of(lm, query, FAST, seed, rule)
-    except UnsupportedModelError as error:
-        return None, str(error)
-    relied = rule.targets or ()
-    attribution = await check_scores(lm, query, attribution, masks, relied or None)
-    check = attribution.info["check"]
-    # Where all sentences are from memory, nothing is cited, and no score has to hold.
-    if relied and not check["predicts"]:
-        return None, check_text(check)
-    return attribution, None
-
-
-async def _losses(query: Query, removal: str) -> tuple[float, ...]:
-    """The log-probability that each sentence loses without any source, in nats."""
-    in_sources = [unit for unit in query.units if _is_in_a_source(unit, query.sources)]
-    objective = query.objective("logprob")
-    remove = remover(query, removal)
-    positions = chain.from_iterable(remove.positions(query.with_units(in_sources)))
-    (values,) = await Predict(query, [remove.perturbation(positions, None)], objective)
-    return tuple((query.read_clean(objective) - values[:, 0]).tolist())
-
-
-def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:
-    """Whether a unit overlaps with a source."""
-    return any(source.start < unit.end and unit.start < source.end for source in sources)
-
-
-async def _answer_without_sources(
-    lm: LanguageModel, prompt: Prompt | None, writing: dict[str, Any]
-) -> str | None:
-    """The answer to a prompt that has no sources; None without a prompt, or when time is up."""
-    if not prompt:
-        return None
-    try:
-        query = await prepare(lm, Question(prompt=prompt, target_unit="all", **writing))
-    except OutOfTimeError:
-        return None
-    return "".join(query.target_texts)
+            attribution = await attribution_of(lm, query, chosen_method, seed, splitting)

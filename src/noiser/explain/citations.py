@@ -49,6 +49,8 @@ class Citations(CitationsRecord, SavedResult):
         against: a source speaks against a sentence if without it the log-probability of the
             sentence rises by at least this, in nats, and by more than two standard errors.
             Infinite where scores are not such differences.
+        rules: for each sentence the rule of the sources that it needs, None for one from memory;
+            empty unless it was asked.
     """
 
     def __str__(self) -> str:
@@ -84,6 +86,8 @@ class Citations(CitationsRecord, SavedResult):
                 yield from self._lines_of_citation(citation, show)
             for pair in sentence.pairs:
                 yield 1, _line_of_pair(pair)
+            if sentence.rule is not None:
+                yield 1, f"Needs: {sentence.rule.summary}"
             for opponent in sentence.against:
                 yield 1, self._line_of_opponent(opponent)
             yield 1, sentence.numbers
@@ -179,6 +183,7 @@ class Citations(CitationsRecord, SavedResult):
             "sources",
         )
         values = to_jsonable({name: getattr(self, name) for name in names})
+        values["rules"] = [rule and rule.to_dict() for rule in self.rules]
         return {
             "format": "noiser.citations",
             "schema": 1,

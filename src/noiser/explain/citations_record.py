@@ -18,6 +18,9 @@ from noiser.attribution.display import label, notes, provenance
 from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber
 from noiser.errors import ParameterError
+from noiser.explain.rule_record import Rule
+from noiser.explain.sameness import LOSS
+from noiser.methods.rules import in_words
 from noiser.registry import unversioned
 from noiser.types import Prompt, Source, Span
 
@@ -108,6 +111,7 @@ class Sentence(NamedTuple):
             `Attribution.pairs`.
         against: the sources that speak against it, the strongest first, also where it is from
             memory.
+        rule: which sources it needs; None unless it was asked.
     """
 
     text: str
@@ -117,15 +121,19 @@ class Sentence(NamedTuple):
     citations: tuple[Citation, ...]
     pairs: tuple[SourcePair, ...] = ()
     against: tuple[Opponent, ...] = ()
+    rule: Rule | None = None
 
     @property
     def mark(self) -> str:
         """The mark after the sentence.
 
-        It is such as "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)" or "(no source)".
+        It is such as "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)" or "(no source)"; with
+        a rule such as "[1] and [4], or [6]".
         """
         if self.from_memory:
             return "(from memory)"
+        if self.rule is not None and self.rule.terms:
+            return in_words(self.rule.terms)
         groups = self._groups()
         marks: list[str] = []
         grouped: set[int] = set()
@@ -184,8 +192,13 @@ class CitationsRecord:
     memory: SavedNumber
     least_share: SavedNumber
     against: SavedNumber = math.inf
+    rules: tuple[Annotated[Rule, BeforeValidator(Rule.from_dict)] | None, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.rules and len(self.rules) != len(self.losses):
+            raise ParameterError(
+                f"There are {len(self.rules)} rules; expected {len(self.losses)}, one per sentence."
+            )
         if len(self.losses) != len(self.attribution.targets):
             raise ParameterError(
                 f"There are {len(self.losses)} losses; "
@@ -225,6 +238,11 @@ class CitationsRecord:
         pairs = tuple(pair for pair in self._pairs(row) if not cited.isdisjoint(pair.numbers))
         for pair in pairs:
             cited.update(pair.numbers)
+        # So is a source that its rule needs.
+        rule = self.rules[row] if self.rules else None
+        if rule is not None:
+            pairs = ()
+            cited.update(number for term in rule.terms for number in term if number > 0)
         citations = [candidate for candidate in candidates if candidate.number in cited]
 
         # `probability` is the geometric mean over the sentence's tokens.
@@ -237,6 +255,7 @@ class CitationsRecord:
             citations=tuple(sorted(citations, key=lambda citation: -citation.score)),
             pairs=pairs,
             against=self._opponents(candidates),
+            rule=rule,
         )
 
     def _opponents(self, candidates: Sequence[Citation]) -> tuple[Opponent, ...]:
@@ -305,6 +324,11 @@ class CitationsRecord:
             texts.append(
                 "Speaks against it: without this source the sentence gains "
                 f"{self.against:g} nats or more."
+            )
+        if any(rule is not None for rule in self.rules):
+            texts.append(
+                "Needs: with sources taken out as text, the sentence loses less than "
+                f"{LOSS:g} nats if any of the terms is there."
             )
         texts += notes(att)
         fell_back = att.info.get("fell_back")

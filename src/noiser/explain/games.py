@@ -12,9 +12,13 @@ from jaxtyping import Float64
 from pydantic import BaseModel
 from torch import Tensor
 
+from noiser.checks import check_seed
 from noiser.engine import Coalition, StoredGame, prepare, remover, run_one
 from noiser.engine import LiveGame as LiveGame
 from noiser.errors import ParameterError, StoredFileError
+from noiser.explain._rule import MOST_UNITS
+from noiser.explain.rule_record import Rule
+from noiser.explain.rule_tables import can_be_empty, play_rules
 from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
 from noiser.model.language_model import LanguageModel
@@ -94,6 +98,43 @@ class Game:
                 f"{method!r} is not a method that removes units. Take one that is, such as 'lime'."
             )
         return self._run(removal_method.score_game(self._game, torch.Generator().manual_seed(seed)))
+
+    def rule(self, target: int = 0, *, fresh: int = 40, seed: int = 0) -> Rule:
+        """Which units a target needs, as a rule that is tried on fresh inputs; see `noiser.rule`.
+
+        What other methods have played on this game costs nothing again, and the other way round.
+        The score says when the answer stays: with "lead" while it leads, with "logprob" and "logit"
+        while it loses less than 3 nats of log-probability, with a number of your own (`of=`) while
+        that is above ½. Text is written anew only by `noiser.rule`: `trials` is empty.
+
+        Raises ParameterError for other scores, for fewer than two units, or without a model for an
+        input that is not stored.
+        """
+        game = self._game
+        players = game.units[target].tolist()
+        if not 2 <= len(players) <= MOST_UNITS:
+            raise ParameterError(
+                f"The game has {len(players)} units before the target; expected 2 to {MOST_UNITS}."
+            )
+        nothing = bytes(0 if unit in players else 1 for unit in range(len(self.units)))
+        has_empty = (target, nothing) in game.table
+        if isinstance(game, LiveGame):
+            removed = game.removal.deletes
+            has_empty = not removed or can_be_empty(game.query, target, players)
+        steps = play_rules(game, [target], fresh, check_seed(seed), has_empty=[has_empty])
+        (table,) = self._run(steps)
+        return Rule(
+            answer=self.targets[target],
+            foil=None,
+            text="",
+            units=self.units,
+            unit="spans",
+            same=game.score or "own",
+            trials=(),
+            seed=seed,
+            model=None,
+            **table.findings(),
+        )
 
     def _run(self, steps: Any) -> Any:
         """The result of a coroutine."""

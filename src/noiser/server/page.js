@@ -178,6 +178,20 @@ function tolerate(unit) {
   probe("tolerate", { answer: shown.saved[row], unit: +unit.dataset.unit, target: section.className.slice(1) - 1 }, $("chart"));
 }
 
+async function findRule() { // a line under the heat map that is on top, and rings around its units
+  const section = [...document.querySelectorAll("#answer section")].find((each) => each.offsetParent);
+  const map = section.querySelector(".map"), line = document.createElement("div");
+  section.querySelector(".ruled")?.remove();
+  for (const unit of map.querySelectorAll(".r")) unit.classList.remove("r", "r1", "r2", "r3", "against");
+  line.className = "ruled";
+  map.after(line);
+  const row = [...section.querySelectorAll(".map")].indexOf(map), target = section.className.slice(1) - 1;
+  const question = { model: shown.question.model, answer: shown.saved[row], target, seed: shown.question.seed };
+  const found = await ask("findrule", question, line);
+  for (const [unit, ring] of Object.entries(found?.rings ?? {}))
+    map.querySelector(`[data-unit="${unit}"]`)?.classList.add(...ring.split(" "));
+}
+
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   $("example").hidden = true;
@@ -195,6 +209,7 @@ $("measure").addEventListener("submit", (event) => {
   const { saved, question } = shown, metrics = [$("measure").elements.metrics.value];
   probe("measure", { answers: saved, metrics, seed: question.seed }, $("measured"));
 });
+$("rule").addEventListener("submit", (event) => event.preventDefault() || findRule());
 $("answer").addEventListener("click", ({ target }) => target.closest(".u[role]") && tolerate(target.closest(".u")));
 $("answer").addEventListener("keydown", (event) => {
   const unit = event.target.closest(".u[role]"), all = [...unit?.closest(".map").querySelectorAll(".u") ?? []];

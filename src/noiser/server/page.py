@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from noiser.attribution.display import label
+from noiser.attribution.markup import css
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.files import json_messages
@@ -192,6 +193,29 @@ class Tolerate(BaseModel):
             job.step("Adding noise")
             curve = tolerance(lm, att, self.unit, progress=job.progress)
         return {"html": tolerance_html(curve, self.target)}
+
+
+class FindRule(BaseModel):
+    """Which units does the answer need, as a rule?"""
+
+    model: Short = ""
+    answer: dict[str, Any]
+    target: int = 0
+    seed: int = 0
+
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
+        """The rule as a line below the heat map, and for its units the class of their ring."""
+        from noiser.attribution import Attribution
+        from noiser.explain import rule_of
+
+        att = Attribution.from_dict(self.answer)
+        if not 0 <= self.target < len(att.targets):
+            raise ParameterError(f"target is {self.target}; expected 0 to {len(att.targets) - 1}.")
+        with models.use(self.model, job) as lm:
+            job.step("Looking for a rule")
+            found = rule_of(lm, att, self.target, seed=self.seed, progress=job.progress)
+        style = css("explain", "rule.css")
+        return {"html": f"<style>{style}</style>{found.line()}", "rings": found.rings}
 
 
 class Measure(BaseModel):

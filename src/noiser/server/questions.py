@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 from inspect import formatannotation
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -18,6 +18,7 @@ from noiser.types import (
     Accuracy,
     AutoUnit,
     CitedUnit,
+    SameName,
     SpanUnit,
     TargetUnitName,
     UnitName,
@@ -117,6 +118,7 @@ class Cite(Scored):
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
     accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
+    rule: bool = Field(False, description="Give each sentence the rule of the sources it needs.")
     check: bool | Annotated[int, Field(ge=0, le=MOST)] = Field(
         False,
         description="Test the scores on so many further inputs; true: on as many as the test needs.",
@@ -124,6 +126,34 @@ class Cite(Scored):
     max_seconds: float | None = Field(
         None, gt=0, description="What is there after so many seconds is the answer."
     )
+
+
+class Rule(QuestionBody):
+    """Which parts of a prompt does its answer need, as a rule? The arguments of `noiser.rule`."""
+
+    prompt: str | list[ChatMessage] = Field(
+        description="A text, or chat messages with role and content."
+    )
+    target: str | int | None = Field(
+        None, description="The answer: a continuation or a token id; null for the greedy one."
+    )
+    foil: str | int | None = Field(None, description="When is the target likelier than this?")
+    max_new_tokens: int | None = Field(
+        None, description="Tokens of the greedy answer; null: 1, of a chat 40."
+    )
+    target_unit: Literal["all"] | SpanList = Field(
+        "all", description="The whole answer, or one span of its characters."
+    )
+    unit: UnitName | SpanList | None = Field(
+        None, description="The parts; null: sources, or else sentences."
+    )
+    sources: list[str | tuple[str, str]] | None = Field(
+        None, description="Documents that stand in the prompt."
+    )
+    same: SameName | None = Field(
+        None, description="When answers are the same; null: tokens, of long answers logprob."
+    )
+    fresh: int = Field(40, le=MOST, description="Inputs that the rule is tried on.")
 
 
 class DiffBody(QuestionBody):

@@ -22,13 +22,14 @@ from noiser.errors import NoiserError
 from noiser.registry import __version__
 from noiser.server.completions import CompletionBody, streamed
 from noiser.server.jobs import Models, QuestionJob, ServerError, error_body
-from noiser.server.page import FACT, Keep, Measure, PageForm, Tolerate
+from noiser.server.page import FACT, FindRule, Keep, Measure, PageForm, Tolerate
 from noiser.server.questions import (
     Attribute,
     Cite,
     DiffBody,
     Evaluate,
     QuestionBody,
+    Rule,
     reference_html,
 )
 from noiser.server.writing import Upstream
@@ -83,7 +84,18 @@ def application(
     }.items():
         asset: Any = Response(files("noiser.server").joinpath(name).read_bytes(), media_type=kind)
         app.add_route(f"/{name.replace('page.html', '')}", asset)
-    for question in (PageForm, Keep, Tolerate, Measure, Attribute, Cite, DiffBody, Evaluate):
+    for question in (
+        PageForm,
+        Keep,
+        Tolerate,
+        Measure,
+        FindRule,
+        Attribute,
+        Cite,
+        Rule,
+        DiffBody,
+        Evaluate,
+    ):
         public, summary = (
             issubclass(question, QuestionBody),
             (question.__doc__ or "").partition("\n")[0],

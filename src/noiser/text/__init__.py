@@ -19,6 +19,7 @@ from noiser.text.sources import begin_of_sources as begin_of_sources
 from noiser.text.sources import find_sources as find_sources
 from noiser.text.sources import place_sources as place_sources
 from noiser.text.sources import without_sources as without_sources
+from noiser.text.sources import without_spans as without_spans
 from noiser.text.tokens import token_texts as token_texts
 from noiser.text.units import make_target_spans as make_target_spans
 from noiser.text.units import make_units as make_units

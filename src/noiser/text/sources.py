@@ -165,7 +165,7 @@ def begin_of_sources(question: Prompt, template: str, encoding: Encoding) -> int
     return encoding.contents[-1][1] + len(text.lstrip())
 
 
-# ---- leaving sources out ------------------------------------------------------------------------
+# ---- leaving text out ---------------------------------------------------------------------------
 
 
 def without_sources(
@@ -177,13 +177,22 @@ def without_sources(
     """
     if template is not None:
         return _filled(question, template.replace("{sources}", "").strip(), "")
-    if any(_is_in_document(encoding, source) for source in sources):
-        return None  # documents that the template itself places belong to the model
-    is_text = isinstance(question, str)
-    messages: list[dict[str, Any]] = (
-        [{"content": question}] if is_text else check_messages(question)
-    )
-    for message, texts in _texts_without(encoding, sources).items():
+    return without_spans(question, encoding, [(source.start, source.end) for source in sources])
+
+
+def without_spans(
+    prompt: Prompt, encoding: Encoding, spans: Sequence[tuple[int, int]]
+) -> Prompt | None:
+    """A prompt without some characters of its text, or None if nothing else is in it.
+
+    None also for characters of a document that the template itself places: these belong to the
+    model. `encoding` is the prompt's; in a chat, spans are of the rendered text.
+    """
+    if any(_is_in_document(encoding, start) for start, _ in spans):
+        return None
+    is_text = isinstance(prompt, str)
+    messages: list[dict[str, Any]] = [{"content": prompt}] if is_text else check_messages(prompt)
+    for message, texts in _texts_without(encoding, spans).items():
         if isinstance(messages[message]["content"], list):
             content = [{"type": "text", "text": text} for text in texts]
         else:
@@ -194,26 +203,24 @@ def without_sources(
     return messages[0]["content"] if is_text else messages
 
 
-def _texts_without(encoding: Encoding, sources: Sequence[Source]) -> dict[int, list[str]]:
-    """The texts of each message's contents without the sources."""
+def _texts_without(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> dict[int, list[str]]:
+    """The texts of each message's contents without some characters."""
     texts: dict[int, list[str]] = {}
-    in_order = sorted(sources, key=lambda source: source.start)
+    in_order = sorted(spans)
     for message, start, end in encoding.contents:
         if message < 0:  # a document of the template
             continue
         left: list[str] = []
         position = start
-        for source in in_order:
-            if start <= source.start < end:
-                left.append(encoding.text[position : source.start])
-                position = source.end
+        for span_start, span_end in in_order:
+            if start <= span_start < end:
+                left.append(encoding.text[position:span_start])
+                position = span_end
         left.append(encoding.text[position:end])
         texts.setdefault(message, []).append("".join(left))
     return texts
 
 
-def _is_in_document(encoding: Encoding, source: Source) -> bool:
-    """Whether a source stands in a document that the template places."""
-    return any(
-        message < 0 and start <= source.start < end for message, start, end in encoding.contents
-    )
+def _is_in_document(encoding: Encoding, position: int) -> bool:
+    """Whether a character stands in a document that the template places."""
+    return any(message < 0 and start <= position < end for message, start, end in encoding.contents)

@@ -1,0 +1,275 @@
+"""Are rules right? Planted prompts, of which the logic is known, and inputs that no rule has seen.
+
+    python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6 --wordings 5 6 7 8 9
+    python benchmarks/rules.py RESULTS.jsonl table
+
+`play` takes prompts of which the model gives the planted answer. For each it stores the rule of `noiser.rule`, its
+claims, and on the same game the pairs of `joint` and the interactions of shapiq's KernelSHAPIQ (order 2), with how
+often each agrees with the model on 200 further inputs (of six sentences: on all 64, by weight). It stops after
+`--seconds`; a prompt that is in the file is not played again. `table` shows the measures with 95 % intervals.
+
+"once" is "[1]", "twice" "[1], or [2]", "two" and "combined" are "[1] and [2]"; "contradiction" asks when the answer is
+more probable than the other side's, "[1] unless [2]". Wordings 0 to 4 are for development, 5 to 9 for reporting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import noiser
+from noiser.attribution.markdown import markdown_table
+from noiser.data import Example
+from noiser.data.planted import draw
+from noiser.engine import StoredGame, prepare, run_one
+from noiser.explain._rule import tried_rule
+from noiser.explain.rule_record import Rule
+from noiser.explain.rule_tables import play_rules
+from noiser.explain.sameness import Sameness, still_same
+from noiser.methods.rules import (
+    Terms,
+    draw_inputs,
+    every_input,
+    holds,
+    weights_of,
+    wilson,
+)
+from noiser.model import LanguageModel
+from noiser.types import Question
+
+CATEGORIES = ("once", "twice", "two", "combined", "contradiction")
+FURTHER = 200
+TRUE_OF_MODEL = 0.9
+"""The planted logic is true of a model that agrees with it on this weighted share of inputs."""
+
+Row = dict[str, Any]
+
+
+def planted_logic(example: Example, spans: Sequence[tuple[int, int]]) -> Terms:
+    """The rule that the prompt was made with."""
+    gold = sorted(spans.index(span) + 1 for span in example.spans["gold"])
+    if example.category == "twice":
+        return tuple((number,) for number in gold)
+    if example.category == "contradiction":
+        (other,) = example.spans["other_side"]
+        return ((gold[0], -spans.index(other) - 1),)
+    return (tuple(gold),)
+
+
+# ---- play ----------------------------------------------------------------------------------------
+
+
+def question_of(example: Example, spans: Sequence[tuple[int, int]]) -> Question:
+    """The question when the answer stays; of a contradiction when it leads."""
+    asked: Row = {"prompt": example.prompt, "target": example.target, "unit": spans}
+    if example.category == "contradiction":
+        start, end = example.spans["other_side"][0]
+        value = example.prompt[start:end].rstrip(".").split()[-1]
+        return Question(**asked, foil=f" {value}", continuation_units=False)
+    return Question(**asked, target_unit="all", continuation_units=False)
+
+
+def played(lm: LanguageModel, example: Example, seed: int) -> Row | None:
+    """What is stored of a prompt; None where the model does not give the planted answer."""
+    spans = sorted(span for places in example.spans.values() for span in places)
+    query = run_one(lm, prepare(lm, question_of(example, spans)))
+    sameness = Sameness(lm, query, "foil" if query.foil else "tokens")
+    if query.foil is None and not sameness.is_given:
+        return None
+    game = sameness.game(query.before)
+    begin = time.perf_counter()
+    (table,) = run_one(lm, play_rules(game, [0], 40, seed, has_empty=[True]))
+    rule = run_one(lm, tried_rule(sameness, table, seed))
+    seconds = time.perf_counter() - begin
+    forwards = query.spent.token_forwards
+    kept, weights = further_inputs(len(spans), seed)
+    values = run_one(lm, game.values([torch.from_numpy(kept)]))[0]
+    stays = still_same(game, 0, values).numpy()
+    logic = planted_logic(example, spans)
+    rules = {"planted": logic, "rule": rule.best, "joint pairs": pairs_of(lm, game, seed)}
+    rates = {name: rate(holds(each, kept), stays, weights) for name, each in rules.items()}
+    interactions = predicted_by_shapiq(lm, game, rule.inputs, kept, seed)
+    rates["KernelSHAPIQ"] = rate(interactions, stays, weights)
+    rates["constant"] = max(
+        rate(np.full(len(kept), each), stays, weights) for each in (True, False)
+    )
+    return {
+        "logic": logic,
+        "named": {name: each == logic for name, each in rules.items()}
+        | {"KernelSHAPIQ": bool((interactions == holds(logic, kept)).all())},
+        "joint pairs": rules["joint pairs"],
+        "rule": rule.to_dict(),
+        "rates": rates,
+        "seconds": round(seconds, 2),
+        "forwards": forwards,
+    }
+
+
+def further_inputs(units: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """All inputs of few units with their weights, or inputs that are drawn anew."""
+    if units <= 6:
+        kept = every_input(units).numpy()
+        return kept, weights_of(kept)
+    rng = torch.Generator().manual_seed(seed + 1_000_003)
+    return draw_inputs(FURTHER, units, rng).numpy(), np.ones(FURTHER)
+
+
+def rate(predicted: np.ndarray, stays: np.ndarray, weights: np.ndarray) -> float:
+    """The weighted share of inputs on which a rule is right."""
+    return float(weights[predicted == stays].sum() / weights.sum())
+
+
+def pairs_of(lm: LanguageModel, game: StoredGame, seed: int) -> Terms:
+    """The pairs of `joint` as a rule; without any, its strongest unit."""
+    found = run_one(lm, noiser.Joint(pairs=10).play(game, torch.Generator().manual_seed(seed)))
+    terms: set[tuple[int, ...]] = set()
+    for pair in found.pairs:
+        numbers = tuple(sorted(unit + 1 for unit in pair.units))
+        terms.update([numbers] if pair.kind == "together" else [(n,) for n in numbers])
+    if not terms:
+        terms = {(int(found.scores[0].argmax()) + 1,)}
+    return tuple(sorted(terms))
+
+
+def predicted_by_shapiq(
+    lm: LanguageModel, game: StoredGame, budget: int, kept: np.ndarray, seed: int
+) -> np.ndarray:
+    """Whether the answer stays by interactions up to order 2 (k-SII), which add up: above ½."""
+    import shapiq
+
+    units = game.mask.shape[1]
+
+    def value(masks: np.ndarray) -> np.ndarray:
+        values = run_one(lm, game.values([torch.from_numpy(np.asarray(masks, dtype=bool))]))[0]
+        return still_same(game, 0, values).numpy().astype(float)
+
+    method = shapiq.KernelSHAPIQ(n=units, max_order=2, index="k-SII", random_state=seed)
+    found = method.approximate(min(budget, 2**units), value)
+    total = np.full(len(kept), float(found.baseline_value))
+    for members, index in found.interaction_lookup.items():
+        if members:
+            total += found.values[index] * kept[:, list(members)].all(1)
+    return total > 0.5
+
+
+def play(path: Path, options: argparse.Namespace) -> None:
+    """Plays prompts of all cells in turn, until the time is over."""
+    begin = time.monotonic()
+    stored = {(row["model"], row["id"]) for row in rows_of(path)}
+    for name in options.models:
+        lm = noiser.load_model(name)
+        cells = [
+            draw(category, sentences, seed, wording)
+            for seed in options.seeds
+            for wording in options.wordings
+            for category in options.categories
+            for sentences in options.sentences
+            if category != "combined" or wording == 0
+        ]
+        for number, examples in enumerate(itertools.zip_longest(*cells)):
+            for example in examples:
+                if example is None or (name, example.id) in stored:
+                    continue
+                if time.monotonic() - begin > options.seconds:
+                    return
+                row = {"model": name, "id": example.id, "category": example.category}
+                row |= {"sentences": example.meta["sentences"], "wording": example.meta["wording"]}
+                found = played(lm, example, number)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row | (found or {})) + "\n")
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The stored rows."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# ---- table ---------------------------------------------------------------------------------------
+
+
+def share(values: Sequence[bool]) -> str:
+    """A share with its interval, and of how many."""
+    if not values:
+        return "–"
+    low, high = wilson(sum(values), len(values))
+    return f"{sum(values) / len(values):.2f} [{low:.2f}, {high:.2f}], {len(values)}"
+
+
+def mean(values: Sequence[float]) -> str:
+    """A mean, and of how many."""
+    return f"{np.mean(values):.2f}, {len(values)}" if len(values) else "–"
+
+
+def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Name and value of each measure."""
+    is_true = [row for row in rows if row["rates"]["planted"] >= TRUE_OF_MODEL]
+    rules = [Rule.from_dict(row["rule"]) for row in rows]
+    yield "logic is true of the model", share([row in is_true for row in rows])
+    for name in ("rule", "joint pairs", "KernelSHAPIQ"):
+        yield f"logic is named where it is true: {name}", share([r["named"][name] for r in is_true])
+        yield f"logic is named on all: {name}", share([row["named"][name] for row in rows])
+    for name in ("rule", "planted", "joint pairs", "KernelSHAPIQ", "constant"):
+        yield f"agreement on further inputs: {name}", mean([row["rates"][name] for row in rows])
+    tried = [rule for rule in rules if rule.fresh]
+    yield "agreement on fresh inputs", mean([rule.hits / rule.tries for rule in tried])
+    yield "above the control", share([bool(rule.terms) for rule in rules])
+    covered: list[bool] = []
+    for row, rule in zip(rows, rules, strict=True):
+        if rule.fresh:
+            low, high = rule.interval
+            covered.append(low <= row["rates"]["rule"] <= high)
+    yield "interval covers further inputs", share(covered)
+    enough = [stays for rule in rules for stays in rule.enough.values()]
+    yield "enough, as text", share(enough)
+    trials = [(rule, trial) for rule in rules for trial in rule.trials if trial.claim == "changes"]
+    yield "changes, as text", share([rule.changes is not None for rule, _ in trials])
+    yield "inputs", mean([rule.inputs for rule in rules])
+    yield "token-forwards", mean([row["forwards"] for row in rows])
+
+
+def table(path: Path) -> None:
+    """A column of measures for each cell."""
+    rows = rows_of(path)
+    cells: dict[tuple[Any, ...], list[Row]] = {}
+    asked: dict[tuple[Any, ...], int] = {}
+    for row in rows:
+        cell = (row["model"], row["category"], row["sentences"])
+        asked[cell] = asked.get(cell, 0) + 1
+        if "rule" in row:
+            cells.setdefault(cell, []).append(row)
+    for cell, of_cell in cells.items():
+        lines = [["prompts asked", str(asked[cell])], *map(list, measures(of_cell))]
+        heading = " · ".join(map(str, cell))
+        print(markdown_table([["measure", heading], *lines]), end="\n\n")
+
+
+def main() -> None:
+    """Runs a step."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("step", choices=["play", "table"])
+    parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct"])
+    parser.add_argument("--categories", nargs="+", default=CATEGORIES, choices=CATEGORIES)
+    parser.add_argument("--sentences", nargs="+", type=int, default=[6])
+    parser.add_argument("--wordings", nargs="+", type=int, default=[0])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[9001])
+    parser.add_argument("--seconds", type=float, default=240)
+    options = parser.parse_args()
+    if options.step == "play":
+        play(options.results, options)
+    else:
+        table(options.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""`noiser.rule`: a prompt in, its answer as a rule that was tried on fresh inputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from noiser.attribution import Attribution
+from noiser.checks import check_count, check_seed, plain
+from noiser.engine import LiveGame, Query, prepare, remover, run_one
+from noiser.errors import ParameterError, UnitError, UnsupportedModelError
+from noiser.explain._restore import restore
+from noiser.explain.rule_record import Rule, Trial
+from noiser.explain.rule_tables import Table, can_be_empty, play_rules
+from noiser.explain.sameness import SHORT, Same, Sameness
+from noiser.methods import AttentionGradient, run_method
+from noiser.methods.rules import Term, Terms, smallest_flip
+from noiser.model.language_model import LanguageModel, check_model
+from noiser.progress import progress_of
+from noiser.types import Progress, Prompt, Question, Sources, TargetUnit, Unit
+
+FRESH = 40
+FEWEST_FRESH = 10
+
+MOST_UNITS = 24
+"""Of more units, those with the largest scores take part; the others are always there."""
+
+
+def rule(
+    lm: LanguageModel,
+    prompt: Prompt,
+    *,
+    target: str | int | None = None,
+    foil: str | int | None = None,
+    max_new_tokens: int | None = None,
+    target_unit: TargetUnit = "all",
+    unit: Unit | None = None,
+    sources: Sources | None = None,
+    same: Same | None = None,
+    fresh: int = FRESH,
+    seed: int = 0,
+    progress: Progress | bool | None = None,
+) -> Rule:
+    """Which parts of the prompt are needed for the answer, as a rule with a hit rate.
+
+    The model is asked with some units of the prompt taken out as text, and whether it still gives
+    the same answer. A rule is an OR of at most 3 terms, each an AND of at most 3 units, perhaps
+    "unless" one more. It is fitted to some inputs and then tried on fresh ones. With up to 6 units
+    all inputs are run. What the rule claims is tried once more on prompts written anew.
+
+    Args:
+        lm: from `noiser.load_model` or `noiser.wrap`.
+        prompt: a text or chat messages.
+        target: the answer, as for `noiser.attribute`. None: the model's own.
+        foil: "why target rather than foil?": when the target is more probable than the foil.
+        max_new_tokens: the most tokens of the model's own answer. None: 1, or 40 of a chat.
+        target_unit: "all" of the answer; or a list of one (start, end) span of its characters, such
+            as a sentence.
+        unit: as for `noiser.attribute`. None: "source" with sources, else "sentence".
+        sources: documents in the prompt, as for `noiser.attribute`.
+        same: when an answer is the same. "tokens": each token is still the most probable one; the
+            default for answers of up to 5 tokens, and for a tool call that the model makes.
+            "logprob": it loses less than 3 nats of log-probability; the default for longer ones.
+            "text": the model writes an equal text, in lower case, without white space and a final
+            full stop. Or a function (answer, other) -> bool. The last two generate after each
+            input.
+        fresh: inputs that the rule is tried on, at least 10.
+        seed: of the inputs.
+        progress: as for `noiser.attribute`.
+
+    Raises:
+        UnitError: there are fewer than two units. ParameterError: `fresh` is less than 10, or there
+            are several targets. TargetError: the model does not give the target, whose tokens are
+            to be the same.
+
+    Example:
+        >>> print(noiser.rule(lm, prompt, sources=documents))  # doctest: +SKIP
+        attic: stays if [1] and [4], or [6]
+    """
+    check_model(lm)
+    fresh = check_count("fresh", fresh, least=FEWEST_FRESH)
+    seed = check_seed(seed)
+    question = Question(
+        prompt=plain(prompt),
+        target=target,
+        foil=foil,
+        max_new_tokens=max_new_tokens,
+        target_unit=None if foil is not None else target_unit,
+        unit=unit or ("sentence" if sources is None else "source"),
+        sources=sources,
+        continuation_units=False,
+    )
+
+    async def work() -> Rule:
+        query = await prepare(lm, question)
+        if len(query.targets) != 1:
+            raise ParameterError(
+                f"target_unit is {target_unit!r:.60}, which makes {len(query.targets)} answers; "
+                "expected one: 'all', or a list of one (start, end) span."
+            )
+        chosen = same
+        if same is None and isinstance(target, str) and target.startswith("action"):
+            chosen = _by_tokens_if_given(lm, query, wanted=True)
+        (found,) = await rules_of(Sameness.of(lm, query, chosen), fresh=fresh, seed=seed)
+        return found
+
+    with progress_of(progress, "Looking for a rule") as told:
+        return run_one(lm, work(), told)
+
+
+def rule_of(
+    lm: LanguageModel,
+    att: Attribution,
+    target: int = 0,
+    *,
+    fresh: int = FRESH,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Rule:
+    """The rule of a target of an attribution, over its units in the prompt.
+
+    Short answers that the model gives are the same by their tokens, others by log-probability.
+    `fresh` and `seed` are as for `rule`. Raises also what `noiser.explain.restore` does.
+    """
+
+    async def work() -> Rule:
+        query = await restore(lm, att)
+        in_prompt = [unit for unit in query.units if unit.end <= query.prompt_length]
+        query = query.with_units(in_prompt)
+        same = _by_tokens_if_given(lm, query, len(query.targets[target].token_ids) <= SHORT)
+        (found,) = await rules_of(Sameness.of(lm, query, same), [target], fresh=fresh, seed=seed)
+        return found
+
+    return run_one(lm, work(), progress)
+
+
+def _by_tokens_if_given(lm: LanguageModel, query: Query, wanted: bool) -> Same | None:
+    """By tokens where that is wanted and the model gives them; None where there is a foil."""
+    if query.foil is not None:
+        return None
+    is_given = wanted and Sameness(lm, query, "tokens").is_given
+    return "tokens" if is_given else "logprob"
+
+
+async def rules_of(
+    sameness: Sameness,
+    targets: Sequence[int] | None = None,
+    *,
+    fresh: int = FRESH,
+    seed: int = 0,
+) -> list[Rule]:
+    """A rule for each target of a query, or for some; they share their inputs."""
+    query = sameness.query
+    chosen = [*range(len(query.targets))] if targets is None else [*targets]
+    game = sameness.game(await _players(sameness, chosen))
+    has_empty = [can_be_empty(query, target, game.units[target].tolist()) for target in chosen]
+    tables = await play_rules(game, chosen, fresh, seed, has_empty=has_empty)
+    return [await tried_rule(sameness, table, seed) for table in tables]
+
+
+async def tried_rule(sameness: Sameness, table: Table, seed: int) -> Rule:
+    """The rule of a target, whose claims are tried on prompts that are written anew."""
+    query = sameness.query
+    findings = table.findings()
+    return Rule(
+        answer=query.targets[table.target].text,
+        foil=None if query.foil is None else query.foil.text,
+        text=query.encoding.text[: query.prompt_length],
+        units=query.units,
+        unit=query.unit,
+        same=sameness.name,
+        trials=tuple(await _trials(sameness, table, findings["terms"])),
+        seed=seed,
+        model=query.model,
+        **findings,
+    )
+
+
+async def _trials(sameness: Sameness, table: Table, terms: Terms) -> list[Trial]:
+    """The claims of a rule: a term's units are enough, and without some units it says otherwise."""
+    trials: list[Trial] = []
+    players = {unit + 1 for unit in table.units.tolist()}
+
+    async def attempt(claim: Literal["enough", "changes"], units: Term, gone: set[int]) -> None:
+        removed = sorted(number - 1 for number in gone)
+        found = await sameness.try_without(table.target, removed)
+        if found is not None:
+            trials.append(Trial(claim, units, *found))
+
+    for term in terms:
+        await attempt("enough", term, players - {number for number in term if number > 0})
+    units = smallest_flip(terms, len(sameness.query.units))
+    if units:
+        await attempt("changes", units, set(units))
+    return trials
+
+
+# ---- which units take part ----------------------------------------------------------------------
+
+
+async def _players(sameness: Sameness, targets: Sequence[int]) -> Bool[Tensor, "targets units"]:
+    """The units that take part for each target; UnitError where there are fewer than two."""
+    query = sameness.query
+    mask = query.before.clone()
+    for target in targets:
+        count = int(mask[target].sum())
+        if count < 2:
+            raise UnitError(
+                f"The prompt has {count} unit{'s' * (count != 1)} of unit={query.unit!r}; a rule "
+                "needs at least 2. Take smaller units, such as unit='word'."
+            )
+    if max(int(mask[target].sum()) for target in targets) <= MOST_UNITS:
+        return mask
+    scores = await _quick_scores(sameness.lm, query)
+    for target in targets:
+        row = scores[target].abs().masked_fill(~mask[target], -torch.inf)
+        strongest = row.argsort(descending=True, stable=True)[:MOST_UNITS]
+        chosen = torch.zeros_like(mask[target])
+        chosen[strongest] = True
+        mask[target] &= chosen
+    return mask
+
+
+async def _quick_scores(lm: LanguageModel, query: Query) -> Float64[Tensor, "targets units"]:
+    """Scores of many units: of one pass where the model can be read so, else without each unit."""
+    if lm.needs_internals:
+        try:
+            found = await run_method(AttentionGradient(objective="logprob"), query)
+            return found.scores.double().nan_to_num()
+        except (ParameterError, UnsupportedModelError):  # small units, or no such attention
+            pass
+    objective = query.objective("logprob")
+    game = LiveGame(query, objective, remover(query, "delete"))
+    values = await game(~torch.eye(len(query.units), dtype=torch.bool))
+    return game.whole[:, None] - values

@@ -1,0 +1,196 @@
+"""The inputs that a rule is fitted to and tried on, and the rule without what only a model can say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from noiser.engine import Query, StoredGame
+from noiser.explain.sameness import still_same
+from noiser.methods.rules import (
+    ALL_INPUTS,
+    Term,
+    Terms,
+    draw_inputs,
+    every_input,
+    fit,
+    holds,
+    weights_of,
+    wilson,
+)
+
+PER_UNIT = 6
+"""Inputs to fit a rule to, for each unit; once more where two rules are not told apart."""
+
+
+async def play_rules(
+    game: StoredGame, targets: Sequence[int], fresh: int, seed: int, *, has_empty: Sequence[bool]
+) -> list[Table]:
+    """Runs the inputs of some targets side by side, and fits a rule to each target's.
+
+    Args:
+        game: see `still_same` for what its values say.
+        targets: indices of targets.
+        fresh: inputs that a rule is tried on.
+        seed: of the inputs; targets with the same units share them.
+        has_empty: for each of these targets, whether it can be asked without any unit.
+    """
+    tables = [
+        Table(game, target, seed, has_empty=empty)
+        for target, empty in zip(targets, has_empty, strict=True)
+    ]
+    await _play(game, tables, [table.first_inputs() for table in tables])
+    unclear = [table for table in tables if not table.fit_rule()]
+    await _play(game, unclear, [table.more_inputs() for table in unclear])
+    for table in unclear:
+        table.fit_rule()
+    await _play(game, tables, [table.fresh_inputs(fresh) for table in tables])
+    return tables
+
+
+async def _play(
+    game: StoredGame, tables: Sequence[Table], inputs: Sequence[Bool[Tensor, "_inputs units"]]
+) -> None:
+    """Runs inputs of several targets together, and adds them to their tables."""
+    nothing = torch.zeros(0, game.mask.shape[1], dtype=torch.bool)
+    of_targets = [nothing] * len(game.units)
+    for table, rows in zip(tables, inputs, strict=True):
+        of_targets[table.target] = rows
+    values = await game.values(of_targets)
+    for table, rows in zip(tables, inputs, strict=True):
+        table.add(rows, values[table.target])
+
+
+class Table:
+    """The inputs of one target, and whether the answer stays after each of them.
+
+    Attributes:
+        target: its index.
+        has_empty: whether the model can be asked without any of the units.
+        units: the indices of the units that take part.
+        terms: the rule that was fitted.
+        tries: the places of the inputs that the rule is tried on.
+        has_fresh: whether these took no part in the fit.
+    """
+
+    def __init__(self, game: StoredGame, target: int, seed: int, *, has_empty: bool) -> None:
+        self.target = target
+        self.has_empty = has_empty
+        self.units = game.units[target]
+        self.terms: Terms = ()
+        self.tries = slice(0, 0)
+        self.has_fresh = len(self.units) > ALL_INPUTS
+        self._game = game
+        self._rng = torch.Generator().manual_seed(seed)
+        self._kept = torch.zeros(0, len(self.units), dtype=torch.bool)
+        self._stays = torch.zeros(0, dtype=torch.bool)
+
+    # The inputs come in three parts: those to fit to, perhaps more of them, and fresh ones.
+
+    def first_inputs(self) -> Bool[Tensor, "inputs units"]:
+        """All inputs; or with many units each unit gone, all kept, and random ones."""
+        count = len(self.units)
+        if not self.has_fresh:
+            rows = every_input(count)
+            return self._among_all(rows if self.has_empty else rows[1:])
+        whole = torch.ones(1, count, dtype=torch.bool)
+        without_one = ~torch.eye(count, dtype=torch.bool)
+        # One fewer random input, since the input without any unit is run beside them.
+        drawn = draw_inputs(PER_UNIT * count - 1, count, self._rng)
+        return self._among_all(torch.cat([whole, without_one, drawn]))
+
+    def more_inputs(self) -> Bool[Tensor, "inputs units"]:
+        """As many random inputs again; none where all were run."""
+        count = PER_UNIT * len(self.units) if self.has_fresh else 0
+        return self._among_all(draw_inputs(count, len(self.units), self._rng))
+
+    def fresh_inputs(self, count: int) -> Bool[Tensor, "inputs units"]:
+        """Inputs that took no part in the fit, then the one without any unit; see `memory`."""
+        if not self.has_fresh:
+            self.tries = slice(0, len(self._kept))
+            return self._among_all(self._kept[:0])
+        begin = len(self._kept)
+        self.tries = slice(begin, begin + count)
+        taken = {row.numpy().tobytes() for row in self._kept}
+        nothing = torch.zeros(int(self.has_empty), len(self.units), dtype=torch.bool)
+        drawn = draw_inputs(count, len(self.units), self._rng, taken)
+        return self._among_all(torch.cat([drawn, nothing]))
+
+    def _among_all(self, rows: Bool[Tensor, "inputs playing"]) -> Bool[Tensor, "inputs units"]:
+        """The inputs in terms of all units, of which the others are kept."""
+        kept = torch.ones(len(rows), self._game.mask.shape[1], dtype=torch.bool)
+        kept[:, self.units] = rows
+        return kept
+
+    def add(self, rows: Bool[Tensor, "inputs units"], values: Float64[Tensor, " inputs"]) -> None:
+        """Adds inputs and their values."""
+        stays = still_same(self._game, self.target, values)
+        self._kept = torch.cat([self._kept, rows[:, self.units]])
+        self._stays = torch.cat([self._stays, stays])
+
+    def fit_rule(self) -> bool:
+        """Fits the rule to all inputs so far; whether it is told apart from all others."""
+        kept = self._kept.numpy()
+        weights = None if self.has_fresh else weights_of(kept)
+        found = fit(kept, self._stays.numpy(), weights)
+        self.terms = found.terms
+        return found.clear or not self.has_fresh
+
+    # What is known in the end.
+
+    def findings(self) -> dict[str, Any]:
+        """The fields of a `Rule` that the inputs say.
+
+        There is a rule only where it is right more often than the better constant, by the lower end
+        of its interval; or where it is right on all inputs that there are.
+        """
+        kept = self._kept[self.tries].numpy()
+        stays = self._stays[self.tries].numpy()
+        tries = len(stays)
+        stayed = int(stays.sum())
+        base = max(stayed, tries - stayed)
+        hits = int((holds(self.terms, kept) == stays).sum())
+        is_exact = not self.has_fresh and hits == tries > base
+        is_better = is_exact or wilson(hits, tries)[0] > base / tries
+        best = tuple(self._number_of_units(term) for term in self.terms)
+        playing = set(self.units.tolist())
+        units = range(self._game.mask.shape[1])
+        return {
+            "terms": best if is_better else (),
+            "best": best,
+            "hits": hits,
+            "tries": tries,
+            "fresh": self.has_fresh,
+            "base": base,
+            "control": "always" if 2 * stayed >= tries else "never",
+            "memory": self._memory,
+            "always_there": tuple(unit + 1 for unit in units if unit not in playing),
+            "inputs": len({row.numpy().tobytes() for row in self._kept}),
+        }
+
+    @property
+    def _memory(self) -> bool | None:
+        """Whether the answer stays without any unit; None where that cannot be asked."""
+        nothing = (~self._kept).all(1)
+        return bool(self._stays[nothing][0]) if nothing.any() else None
+
+    def _number_of_units(self, term: Sequence[int]) -> Term:
+        """A term in the numbers of all units, of one in the numbers of those that take part."""
+        numbers: list[int] = []
+        for number in term:
+            unit = int(self.units[abs(number) - 1]) + 1
+            numbers.append(unit if number > 0 else -unit)
+        return tuple(numbers)
+
+
+def can_be_empty(query: Query, target: int, units: Sequence[int]) -> bool:
+    """Whether a token is left to predict a target from where the text of some units is gone."""
+    first_row = query.rows_of(target)[0]
+    gone: set[int] = set()
+    for unit in units:
+        gone.update(query.units[unit].token_indices)
+    return not gone.issuperset(range(first_row + 1))

@@ -1,0 +1,306 @@
+"""Rules: whether an answer stays, as an OR of ANDs of units, fitted to a boolean table.
+
+A table has the inputs that were run, `kept` [inputs, units], and for each of them whether the
+answer stays. A term is a tuple of unit numbers, from 1 on: all of them are needed. A negative
+number is the unit of "unless", which must not be there. The rule `((1, 4), (6, -2))` reads
+"[1] and [4], or [6] unless [2]".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+
+Term = tuple[int, ...]
+"""Unit numbers from 1 on, ascending; at the end perhaps a negative one, the unit of "unless"."""
+
+Terms = tuple[Term, ...]
+"""A rule: the answer stays if any of the terms holds. No term is "never", an empty one "always"."""
+
+NEVER: Terms = ()
+ALWAYS: Terms = ((),)
+
+MOST_TERMS = 3
+MOST_UNITS = 3
+
+CANDIDATES = 4
+"""Terms are made of so many units, those with the largest mean effect."""
+
+OPPONENTS = 2
+"""So many units may stand after "unless", those with the most negative mean effect."""
+
+PRICE_OF_UNIT = 1.5
+PRICE_OF_TERM = 0.75
+"""Prices in errors on the fitting inputs. At half a unit's price rules of twelve sentences fit
+noise: on development prompts copies were then found on 2 of 10 prompts, for 4 of 10."""
+
+AS_IF = 85
+"""All inputs weigh as much as so many drawn ones, those of twelve units."""
+
+KEEP = (0.4, 0.95)
+"""The chance to keep a unit: each input draws its own, uniformly. With ½ alone a model names any
+room as soon as one sentence has one; near the whole prompt alone, "or" is lost."""
+
+ALL_INPUTS = 6
+"""Up to this many units, all inputs are run."""
+
+NORMAL = 1.959964  # the 97.5 % quantile of a normal number
+
+
+# ---- inputs -------------------------------------------------------------------------------------
+
+
+def every_input(units: int) -> Bool[Tensor, "inputs units"]:
+    """All inputs of some units, from none kept to all kept."""
+    numbers = torch.arange(2**units)
+    places = torch.arange(units - 1, -1, -1)
+    return (numbers[:, None] >> places) % 2 == 1
+
+
+def draw_inputs(
+    count: int, units: int, rng: torch.Generator, taken: set[bytes] | None = None
+) -> Bool[Tensor, "count units"]:
+    """Random inputs, each with a chance of its own to keep a unit; none of them is in `taken`."""
+    low, high = KEEP
+    rows: list[Tensor] = []
+    while len(rows) < count:
+        numbers = torch.rand(units + 1, generator=rng, dtype=torch.float32)
+        row = numbers[1:] < low + (high - low) * numbers[0]
+        if not taken or row.numpy().tobytes() not in taken:
+            rows.append(row)
+    return torch.stack(rows) if rows else torch.zeros(0, units, dtype=torch.bool)
+
+
+def weights_of(kept: Bool[np.ndarray, "inputs units"]) -> Float64[np.ndarray, " inputs"]:
+    """The weights of all inputs: their probabilities to be drawn, as of `AS_IF` inputs."""
+    units = kept.shape[1]
+    size = kept.sum(1)
+    low, high = KEEP
+    # The mean of p^size (1 - p)^(units - size) over p, by Gauss and Legendre: exact.
+    nodes, node_weights = np.polynomial.legendre.leggauss(units + 1)
+    chances = low + (high - low) * (nodes + 1) / 2
+    weights = np.zeros(len(kept))
+    for chance, weight in zip(chances, node_weights / 2, strict=True):
+        weights += weight * chance**size * (1 - chance) ** (units - size)
+    return AS_IF * weights / weights.sum()
+
+
+# ---- rules --------------------------------------------------------------------------------------
+
+
+def holds(terms: Terms, kept: Bool[np.ndarray, "inputs units"]) -> Bool[np.ndarray, " inputs"]:
+    """Whether a rule says that the answer stays.
+
+    >>> holds(((1, -2),), np.array([[True, False], [True, True]])).tolist()
+    [True, False]
+    """
+    result = np.zeros(len(kept), dtype=bool)
+    for term in terms:
+        needed = [number - 1 for number in term if number > 0]
+        opponents = [-number - 1 for number in term if number < 0]
+        result |= kept[:, needed].all(1) & ~kept[:, opponents].any(1)
+    return result
+
+
+class Fit(NamedTuple):
+    """The rule with the least cost, and whether it is told apart from the next best one.
+
+    Attributes:
+        terms: the rule, its terms by their first units.
+        clear: whether no rule with other predictions costs nearly as little. The gap of two costs
+            is small where it is within a standard error of their difference of errors.
+    """
+
+    terms: Terms
+    clear: bool
+
+
+def fit(
+    kept: Bool[np.ndarray, "inputs units"],
+    stays: Bool[np.ndarray, " inputs"],
+    weights: Float64[np.ndarray, " inputs"] | None = None,
+) -> Fit:
+    """The rule with the least weighted errors plus its price.
+
+    Equal costs go to the rule with fewer units, then to the one of earlier units. A unit either
+    speaks for the answer, by its mean effect, and is then in no "unless", or against it. If the
+    answer stays with all units, a rule that denies that is not taken.
+    """
+    if weights is None:
+        weights = np.ones(len(kept))
+    terms = _terms(_mean_effects(kept, stays, weights))
+    # The last row stands for the terms that a rule does not have.
+    predictions = np.zeros((len(terms) + 1, len(kept)), dtype=bool)
+    for index, term in enumerate(terms):
+        predictions[index] = holds((term,), kept)
+    rules = _rules(tuple(terms))
+    errors = np.zeros(len(rules))
+    predicted = np.zeros((len(rules), len(kept)), dtype=bool)
+    for place in range(MOST_TERMS):
+        predicted |= predictions[rules[:, place]]
+    errors = (predicted != stays) @ weights
+
+    lengths = np.array([*map(len, terms), 0])
+    units = lengths[rules].sum(1)
+    costs = errors + PRICE_OF_UNIT * units + PRICE_OF_TERM * (rules < len(terms)).sum(1)
+    costs[_denies_the_whole(kept, stays, predicted)] = math.inf
+
+    # Costs are compared as rounded numbers: they are sums in any order.
+    costs = costs.round(9)
+    tied = (costs == costs.min()).nonzero()[0]
+    named = [_named(terms, rules[index]) for index in tied]
+    chosen = min(range(len(tied)), key=lambda i: (units[tied[i]], _order(named[i])))
+    best = tied[chosen]
+
+    differs = (predicted != predicted[best]) @ weights
+    gaps = costs - costs[best]
+    # Where two rules differ on D inputs, their numbers of errors differ by ±√D by chance.
+    is_close = (differs > 0) & (gaps < np.sqrt(differs))
+    return Fit(named[chosen], clear=not is_close.any())
+
+
+def _mean_effects(
+    kept: Bool[np.ndarray, "inputs units"],
+    stays: Bool[np.ndarray, " inputs"],
+    weights: Float64[np.ndarray, " inputs"],
+) -> Float64[np.ndarray, " units"]:
+    """How much more often the answer stays with each unit than without it."""
+    effects: list[float] = []
+    for column in kept.T:
+        if column.all() or not column.any():
+            effects.append(0.0)
+            continue
+        with_unit = np.average(stays[column], weights=weights[column])
+        without = np.average(stays[~column], weights=weights[~column])
+        effects.append(float(with_unit - without))
+    return np.array(effects).round(9)
+
+
+def _terms(effects: Float64[np.ndarray, " units"]) -> list[Term]:
+    """All terms of the units that matter most; the empty one, and those of "unless" alone, too."""
+    strongest_first = np.argsort(-effects, kind="stable")
+    speaking_for = [unit for unit in strongest_first[:CANDIDATES] if effects[unit] > 0]
+    against = [unit for unit in strongest_first[::-1][:OPPONENTS] if effects[unit] < 0]
+    numbers = sorted(int(unit) + 1 for unit in speaking_for)
+    opponents: list[Term] = [(), *((-int(unit) - 1,) for unit in sorted(against))]
+    terms: list[Term] = []
+    for size in range(MOST_UNITS + 1):
+        for needed in itertools.combinations(numbers, size):
+            terms += [(*needed, *opponent) for opponent in opponents]
+    return terms
+
+
+@cache
+def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
+    """Every rule as indices of its terms; `len(terms)` in the places of terms it does not have.
+
+    No term implies another one. A term without a needed unit stands alone: "[1] fails, or [2]
+    fails" would say of two units that exactly one is needed.
+    """
+    nothing = len(terms)
+    needed = [{number for number in term if number > 0} for term in terms]
+    opponents = [{number for number in term if number < 0} for term in terms]
+    rules = [(nothing,) * MOST_TERMS]
+    rules += [(index, nothing, nothing) for index in range(nothing)]
+
+    def stand_together(one: int, other: int) -> bool:
+        implied = needed[one] >= needed[other] and opponents[one] >= opponents[other]
+        implies = needed[one] <= needed[other] and opponents[one] <= opponents[other]
+        return not implied and not implies
+
+    with_units = [index for index in range(nothing) if needed[index]]
+    for one, other in itertools.combinations(with_units, 2):
+        if stand_together(one, other):
+            rules.append((one, other, nothing))
+            for third in range(other + 1, nothing):
+                if stand_together(one, third) and stand_together(other, third):
+                    rules.append((one, other, third))
+    return np.array(rules)
+
+
+def _named(terms: Sequence[Term], rule: Int64[np.ndarray, " 3"]) -> Terms:
+    """The terms of a rule, by their first units."""
+    chosen = [terms[index] for index in rule if index < len(terms)]
+    return tuple(sorted(chosen, key=_order_of_term))
+
+
+def _order_of_term(term: Term) -> tuple[int, ...]:
+    return tuple(abs(number) for number in term)
+
+
+def _order(terms: Terms) -> list[tuple[int, ...]]:
+    return [_order_of_term(term) for term in terms]
+
+
+def _denies_the_whole(
+    kept: Bool[np.ndarray, "inputs units"],
+    stays: Bool[np.ndarray, " inputs"],
+    predicted: Bool[np.ndarray, "rules inputs"],
+) -> Bool[np.ndarray, " rules"]:
+    """The rules by which the answer would not be what it is; "never", the first, is no rule."""
+    stays_with_all = np.flatnonzero(kept.all(1) & stays)
+    denies = np.zeros(len(predicted), dtype=bool)
+    if len(stays_with_all):
+        denies[1:] = ~predicted[1:, stays_with_all[0]]
+    return denies
+
+
+# ---- how good a rule is -------------------------------------------------------------------------
+
+
+def wilson(hits: int, tries: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate (1927).
+
+    >>> [round(end, 2) for end in wilson(39, 40)]
+    [0.87, 1.0]
+    """
+    if not tries:
+        return 0.0, 1.0
+    rate = hits / tries
+    square = NORMAL**2 / tries
+    middle = (rate + square / 2) / (1 + square)
+    width = NORMAL * math.sqrt(rate * (1 - rate) / tries + square / (4 * tries)) / (1 + square)
+    return max(0.0, middle - width), min(1.0, middle + width)
+
+
+def smallest_flip(terms: Terms, units: int) -> Term:
+    """The fewest units of a rule without which it says something else of the whole prompt.
+
+    None, `()`, for "always" and "never".
+
+    >>> smallest_flip(((1, 4), (6,)), 6)
+    (1, 6)
+    """
+    whole = np.ones((1, units), dtype=bool)
+    numbers = sorted({abs(number) for term in terms for number in term})
+    for size in range(1, len(numbers) + 1):
+        for removed in itertools.combinations(numbers, size):
+            kept = whole.copy()
+            kept[:, [number - 1 for number in removed]] = False
+            if holds(terms, kept)[0] != holds(terms, whole)[0]:
+                return removed
+    return ()
+
+
+def in_words(terms: Terms) -> str:
+    """A rule as text.
+
+    >>> in_words(((1, 4), (6, -2)))
+    '[1] and [4], or [6] unless [2]'
+    """
+    return ", or ".join(term_in_words(term) for term in terms) or "never"
+
+
+def term_in_words(term: Term) -> str:
+    """A term as text, such as "[1] and [4] unless [2]"."""
+    needed = " and ".join(f"[{number}]" for number in term if number > 0)
+    opponents = "".join(f"unless [{-number}]" for number in term if number < 0)
+    return " ".join(part for part in (needed, opponents) if part) or "always"
