@@ -12,6 +12,8 @@ from noiser.cli import options as o
 from noiser.cli.attribute import attribute, cite, compare, diff
 from noiser.cli.data import data, methods, metrics, models
 from noiser.cli.evaluate import bench, evaluate, report
+from noiser.cli.prompt_tests import run_tests
+from noiser.cli.slim import slim
 from noiser.errors import DependencyError
 
 if TYPE_CHECKING:
@@ -106,7 +108,21 @@ def serve(
     )
 
 
-for function in (attribute, compare, cite, diff, evaluate, report, methods, metrics, models, serve):
+COMMANDS = (
+    attribute,
+    compare,
+    cite,
+    diff,
+    slim,
+    evaluate,
+    report,
+    methods,
+    metrics,
+    models,
+    serve,
+)
+for function in COMMANDS:
     app.command(cls=o.Command)(o.command(function))
+app.command("test", cls=o.Command)(o.command(run_tests))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

@@ -9,7 +9,16 @@ from noiser.explain._diff import Diff as Diff
 from noiser.explain._diff import Edit as Edit
 from noiser.explain._diff import diff as diff
 from noiser.explain._diff_models import diff_models as diff_models
+from noiser.explain._expect import Expectations as Expectations
+from noiser.explain._expect import Finding as Finding
+from noiser.explain._expect import expect as expect
+from noiser.explain._guard import Guarded as Guarded
+from noiser.explain._guard import ToolEffect as ToolEffect
+from noiser.explain._guard import guard as guard
 from noiser.explain._restore import restore as restore
+from noiser.explain._slim import Part as Part
+from noiser.explain._slim import Slim as Slim
+from noiser.explain._slim import slim as slim
 from noiser.explain._tolerance import Tolerance as Tolerance
 from noiser.explain._tolerance import tolerance as tolerance
 from noiser.explain.citations import Citations as Citations
