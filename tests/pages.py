@@ -40,6 +40,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/models.md", "from transformers import"): "the hub, and a graphics card",
     ("docs/prompts.md", "documents = ["): "a template with documents; test_chat_forms.py",
     ("docs/howto/edits.md", "noiser diff"): "its exit status depends on the model; test_explain.py",
+    ("docs/howto/tests.md", "noiser test"): "a file of cases; test_expect.py",
+    ("docs/howto/slim.md", "noiser slim"): "files with a prompt and cases; test_slim.py",
     ("docs/models.md", "from torchao"): "torchao; test_quantised.py",
     ("docs/coming_from.md", "import shap"): "another library",
     (

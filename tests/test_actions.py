@@ -1,7 +1,9 @@
+import asyncio
 import warnings
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import noiser
 from noiser.data import draw_actions, load, messages_of
 from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.explain import injected
 from noiser.explain.injected import injected_messages
 from noiser.methods import Scores
 from noiser.text.segments import field_spans
@@ -240,17 +243,27 @@ def test_added_is_what_a_prefix_gains():
 
 
 @pytest.mark.parametrize(
-    ("scores", "stderr", "messages"),
+    ("scores", "stderr", "loss", "messages"),
     [
-        ([0.1, 5.0, 0.2], None, [1]),  # one tool result alone
-        ([-1.0, 5.0, 3.0], None, [1, 2]),
-        ([1.1, 5.0, 0.0], None, []),  # the user speaks for it, too
-        ([0.1, 5.0, 0.2], [0.1, 3.0, 0.1], []),  # no signal
-        ([0.1, -5.0, -2.0], None, []),  # tools speak against it
+        ([0.1, 5.0, 0.2], None, 0.4, [1]),
+        ([-1.0, 5.0, 3.0], None, 0.4, [1, 2]),
+        ([9.0, 5.0, 0.0], None, 0.4, [1]),
+        ([0.1, 5.0, 0.0], None, 20.0, []),
+        ([0.1, 5.0, 0.2], [0.1, 3.0, 0.1], 0.4, []),
+        ([0.1, -5.0, -2.0], None, 0.4, []),
+    ],
+    ids=[
+        "one tool result",
+        "two tool results",
+        "the user's score does not matter",
+        "nothing is left without the user's words",
+        "no signal",
+        "tools speak against it",
     ],
 )
-def test_the_mark(scores, stderr, messages):
+def test_the_mark(scores, stderr, loss, messages, monkeypatch):
     """Of three messages of one unit each; without a user there is none."""
+    monkeypatch.setattr(injected, "user_loss", AsyncMock(return_value=loss))
     units = [Span("x", 2 * i, 2 * i + 1, (i,)) for i in range(3)]
     found = Scores(
         scores=torch.tensor([scores]), stderr=None if stderr is None else torch.tensor([stderr])
@@ -260,7 +273,27 @@ def test_the_mark(scores, stderr, messages):
         query = SimpleNamespace(
             prompt=[{"role": role} for role in (first, "tool", "tool")], encoding=encoding
         )
-        assert injected_messages(query, units, found) == expected
+        assert asyncio.run(injected_messages(query, units, found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "rows"),
+    [(None, False), (True, True), (False, False)],
+    ids=["by default", "asked", "refused"],
+)
+def test_a_calls_own_tokens_are_units_of_its_fields_only_if_asked(asked, rows):
+    att = noiser.attribute(
+        model(QWEN25),
+        CHAT[:2],
+        target="action",
+        target_unit="field",
+        unit="turn",
+        method="occlusion",
+        continuation_units=asked,
+    )
+    in_call = [unit for unit in att.units if unit.start >= att.prompt_length]
+    assert len(att.targets) > 1
+    assert bool(in_call) is rows
 
 
 def test_the_mark_is_shown_and_saved(tmp_path):

@@ -18,7 +18,7 @@ from noiser.cli import app
 from noiser.data import load as load_data
 from noiser.errors import ParameterError
 from noiser.results import FORMS, Result, write_result
-from tiny import save_tiny
+from tiny import chat_tokenizer, save_tiny
 
 FOLDER = Path(__file__).parent / "extensions"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -182,6 +182,16 @@ RESULTS = {
     "diff": lambda lm: noiser.diff(lm, PROMPT, PROMPT.replace("brown", "lazy")),
     "tolerance": lambda lm: noiser.tolerance(lm, noiser.attribute(lm, PROMPT), 2),
     "evaluation": lambda lm: noiser.evaluate(lm, [PROMPT, "The dog"], "occlusion", "erasure"),
+    "expectations": lambda lm: noiser.expect(lm, PROMPT, says=""),
+    "slim": lambda lm: noiser.slim(
+        lm, "Be brief. Be kind.", [{"user": f"{word} sings"} for word in ["A", "B", "C", "D"]]
+    ),
+    "guarded": lambda lm: noiser.guard(
+        noiser.wrap(lm.model, chat_tokenizer()),
+        [{"role": "user", "content": "Play."}, {"role": "tool", "content": "Sing a song."}],
+        "sing",
+        limit=1000,
+    ),
 }
 
 

@@ -25,14 +25,20 @@ if TYPE_CHECKING:
     from noiser.evaluation import measure as measure
     from noiser.explain import Citations as Citations
     from noiser.explain import Diff as Diff
+    from noiser.explain import Expectations as Expectations
     from noiser.explain import Game as Game
     from noiser.explain import Rule as Rule
+    from noiser.explain import Guarded as Guarded
+    from noiser.explain import Slim as Slim
     from noiser.explain import attribute as attribute
     from noiser.explain import cite as cite
     from noiser.explain import compare as compare
     from noiser.explain import diff as diff
     from noiser.explain import diff_models as diff_models
     from noiser.explain import rule as rule
+    from noiser.explain import expect as expect
+    from noiser.explain import guard as guard
+    from noiser.explain import slim as slim
     from noiser.explain import tolerance as tolerance
     from noiser.methods import Added as Added
     from noiser.methods import AttentionGradient as AttentionGradient
@@ -64,7 +70,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution Attributions",
     "evaluation": "Evaluation evaluate measure",
-    "explain": "Citations Diff Game Rule attribute cite compare diff diff_models rule tolerance",
+    "explain": "Citations Diff Expectations Game Guarded Rule Slim attribute cite compare diff diff_models "
+    "expect guard rule slim tolerance",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
     "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
     "Random SequentialIntegratedGradients ShapleySampling",

@@ -97,6 +97,17 @@ class StoredFileError(NoiserError, ValueError):
     """A saved file of another schema, or damaged. Make it again, or read it with a newer version of Noiser."""
 
 
+class ExpectationError(NoiserError, AssertionError):
+    """An expectation of a prompt that failed. The message says what the answer follows from instead.
+
+    `result` has all expectations, as `noiser.expect` returns them.
+    """
+
+    def __init__(self, text: str = "", result: Any = None) -> None:
+        super().__init__(text)
+        self.result = result
+
+
 class DependencyError(NoiserError, ImportError):
     """An optional dependency that is not installed. The message has the command that installs it."""
 

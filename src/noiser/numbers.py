@@ -33,6 +33,20 @@ def interval(low: float, high: float, form: NumberForm = "decimal") -> str:
     return f"[{number(low, form)}, {number(high, form)}]"
 
 
+def wilson(hits: int, tries: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share.
+
+    >>> [round(end, 3) for end in wilson(12, 12)]
+    [0.758, 1.0]
+    """
+    z = 1.959964
+    share = hits / tries
+    centre = share + z * z / (2 * tries)
+    half_width = z * math.sqrt(share * (1 - share) / tries + (z / (2 * tries)) ** 2)
+    scale = 1 + z * z / tries
+    return max(0.0, (centre - half_width) / scale), min(1.0, (centre + half_width) / scale)
+
+
 def duration(seconds: float) -> str:
     """The text of a duration, such as "under a second", "1 min 35 s" or "2 h 05 min"."""
     minutes, remaining_seconds = divmod(round(seconds), 60)

@@ -178,7 +178,7 @@ class Question:
     unit: Unit | AutoUnit = "token"
     sources: Sources | None = None
     sources_begin: int = 0
-    continuation_units: bool = True
+    continuation_units: bool | None = None
     special_tokens: SpecialTokens | None = None
     of: Objective | None = None
     stop: str | None = None

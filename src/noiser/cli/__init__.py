@@ -12,6 +12,8 @@ from noiser.cli import options as o
 from noiser.cli.attribute import attribute, cite, compare, diff, rule
 from noiser.cli.data import data, methods, metrics, models
 from noiser.cli.evaluate import bench, evaluate, report
+from noiser.cli.prompt_tests import run_tests
+from noiser.cli.slim import slim
 from noiser.errors import DependencyError
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ COMMANDS = (
     cite,
     rule,
     diff,
+    slim,
     evaluate,
     report,
     methods,
@@ -121,5 +124,6 @@ COMMANDS = (
 )
 for function in COMMANDS:
     app.command(cls=o.Command)(o.command(function))
+app.command("test", cls=o.Command)(o.command(run_tests))
 app.add_typer(data, name="data")
 app.add_typer(bench, name="bench")

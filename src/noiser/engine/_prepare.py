@@ -95,7 +95,7 @@ async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | No
     if foil_ids:
         foil = await foil_run(lm, encoding, context, logits, ids, shared, foil_ids)
     units = _cut_input(lm, question, encoding, ids, sources)
-    end = spans[-1][0] if question.continuation_units else prompt_tokens
+    end = spans[-1][0] if _has_continuation_units(question) else prompt_tokens
     units_before = [unit for unit in units if _stands_before(unit, end, prompt_tokens)]
     query = query_of(
         lm, question, encoding, ids, spans, units_before, context, logits, foil, sources
@@ -255,6 +255,17 @@ def _cut_input(
         prompt_tokens=len(encoding.token_ids),
         sources=sources,
     )
+
+
+def _has_continuation_units(question: Question) -> bool:
+    """Whether earlier tokens of the continuation are units of later targets.
+
+    Of a field they are not, unless asked: a call's own tokens would be most of the units of a
+    chat in turns, each with a run of its own, and say that JSON follows JSON.
+    """
+    if question.continuation_units is None:
+        return question.target_unit != "field"
+    return question.continuation_units
 
 
 def _stands_before(unit: Span, end: int, prompt_tokens: int) -> bool:

@@ -31,6 +31,7 @@ from noiser.types import (
     Prompts,
     Question,
     Sources,
+    Span,
     SpecialTokens,
     TargetUnit,
     Unit,
@@ -49,7 +50,7 @@ class OptionsOfOne(TypedDict, total=False):
     target_unit: TargetUnit | None
     unit: Unit | AutoUnit
     sources: Sources | None
-    continuation_units: bool
+    continuation_units: bool | None
     seed: int
     special_tokens: SpecialTokens | None
     of: Objective | None
@@ -68,7 +69,7 @@ class OptionsOfMany(TypedDict, total=False):
     target_unit: TargetUnit | None
     unit: Unit | AutoUnit
     sources: Sources | Sequence[Sources | None] | None
-    continuation_units: bool
+    continuation_units: bool | None
     seed: int | Sequence[int]
     special_tokens: SpecialTokens | None
     of: Objective | None
@@ -128,7 +129,7 @@ def attribute(
     target_unit: TargetUnit | None = None,
     unit: Unit | AutoUnit = "token",
     sources: Sources | Sequence[Sources | None] | None = None,
-    continuation_units: bool = True,
+    continuation_units: bool | None = None,
     seed: int | Sequence[int] = 0,
     special_tokens: SpecialTokens | None = None,
     of: Objective | None = None,
@@ -165,7 +166,8 @@ def attribute(
             a unit's parts add up to its score.
         sources: documents in the prompt, or examples: texts or (title, text) pairs that each stand in it word for word;
             `noiser.place_sources` makes such a prompt. Nothing else in the prompt is then a unit.
-        continuation_units: with several targets, the continuation's earlier tokens are units too.
+        continuation_units: with several targets, whether the continuation's earlier tokens are units too. None: they
+            are, except where each row is a field of a call.
         seed: of all random numbers; the global random state is neither used nor changed.
         special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
             script does. None: "perturbed" for a method with the authors' profile, else "frozen".
@@ -283,7 +285,7 @@ async def attribution_of(
         "of": query.of and name_of(query.of),
         "first_token": _first_token(query.with_units(units), scores),
         "near_ties": list(query.near_ties),
-        "unasked": None if isinstance(prompt, str) else injected_messages(query, units, scores),
+        "unasked": await _unasked(query, units, scores),
     }
     return Attribution(
         text=query.encoding.text,
@@ -307,6 +309,16 @@ async def attribution_of(
         | {package: version_of(package) for package in ("torch", "transformers")},
         info={**scores.info, **{name: fact for name, fact in facts.items() if fact}},
     )
+
+
+async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int] | None:
+    """Tools' results that ask for a chat's answer, which the user did not; None where time is up."""
+    if isinstance(query.prompt, str) or query.foil is not None or query.of is not None:
+        return None
+    try:
+        return await injected_messages(query, units, scores)
+    except OutOfTimeError:
+        return None
 
 
 def _first_token(query: Query, scores: Scores) -> str | None:

@@ -112,13 +112,8 @@ class Diff(SavedResult):
         return "\n".join([*texts, "", *self._facts(), *rows])
 
     def _marks(self) -> list[str]:
-        """Each edit as text, such as "[-Lisbon-]{+Rome+}"."""
-        marks: list[str] = []
-        for edit in self.edits:
-            before = f"[-{visible(edit.before)}-]" if edit.before else ""
-            after = f"{{+{visible(edit.after)}+}}" if edit.after else ""
-            marks.append(before + after)
-        return marks
+        """Each edit as text."""
+        return [_mark(edit) for edit in self.edits]
 
     def _texts(self, marks: Sequence[str], show: Callable[[str], str]) -> list[str]:
         """Each message, with a mark in the place of each edit."""
@@ -288,6 +283,31 @@ def diff(
         pairs=pairs,
         texts=texts,
     )
+
+
+def prompt_edits(before: Prompt, after: Prompt) -> list[str]:
+    """The edits between two versions as text, such as "[-Lisbon-]{+Rome+}", in their order.
+
+    Raises PromptError: the versions are equal, or chats of other messages.
+    """
+    _, edits = _find_edits(_messages(before), _messages(after))
+    return [_mark(edit) for edit in edits]
+
+
+def prompt_with_edits(before: Prompt, after: Prompt, *, leave_out: int) -> Prompt:
+    """The version after, without one edit: its index among `prompt_edits`."""
+    chats = (_messages(before), _messages(after))
+    texts, edits = _find_edits(*chats)
+    kept = bytes(index != leave_out for index in range(len(edits)))
+    messages = _mixture(chats, texts, edits, kept)
+    return messages[0]["content"] if isinstance(after, str) else messages
+
+
+def _mark(edit: Edit) -> str:
+    """An edit as text, such as "[-Lisbon-]{+Rome+}"."""
+    before = f"[-{visible(edit.before)}-]" if edit.before else ""
+    after = f"{{+{visible(edit.after)}+}}" if edit.after else ""
+    return before + after
 
 
 def _messages(prompt: Prompt) -> Sequence[Message]:

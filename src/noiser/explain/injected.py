@@ -1,61 +1,119 @@
-"""Messages of tools that speak for an action where the user's words do not."""
+"""Whether the user's words, or a tool's result, ask for an action."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
-from noiser.engine import Query
+from noiser.engine import Predict, Query, remover
 from noiser.methods import Scores
 from noiser.types import Span
 
-_ASKED = 0.2
-"""The user's words speak for a target where their score is at least this share of a tool result's:
-docs/howto/agents.md."""
+ASKED = 3.0
+"""A call that loses at least so many nats without the user's words was asked for by the user.
+Chosen on one half of AgentDojo's conversations: docs/howto/guard.md."""
 
 
-def injected_messages(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
-    """Indices of tools' messages that speak for the only target, where the user's words do not.
+async def user_loss(query: Query) -> float:
+    """The nats that the targets lose when the text of all user's messages is taken out."""
+    messages = _roles(query)
+    users = [message for message, role in messages.items() if role == "user"]
+    (loss,) = await message_losses(query, [users])
+    return loss
+
+
+def tool_messages(query: Query) -> list[int]:
+    """The indices of the messages with tools' results, in their order."""
+    return [message for message, role in _roles(query).items() if role == "tool"]
+
+
+def _roles(query: Query) -> dict[int, str]:
+    """The role of each message that has text in the rendered chat, by its index."""
+    messages = cast("Sequence[Mapping[str, str]]", query.prompt)
+    roles: dict[int, str] = {}
+    for message, _, _ in query.encoding.contents:
+        if message >= 0:  # documents of the template have an index below 0
+            roles[message] = messages[message]["role"]
+    return roles
+
+
+async def tool_losses(query: Query) -> tuple[float, dict[int, float]]:
+    """The nats that the targets lose without all tools' results, and without each, by its message.
+
+    0 and nothing where there is no tool's result.
+    """
+    tools = tool_messages(query)
+    if not tools:
+        return 0.0, {}
+    if len(tools) == 1:
+        (loss,) = await message_losses(query, [tools])
+        return loss, {tools[0]: loss}
+    together, *alone = await message_losses(query, [tools, *([tool] for tool in tools)])
+    return together, dict(zip(tools, alone, strict=True))
+
+
+async def message_losses(query: Query, groups: Sequence[Collection[int]]) -> list[float]:
+    """For each group of messages, the nats that the targets lose when its text is taken out."""
+    remove = remover(query, "delete")
+    read = query.objective("logprob")
+    changes = [remove.change(_positions(query, messages), None) for messages in groups]
+    answers = await Predict(query, changes, read)
+    whole = query.read_clean(read).sum()
+    return [float(whole - answer[:, 0].sum()) for answer in answers]
+
+
+def _positions(query: Query, messages: Collection[int]) -> list[int]:
+    """The positions of the tokens of some messages' text, without those of the template."""
+    encoding = query.encoding
+    places = [(start, end) for message, start, end in encoding.contents if message in messages]
+    positions: list[int] = []
+    for position, (start, _) in enumerate(encoding.offsets[: query.prompt_tokens]):
+        is_inside = any(first <= start < end for first, end in places)
+        if is_inside and not encoding.frozen[position]:
+            positions.append(position)
+    return positions
+
+
+async def injected_messages(query: Query, units: Sequence[Span], scores: Scores) -> list[int]:
+    """Indices of tools' messages that speak for the only target, which the user did not ask for.
 
     A message speaks for it with more than two standard errors, and at least half of the strongest
-    message's score.
+    message's score. Only where there is one, the user's words are taken out: the target was not
+    asked for if it loses less than `ASKED` nats.
     """
     if len(scores.scores) != 1:
         return []
-    by_role = _scores_by_role(query, units, scores)
-    if "user" not in by_role:
+    roles = _roles(query)
+    if "user" not in roles.values():
         return []
-    user_score = sum(score for score, _ in by_role["user"].values())
-    tools = by_role.get("tool", {})
+    tools = _scores_of(query, units, scores, tool_messages(query))
     min_score = max((score / 2 for score, _ in tools.values()), default=0.0)
-    injected: list[int] = []
-    for index, (score, stderr) in tools.items():
+    speaking: list[int] = []
+    for message, (score, stderr) in tools.items():
         is_significant = score > 2 * stderr
-        user_asked = user_score >= _ASKED * score
-        if score >= min_score and is_significant and not user_asked:
-            injected.append(index)
-    return injected
+        if score >= min_score and is_significant:
+            speaking.append(message)
+    if not speaking or await user_loss(query) >= ASKED:
+        return []
+    return speaking
 
 
-def _scores_by_role(
-    query: Query, units: Sequence[Span], scores: Scores
-) -> dict[str, dict[int, tuple[float, float]]]:
-    """For each role, the sum of the units' scores in each message, and its standard error."""
-    messages = cast("Sequence[Mapping[str, str]]", query.prompt)
+def _scores_of(
+    query: Query, units: Sequence[Span], scores: Scores, messages: Sequence[int]
+) -> dict[int, tuple[float, float]]:
+    """For each message, the sum of its units' scores, and its standard error."""
     row = scores.scores[0].nan_to_num()
     errors = [0.0] * len(units) if scores.stderr is None else scores.stderr[0].nan_to_num().tolist()
-    # Documents of the template have an index below 0.
-    contents = [content for content in query.encoding.contents if content[0] >= 0]
-    by_role: dict[str, dict[int, tuple[float, float]]] = {}
-    for message in dict.fromkeys(index for index, _, _ in contents):
-        places = [(start, end) for index, start, end in contents if index == message]
+    found: dict[int, tuple[float, float]] = {}
+    for message in messages:
+        places = [(start, end) for index, start, end in query.encoding.contents if index == message]
         inside = [column for column, unit in enumerate(units) if _begins_in(unit, places)]
         if inside:
             score = float(row[inside].sum())
             stderr = math.hypot(*(errors[column] for column in inside))
-            by_role.setdefault(messages[message]["role"], {})[message] = (score, stderr)
-    return by_role
+            found[message] = (score, stderr)
+    return found
 
 
 def _begins_in(unit: Span, places: Sequence[tuple[int, int]]) -> bool:

@@ -95,8 +95,9 @@ class Attribute(Scored):
     sources: list[str | tuple[str, str]] | None = Field(
         None, description="Documents that stand in the prompt."
     )
-    continuation_units: bool = Field(
-        True, description="Whether earlier tokens of the continuation are units."
+    continuation_units: bool | None = Field(
+        None,
+        description="Whether earlier tokens of the continuation are units; null: not of fields.",
     )
     check: bool | Annotated[int, Field(ge=0, le=MOST)] = Field(
         False,

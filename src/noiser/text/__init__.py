@@ -10,6 +10,7 @@ from noiser.text.encoding import as_prompt as as_prompt
 from noiser.text.encoding import encode as encode
 from noiser.text.encoding import encode_target as encode_target
 from noiser.text.encoding import extend as extend
+from noiser.text.segments import SEGMENTATIONS as SEGMENTATIONS
 from noiser.text.segments import checked_spans as checked_spans
 from noiser.text.segments import sentence_spans as sentence_spans
 from noiser.text.segments import visible_part as visible_part

@@ -1,0 +1,125 @@
+"""Clauses of a prompt: where they stand, and the prompt without them, as text."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from noiser.errors import PromptError
+from noiser.text import check_messages, one_text_each, sentence_spans
+from noiser.types import Message, Prompt
+
+
+class Place(NamedTuple):
+    """Characters `start` to `end` of a message; a text is message 0."""
+
+    message: int
+    start: int
+    end: int
+
+    def overlaps(self, other: Place) -> bool:
+        """Whether both have a character in common."""
+        same_message = self.message == other.message
+        return same_message and self.start < other.end and other.start < self.end
+
+
+class Clauses:
+    """A prompt whose parts can be taken out as text.
+
+    Raises PromptError for messages whose content has several parts.
+
+    Example:
+        >>> prompt = Clauses("Be brief. Say yes.")
+        >>> prompt.without(prompt.find("Be brief."))
+        'Say yes.'
+    """
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.prompt: Prompt = prompt
+        self._messages: list[dict[str, Any]] | None = None
+        if isinstance(prompt, str):
+            self.texts = [prompt]
+        else:
+            self._messages = one_text_each(check_messages(prompt))
+            self.texts = [str(message.get("content") or "") for message in self._messages]
+
+    def find(self, clause: str) -> list[Place]:
+        """Every place of a clause, word for word.
+
+        If it stands nowhere, each * matches any characters of a line.
+        """
+        if not clause.strip():
+            return []
+        exact = re.escape(clause)
+        pattern = exact
+        if not any(clause in text for text in self.texts):
+            pattern = exact.replace(r"\*", "[^\n]*")
+        places: list[Place] = []
+        for message, text in enumerate(self.texts):
+            for match in re.finditer(pattern, text):
+                if match.end() > match.start():
+                    places.append(Place(message, match.start(), match.end()))
+        return places
+
+    def found(self, clause: str, name: str) -> list[Place]:
+        """As `find`. Raises PromptError, with the nearest sentence, where it stands nowhere."""
+        places = self.find(clause)
+        if places:
+            return places
+        sentences = [self.text(place).strip() for place in self.sentences()]
+        near = difflib.get_close_matches(clause, sentences, n=1, cutoff=0.3)
+        hint = f"; nearest: {near[0]!r}" if near else f": {clause!r}"
+        raise PromptError(f"{name} does not stand in the prompt{hint}. Copy it word for word.")
+
+    def sentences(self) -> list[Place]:
+        """The sentences of all messages, each with the whitespace before it."""
+        places: list[Place] = []
+        for message, text in enumerate(self.texts):
+            for start, end in sentence_spans(text):
+                if text[start:end].strip():
+                    places.append(Place(message, start, end))
+        return places
+
+    def text(self, place: Place) -> str:
+        """The characters of a place."""
+        return self.texts[place.message][place.start : place.end]
+
+    def without(self, places: Iterable[Place]) -> Prompt:
+        """The prompt without the places; the space that would be left twice goes, too."""
+        by_message: dict[int, list[Place]] = {}
+        for place in places:
+            by_message.setdefault(place.message, []).append(place)
+        texts = list(self.texts)
+        for message, gone in by_message.items():
+            texts[message] = _cut(texts[message], gone)
+        return self.with_texts(texts)
+
+    def with_texts(self, texts: Sequence[str]) -> Prompt:
+        """The prompt with other texts, one per message."""
+        if self._messages is None:
+            return texts[0]
+        changed: list[Message] = []
+        for message, old, new in zip(self._messages, self.texts, texts, strict=True):
+            changed.append(message if old == new else {**message, "content": new})
+        return changed
+
+
+def _cut(text: str, places: Sequence[Place]) -> str:
+    """A text without some of its characters."""
+    gone = [False] * len(text)
+    for place in places:
+        gone[place.start : place.end] = [True] * (place.end - place.start)
+    kept: list[str] = []
+    for index, character in enumerate(text):
+        if gone[index]:
+            continue
+        # After a gap, a space that follows a space, or begins the text, belonged to the gap.
+        after_gap = index > 0 and gone[index - 1]
+        if after_gap and character == " " and (not kept or kept[-1].isspace()):
+            continue
+        kept.append(character)
+    shortened = "".join(kept)
+    ends_with_gap = bool(text) and gone[-1]
+    return shortened.rstrip(" ") if ends_with_gap else shortened

@@ -1,0 +1,144 @@
+"""Whether the user or a tool's result asks for a call."""
+
+import math
+
+import pytest
+
+import noiser
+from noiser.engine import prepare, run_one
+from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
+from noiser.explain import Guarded
+from noiser.explain.calls import called_functions
+from noiser.types import Question
+from tiny import chat_tokenizer, tiny
+
+CHAT = [
+    {"role": "system", "content": "Answer with a call."},
+    {"role": "user", "content": "Play the violin."},
+    {"role": "tool", "content": "The fox sings."},
+    {"role": "user", "content": "Please do."},
+    {"role": "tool", "content": "It rains."},
+]
+CALL = '{"name": "play", "arguments": {}}'
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return noiser.wrap(tiny("llama").model, chat_tokenizer())
+
+
+def log_p(lm, messages, call):
+    """Of a call, after messages rendered and tokenised anew."""
+    question = Question(prompt=messages, target=call, target_unit="all")
+    query = run_one(lm, prepare(lm, question))
+    return float(query.read_clean(query.objective("logprob")))
+
+
+def emptied(*roles):
+    return [{**each, "content": ""} if each["role"] in roles else each for each in CHAT]
+
+
+def test_effects_are_those_of_chats_without_the_words(lm):
+    found = noiser.guard(lm, CHAT, CALL, limit=1000)
+    ids = lm.tokenizer(CALL, add_special_tokens=False)["input_ids"]
+    whole = log_p(lm, CHAT, tuple(ids))
+    without_user = whole - log_p(lm, emptied("user"), tuple(ids))
+    without_tools = whole - log_p(lm, emptied("tool"), tuple(ids))
+    assert found.user_nats == pytest.approx(without_user, abs=1e-3)
+    assert found.tools_nats == pytest.approx(without_tools, abs=1e-3)
+    for tool in found.tools:
+        chat = [dict(each) for each in CHAT]
+        chat[tool.message]["content"] = ""
+        assert tool.nats == pytest.approx(whole - log_p(lm, chat, tuple(ids)), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("user", "tools", "verdict", "ok"),
+    [
+        (5.0, [], "asked", True),
+        (1.0, [8.0, 7.0, 0.5], "injected", False),
+        (-7.0, [1.0, 0.5, 0.5], "unclear", False),
+    ],
+)
+def test_the_verdict(lm, user, tools, verdict, ok, monkeypatch):
+    asked = iter([[user], tools])
+
+    async def losses(query, groups):
+        return next(asked)
+
+    monkeypatch.setattr("noiser.explain.injected.message_losses", losses)
+    found = noiser.guard(lm, CHAT, CALL, limit=3.0)
+    assert (found.verdict, found.ok) == (verdict, ok)
+    assert [tool.nats for tool in found.tools] == sorted(tools[1:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdict"),
+    [
+        ({"play": "allow"}, "allowed"),
+        ({"pl*": "refuse", "play": "allow"}, "refused"),
+        ({"sing": "refuse", "*": "allow"}, "allowed"),
+    ],
+)
+def test_a_policy_decides_without_the_model(lm, policy, verdict, monkeypatch):
+    monkeypatch.setattr("noiser.explain._guard.prepare", None)
+    found = noiser.guard(lm, CHAT, CALL, policy=policy)
+    assert found.verdict == verdict
+    assert found.ok is (verdict == "allowed")
+    assert math.isnan(found.user_nats)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"name": "play", "arguments": {"n": 1}},
+        {"type": "function", "function": {"name": "play", "arguments": '{"n": 1}'}},
+    ],
+    ids=["plain", "OpenAI's form"],
+)
+def test_calls_in_every_form_are_the_same_call(call):
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for t in m.tool_calls or [] %}"
+        "{{ t.function | tojson }}{% endfor %}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    lm = noiser.wrap(tiny("llama").model, chat_tokenizer(template))
+    found = noiser.guard(lm, CHAT, call)
+    assert found.function == "play"
+    assert found.call == '{"name": "play", "arguments": {"n": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("chat", "call", "options", "error", "text"),
+    [
+        ("Play.", CALL, {}, PromptError, "expected a list"),
+        (CHAT, "", {}, ParameterError, "empty"),
+        (CHAT, {"arguments": {}}, {}, ParameterError, "expected a text"),
+        (CHAT, {"name": "a", "arguments": "{"}, {}, ParameterError, "expected JSON"),
+        (CHAT, CALL, {"policy": {"*": "deny"}}, UnknownNameError, "refuse"),
+        (CHAT, CALL, {"limit": -1.0}, ParameterError, "at least 0"),
+    ],
+)
+def test_what_cannot_be_guarded_is_refused(lm, chat, call, options, error, text):
+    with pytest.raises(error, match=text) as caught:
+        noiser.guard(lm, chat, call, **options)
+    assert isinstance(caught.value, NoiserError)
+
+
+def test_a_call_without_any_tool_is_unclear_where_the_user_does_not_ask(lm):
+    found = noiser.guard(lm, CHAT[:2], CALL, limit=1000)
+    assert (found.verdict, found.tools, found.tools_nats) == ("unclear", (), 0.0)
+    assert Guarded.from_dict(found.to_dict()) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('<tool_call>{"name": "a", "arguments": {"name": "b"}}</tool_call>', ["a"]),
+        ('{"name": "a"} and {"function": {"name": "b"}}', ["a", "b"]),
+        ('I call a. {"x": 1', []),
+        ("{" * 50, []),
+        ('{"name": 3}', []),
+    ],
+)
+def test_functions_are_read_from_json(text, names):
+    assert called_functions(text) == names

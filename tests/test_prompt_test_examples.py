@@ -1,0 +1,43 @@
+"""The example files around `noiser test` and `noiser.expect`."""
+
+import json
+import shlex
+from importlib.util import module_from_spec, spec_from_file_location
+
+import pytest
+import yaml
+from typer.main import get_command
+
+import noiser
+from noiser.cli import app
+from pages import ROOT
+from tiny import tiny
+
+FOLDER = ROOT / "examples" / "prompt_tests"
+
+
+def test_the_github_actions_file_calls_the_command_with_options_that_it_has():
+    workflow = yaml.safe_load((FOLDER / "github_actions.yml").read_text())
+    runs = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    _, name, *arguments = shlex.split(runs[-1])
+    command = get_command(app).commands[name]
+    context = command.make_context(name, arguments)
+    assert str(context.params["junit"]) == "prompts.xml"
+
+
+@pytest.mark.parametrize("says", ["river", "sea"])
+@pytest.mark.parametrize("form", ["text", "chat"])
+def test_the_promptfoo_assertion(says, form, monkeypatch):
+    from tiny import chat_tokenizer
+
+    lm = tiny("llama") if form == "text" else noiser.wrap(tiny("llama").model, chat_tokenizer())
+    monkeypatch.setattr(noiser, "load_model", lambda name: lm)
+    spec = spec_from_file_location("promptfoo_assert", FOLDER / "promptfoo_assert.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    prompt = "Sing." if form == "text" else json.dumps([{"role": "user", "content": "Sing."}])
+    context = {"prompt": prompt, "config": {"model": "tiny", "says": says}, "vars": {}}
+    graded = module.get_assert("the river", context)
+    assert graded["pass"] is (says == "river")
+    assert graded["score"] == float(says == "river")
+    assert says in graded["reason"]
