@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from noiser.methods import Overlap as Overlap
     from noiser.methods import Position as Position
     from noiser.methods import Random as Random
+    from noiser.methods import Search as Search
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
     from noiser.methods import ShapleySampling as ShapleySampling
     from noiser.model import LanguageModel as LanguageModel
@@ -65,7 +66,7 @@ _NAMES = {
     "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
     "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
-    "Random SequentialIntegratedGradients ShapleySampling",
+    "Random Search SequentialIntegratedGradients ShapleySampling",
     "model": "LanguageModel load_model wrap",
     "text": "place_sources",
 }

@@ -14,12 +14,13 @@ from noiser.checks import check_choice, check_positive, check_probability, check
 from noiser.engine import Predict, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
+from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
 from noiser.explain.citations_record import in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.refine import MIN_SHARE, SplitRule
-from noiser.methods import AttentionGradient, Method, Occlusion, make_method
+from noiser.methods import AttentionGradient, Method, Occlusion, Search, for_text, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
 from noiser.text import TEMPLATE, begin_of_sources, place_sources, without_sources
@@ -48,6 +49,9 @@ MASKS = 8
 
 FAST_FROM = 20
 """With fewer sources than this, accuracy="fast" saves no runs."""
+
+MEMORY_OF_TEXT = math.log(2)
+"""The same where the text alone is known: without sources a sentence is said half as often."""
 
 MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all
@@ -173,6 +177,8 @@ def cite(
     masks = check_masks(check)
     seed = check_seed(seed)
     accurate = None if method is None else make_method(method)
+    if lm.is_text_only:
+        accurate = for_text(accurate or Search())
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if lm.chats else "\n"}
 
     async def cite_one(question: Prompt, sources: Sources, answer: Any) -> Citations:
@@ -191,6 +197,7 @@ def cite(
             continuation_units=False,
             **writing,
         )
+        announce(lm, parts, accurate or METHOD, seed)
         query = await prepare(lm, parts, encoding)
         answer_text = "".join(query.target_texts)
         if not answer_text.strip():
@@ -201,7 +208,9 @@ def cite(
 
         removal = removal_for(lm, query, hide=True)
         losses = await _losses(query, removal)
-        min_loss = MEMORY[removal] if memory is None else memory
+        min_loss = MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
+        if memory is not None:
+            min_loss = memory
         not_from_memory = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
         # A source is split into sentences where one of the sentences not from memory relies on it.
         rule = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
@@ -220,7 +229,7 @@ def cite(
         answer_without = None
         if contrast:
             alone = without_sources(request, template, encoding, query.sources)
-            answer_without = await _answer_without_sources(lm, alone, writing)
+            answer_without = await _answer_without_sources(lm, alone, writing, query.context.left)
         return Citations(
             question=question,
             sources=query.sources,
@@ -301,13 +310,18 @@ def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:
 
 
 async def _answer_without_sources(
-    lm: LanguageModel, prompt: Prompt | None, writing: dict[str, Any]
+    lm: LanguageModel, prompt: Prompt | None, writing: dict[str, Any], calls: int | None
 ) -> str | None:
-    """The answer to a prompt that has no sources; None without a prompt, or when time is up."""
-    if not prompt:
+    """The answer to a prompt that has no sources; None without a prompt, or when time is up.
+
+    `calls` are the requests that a chat model has left.
+    """
+    if not prompt or calls == 0:
         return None
+    unit = "turn" if lm.is_text_only else "token"  # nothing is asked about units
+    question = Question(prompt=prompt, target_unit="all", unit=unit, max_calls=calls, **writing)
     try:
-        query = await prepare(lm, Question(prompt=prompt, target_unit="all", **writing))
+        query = await prepare(lm, question)
     except OutOfTimeError:
         return None
     return "".join(query.target_texts)

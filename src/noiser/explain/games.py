@@ -56,6 +56,8 @@ class Game:
         **question: Any,
     ) -> None:
         query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
+        if lm.is_text_only and removal == "zero":
+            removal = "delete"
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
         plain = query.foil is None and query.of is None
         self._lm: LanguageModel | None = lm
