@@ -39,6 +39,19 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/models.md", "noiser attribute -m http"): "a server; test_server.py",
     ("docs/models.md", "from transformers import"): "the hub, and a graphics card",
     ("docs/prompts.md", "documents = ["): "a template with documents; test_chat_forms.py",
+    ("docs/howto/chat_models.md", "ollama pull"): "Ollama",
+    (
+        "docs/howto/chat_models.md",
+        "noiser attribute - -m chat:",
+    ): "an endpoint; test_chat_models.py",
+    (
+        "docs/howto/chat_models.md",
+        'import noiser\n\nlm = noiser.load_model("chat:',
+    ): "an endpoint; test_chat_models.py",
+    (
+        "docs/howto/chat_models.md",
+        "claude = noiser.load_model(",
+    ): "an endpoint; test_chat_models.py",
     ("docs/howto/edits.md", "noiser diff"): "its exit status depends on the model; test_explain.py",
     ("docs/howto/tests.md", "noiser test"): "a file of cases; test_expect.py",
     ("docs/howto/slim.md", "noiser slim"): "files with a prompt and cases; test_slim.py",

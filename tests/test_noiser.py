@@ -16,7 +16,7 @@ from engine_for_tests import query_of
 from methods_for_tests import asked, predict
 from noiser.engine import Effect, expected_norm
 from noiser.errors import ParameterError, UnknownNameError
-from noiser.methods.search import bisection, certified
+from noiser.methods.thresholds import bisection, certified
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"

@@ -58,7 +58,7 @@ def table_of(function, units, *, flipped=0.0, seed=0):
         return {(target, kept): value(kept) for target, kept in keys}
 
     whole = torch.tensor([value(b"\1" * units)], dtype=torch.float64)
-    return StoredGame(torch.ones(1, units, dtype=torch.bool), whole, None, play=play)
+    return StoredGame(torch.ones(1, units, dtype=torch.bool), whole, None, evaluate=play)
 
 
 def found(function, units, *, fresh=40, **how):

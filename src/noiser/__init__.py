@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from noiser.explain import Diff as Diff
     from noiser.explain import Expectations as Expectations
     from noiser.explain import Game as Game
-    from noiser.explain import Rule as Rule
     from noiser.explain import Guarded as Guarded
+    from noiser.explain import Rule as Rule
     from noiser.explain import Slim as Slim
     from noiser.explain import attribute as attribute
     from noiser.explain import cite as cite
     from noiser.explain import compare as compare
     from noiser.explain import diff as diff
     from noiser.explain import diff_models as diff_models
-    from noiser.explain import rule as rule
     from noiser.explain import expect as expect
     from noiser.explain import guard as guard
+    from noiser.explain import rule as rule
     from noiser.explain import slim as slim
     from noiser.explain import tolerance as tolerance
     from noiser.methods import Added as Added
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from noiser.methods import Overlap as Overlap
     from noiser.methods import Position as Position
     from noiser.methods import Random as Random
+    from noiser.methods import Search as Search
     from noiser.methods import SequentialIntegratedGradients as SequentialIntegratedGradients
     from noiser.methods import ShapleySampling as ShapleySampling
     from noiser.model import LanguageModel as LanguageModel
@@ -74,7 +75,7 @@ _NAMES = {
     "expect guard rule slim tolerance",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
     "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
-    "Random SequentialIntegratedGradients ShapleySampling",
+    "Random Search SequentialIntegratedGradients ShapleySampling",
     "model": "LanguageModel load_model wrap",
     "text": "place_sources",
 }

@@ -161,6 +161,7 @@ class Question:
     Args:
         sources_begin: the character from which sources are looked for.
         stop: text with which a greedy continuation ends.
+        max_calls: the most requests to a chat model; None for the model's own limit.
         prompt, others: as for `noiser.attribute`, of one prompt; a target may also be a tuple of token ids.
 
     Raises:
@@ -182,6 +183,7 @@ class Question:
     special_tokens: SpecialTokens | None = None
     of: Objective | None = None
     stop: str | None = None
+    max_calls: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("target", "foil", "target_unit", "unit"):
@@ -190,6 +192,8 @@ class Question:
             object.__setattr__(
                 self, "max_new_tokens", check_count("max_new_tokens", self.max_new_tokens)
             )
+        if self.max_calls is not None:
+            object.__setattr__(self, "max_calls", check_count("max_calls", self.max_calls))
         if self.special_tokens is not None:
             check_choice("special_tokens", self.special_tokens, get_args(SpecialTokens))
         if self.of is not None and not callable(self.of):

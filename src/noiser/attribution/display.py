@@ -123,8 +123,11 @@ def stop_text(att: AttributionRecord) -> str:
     if not unfinished:
         return ""
     inputs = "1 input was" if unfinished == 1 else f"{unfinished} inputs were"
+    limit = f"{float(att.info.get('max_seconds') or 0):g} s"
+    if att.info.get("max_calls") and not att.info.get("max_seconds"):
+        limit = f"{int(att.info.get('calls') or 0)} requests"
     return (
-        f"Stopped after {float(att.info.get('max_seconds') or 0):g} s, when {inputs} not run yet: "
+        f"Stopped after {limit}, when {inputs} not run yet: "
         "units without a score were not reached, and other scores rest on fewer inputs."
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -91,9 +92,14 @@ def serve(
     names = model or ["gemma-3-270m"]
 
     def load(name: str) -> LanguageModel:  # other options are meant for the models that were named
-        return (
-            loading if name in names else o.Loading(dtype=loading.dtype, device=loading.device)
-        ).load(name)
+        if name not in names:
+            return o.Loading(dtype=loading.dtype, device=loading.device).load(name)
+        if upstream and name.startswith("chat:"):
+            address = [f"base_url={upstream}"]
+            if key_env:
+                address.append(f"api_key_env={key_env}")
+            return replace(loading, engine_arg=[*address, *(loading.engine_arg or ())]).load(name)
+        return loading.load(name)
 
     hosts = allowed_host or ()
     serve(

@@ -20,10 +20,11 @@ def attribute(
     ],
     asked: o.QuestionOptions = o.QUESTION,
     model: o.Model = "gemma-3-270m",
-    method: o.MethodName = "joint",
+    method: o.MethodName = None,
     set_: o.MethodSettings = None,
     check: o.Check = 0,
     max_seconds: o.MaxSeconds = None,
+    max_calls: o.MaxCalls = None,
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
@@ -33,6 +34,8 @@ def attribute(
     from noiser.explain import attribute as run
     from noiser.methods import make_method
 
+    if method is None:
+        method = "search" if model.startswith("chat:") else "joint"
     made = make_method(method, **o.parse_parameters(set_))
     question = asked.arguments(prompt)
     if question["foil"] is not None:  # what it cannot have is said before the model is loaded
@@ -42,6 +45,7 @@ def attribute(
     lm = loading.load(model)
     with progress_bar(f"Attributing by {method}") as progress:
         options: dict[str, Any] = {"check": check, "seed": seed, "max_seconds": max_seconds}
+        options["max_calls"] = max_calls
         att = run(lm, method=made, progress=progress, **options, **question)
     output.write(att)
 

@@ -41,7 +41,7 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Built-in name, folder, .gguf file, hub id, vllm:NAME or a server's address.",
+        help="Built-in name, folder, .gguf file, hub id, vllm:NAME, chat:NAME or an address.",
     ),
 ]
 MaxNewTokens = Annotated[
@@ -50,7 +50,13 @@ MaxNewTokens = Annotated[
 TargetUnitOption = Annotated[
     types.TargetUnitName, typer.Option(help="Parts of the continuation to explain.")
 ]
-MethodName = Annotated[str, typer.Option("--method", help="A method's name; see: noiser methods.")]
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="A method's name; joint unless given, of chat:NAME search. See: noiser methods.",
+    ),
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
@@ -86,6 +92,9 @@ Check = Annotated[
 MaxSeconds = Annotated[
     float | None, typer.Option(help="Show what is there after so many seconds, and say so.")
 ]
+MaxCalls = Annotated[
+    int | None, typer.Option(help="Of chat:NAME: the most requests; 100 unless given.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -105,7 +114,7 @@ class Loading:
         bool, typer.Option("--trust-remote-code", help="Run the model's own code.")
     ] = False
     engine_arg: Annotated[
-        Pairs, pairs("For vllm:NAME or an address, such as tensor_parallel_size=8")
+        Pairs, pairs("For vllm:NAME, chat:NAME or an address, such as base_url=http://HOST/v1")
     ] = None
     chat_template_arg: Annotated[
         Pairs, pairs("For the chat template, such as enable_thinking=false")

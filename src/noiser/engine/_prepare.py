@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.engine._prepare_text import prepare_text
 from noiser.engine.query import FoilRun, Prefill, Query
-from noiser.errors import PromptError, TargetError, UnitError
+from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
 from noiser.text import (
@@ -46,6 +47,12 @@ async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | No
         UnsupportedModelError: the model does not predict from embeddings what it predicts from
             their tokens.
     """
+    if lm.is_text_only:
+        return await prepare_text(lm, question, encoding)
+    if question.max_calls is not None:
+        raise ParameterError(
+            f"max_calls is for chat models, and {lm.identity.name} is none; leave it out."
+        )
     question, encoding, is_literal = _settle_prompt(lm, question, encoding)
     explains_answer = _explains_answer(question)
     if not question.max_new_tokens:

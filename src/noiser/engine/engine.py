@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -239,15 +240,29 @@ class Engine:
         works = _works_of(self._queue)
         self._queue.clear()
         for work in works:
-            partial_answer = None
             if isinstance(work.request, Predict):
-                partial_answer = work.answer
-                spent = work.request.query.spent
-                spent.unfinished += sum(value is None for value in partial_answer)
-                spent.max_seconds = self.max_seconds
-            work.error = self._out_of_time(partial_answer)
-            work.left = 0
+                work.request.query.spent.max_seconds = self.max_seconds
+            _stop(work, self._out_of_time)
         return works
+
+    def _take_part(self, items: Sequence[_Item], error: OutOfTimeError) -> list[_Work[Any]]:
+        """Takes what a model ran before its limit: `error.found` has None for other sequences.
+
+        The coroutines of these get the error. Returns the coroutines that can go on.
+        """
+        run: list[tuple[_Item, Tensor]] = []
+        unrun: list[_Item] = []
+        for item, logits in zip(items, error.found, strict=True):
+            if logits is None:
+                unrun.append(item)
+            else:
+                run.append((item, logits))
+        ready = self._take([item for item, _ in run], [logits for _, logits in run])
+        stopped = _works_of(unrun)
+        self._queue = deque(item for item in self._queue if item.work not in stopped)
+        for work in stopped:
+            _stop(work, partial(OutOfTimeError, str(error)))
+        return list(dict.fromkeys([*stopped, *ready]))
 
     def _pass(self) -> list[_Work[Any]]:
         """Runs as many of the waiting sequences as fit.
@@ -261,6 +276,8 @@ class Engine:
         try:
             branches = [_branch_of(item) for item in items]
             logits = self.lm.run(branches)
+        except OutOfTimeError as error:
+            return self._take_part(items, error)
         except Exception as error:  # of any kind: it ends the coroutines whose sequences these were
             return self._recover(items, error)
         self._count(items)
@@ -362,6 +379,16 @@ class Engine:
                 work.error = _too_large(self.lm, len(query.token_ids))
             else:
                 work.error = error
+
+
+def _stop(work: _Work[Any], error_of: Callable[[Any], OutOfTimeError]) -> None:
+    """Ends a coroutine's wait with an error that has what there is of its answer."""
+    partial_answer = None
+    if isinstance(work.request, Predict):
+        partial_answer = work.answer
+        work.request.query.spent.unfinished += sum(value is None for value in partial_answer)
+    work.error = error_of(partial_answer)
+    work.left = 0
 
 
 def _works_of(items: Iterable[_Item]) -> list[_Work[Any]]:

@@ -22,7 +22,7 @@ from noiser.judges import make_judge
 from noiser.methods import Method, describe, make_method
 from noiser.metrics import Aggregate, Metric, Settings, metrics_of
 from noiser.model import LanguageModel
-from noiser.model.language_model import check_model
+from noiser.model.language_model import check_model, check_probabilities
 from noiser.types import AutoUnit, Progress, SpanUnit, TargetUnit, Unit
 
 BLOCK = 32
@@ -73,6 +73,7 @@ def evaluate(
         ParameterError: a setting is outside its domain.
     """
     check_model(lm)
+    check_probabilities(lm, "evaluate")
     items = read_examples(examples)
     entries = metrics_of(metrics, settings | {"judge": judge})
     check_probability("confidence", confidence)

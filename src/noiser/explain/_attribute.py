@@ -13,11 +13,20 @@ from noiser.attribution import Attribution, Attributions
 from noiser.checks import check_positive, check_seed, plain
 from noiser.engine import Query, first_position, prepare, run_one
 from noiser.errors import OutOfTimeError
+from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores
 from noiser.explain.injected import injected_messages
 from noiser.explain.many import for_each, is_many, naming_prompt, run_many
 from noiser.explain.refine import SplitRule, refine
-from noiser.methods import Method, Scores, check_answers, describe, make_method, run_method
+from noiser.methods import (
+    Method,
+    Scores,
+    check_answers,
+    describe,
+    for_text,
+    make_method,
+    run_method,
+)
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
 from noiser.progress import progress_of
@@ -43,7 +52,7 @@ T = TypeVar("T")
 class OptionsOfOne(TypedDict, total=False):
     """The keyword arguments of `attribute` for one prompt."""
 
-    method: str | Method
+    method: str | Method | None
     target: str | int | None
     foil: str | int | None
     max_new_tokens: int | None
@@ -56,13 +65,14 @@ class OptionsOfOne(TypedDict, total=False):
     of: Objective | None
     check: int | bool
     max_seconds: float | None
+    max_calls: int | None
     progress: Progress | bool | None
 
 
 class OptionsOfMany(TypedDict, total=False):
     """The keyword arguments of `attribute` for many prompts: some are one for all, or a list of one for each."""
 
-    method: str | Method
+    method: str | Method | None
     target: str | int | Sequence[str | int | None] | None
     foil: str | int | Sequence[str | int | None] | None
     max_new_tokens: int | None
@@ -75,6 +85,7 @@ class OptionsOfMany(TypedDict, total=False):
     of: Objective | None
     check: int | bool
     max_seconds: float | None
+    max_calls: int | None
     progress: Progress | bool | None
 
 
@@ -101,7 +112,7 @@ def _where_hyper_parameters_belong(options: Mapping[str, Any]) -> str:
     if not unknown:
         return "See help(noiser.attribute)."
     key, value = next(iter(unknown.items()))
-    method = type(make_method(options.get("method", "joint"))).__name__
+    method = type(make_method(options.get("method") or "joint")).__name__
     return f"Hyper-parameters belong to the method: method=noiser.{method}({key}={value!r})."
 
 
@@ -122,7 +133,7 @@ def attribute(
     lm: LanguageModel,
     prompt: Prompt | Prompts,
     *,
-    method: str | Method = "joint",
+    method: str | Method | None = None,
     target: str | int | Sequence[str | int | None] | None = None,
     foil: str | int | Sequence[str | int | None] | None = None,
     max_new_tokens: int | None = None,
@@ -135,6 +146,7 @@ def attribute(
     of: Objective | None = None,
     check: int | bool = False,
     max_seconds: float | None = None,
+    max_calls: int | None = None,
     progress: Progress | bool | None = None,
 ) -> Attribution | Attributions:
     """Which parts of the prompt made the model say that?
@@ -180,6 +192,8 @@ def attribute(
             `info["unfinished"]`, and every display, says how many inputs were not run: units without a score were not
             reached, and methods that draw inputs have used fewer. It is an error where there is nothing to return
             yet. Of many prompts, those that have no result are left out, with a warning.
+        max_calls: of a chat model, the most requests for a prompt; None for the model's own limit.
+            Stored answers do not count. Where it is reached, as where `max_seconds` go by.
         progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts. None: a bar
             on a terminal or in a notebook, after a second; False: none.
 
@@ -197,12 +211,12 @@ def attribute(
     masks = check_masks(check)
     if max_seconds is not None:
         check_positive("max_seconds", max_seconds)
-    made = make_method(method)
-    check_answers(made, lm.identity.name, lm.needs_internals)
+    made = method_for(lm, method)
     given: Any = plain(prompt)
     own: dict[str, Any] = {"target": target, "foil": foil, "sources": sources, "seed": seed}
     shared: dict[str, Any] = {"unit": unit, "continuation_units": continuation_units, "of": of}
     shared["max_new_tokens"] = max_new_tokens
+    shared["max_calls"] = max_calls
     shared["target_unit"] = (
         getattr(made, "target_unit", None) if target_unit is None else target_unit
     )
@@ -235,6 +249,20 @@ def attribute(
         return Attributions(run_many(lm, works, told, max_seconds))
 
 
+def method_for(lm: LanguageModel, method: str | Method | None) -> Method:
+    """The method that is asked for, or the model's default: "joint", or "search" of chat models.
+
+    Raises UnsupportedModelError where the model cannot answer it, before it is run.
+    """
+    if method is None:
+        method = "search" if lm.is_text_only else "joint"
+    made = make_method(method)
+    if lm.is_text_only:
+        return for_text(made)
+    check_answers(made, lm.identity.name, lm.needs_internals)
+    return made
+
+
 async def attribution(
     lm: LanguageModel,
     question: Question,
@@ -244,6 +272,7 @@ async def attribution(
     encoding: Encoding | None = None,
 ) -> Attribution:
     """The attribution of one question, checked with some masks, as a coroutine for `noiser.engine.Engine`."""
+    announce(lm, question, method, seed)
     query = await prepare(lm, question, encoding)
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and lm.chats:
@@ -271,6 +300,8 @@ async def attribution_of(
     lm: LanguageModel, query: Query, method: Method, seed: int, rule: SplitRule | None = None
 ) -> Attribution:
     """A method's scores of a query, as an `Attribution`; with unit "auto", coarse units first, split by `rule`."""
+    if lm.is_text_only and rule is None:
+        rule = SplitRule(finest="word")
     if query.unit == "auto":
         units, scores = await refine(method, query, seed, rule)
     else:
@@ -279,6 +310,7 @@ async def attribution_of(
     frozen, prompt = query.encoding.frozen, query.prompt
     facts = {
         **vars(query.spent),
+        **query.context.facts,
         "chat_template_kwargs": None if isinstance(prompt, str) else lm.chat_template_kwargs,
         "special_tokens": [i for unit in units for i in unit.token_indices if frozen[i]],
         "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],

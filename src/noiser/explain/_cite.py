@@ -16,6 +16,7 @@ from noiser.engine import Predict, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
 from noiser.explain._rule import rules_of
+from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
 from noiser.explain.citations_record import in_nats
@@ -23,7 +24,7 @@ from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.explain.rule_record import Rule
 from noiser.explain.sameness import Sameness
-from noiser.methods import AttentionGradient, Method, Occlusion, make_method
+from noiser.methods import AttentionGradient, Method, Occlusion, Search, for_text, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
 from noiser.text import TEMPLATE, begin_of_sources, make_units, place_sources, without_sources
@@ -52,6 +53,9 @@ MASKS = 8
 
 FAST_FROM = 20
 """With fewer sources than this, accuracy="fast" saves no runs."""
+
+MEMORY_OF_TEXT = math.log(2)
+"""The same where the text alone is known: without sources a sentence is said half as often."""
 
 MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all
@@ -181,6 +185,8 @@ def cite(
     masks = check_masks(check)
     seed = check_seed(seed)
     accurate = None if method is None else make_method(method)
+    if lm.is_text_only:
+        accurate = for_text(accurate or Search())
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if lm.chats else "\n"}
 
     async def cite_one(question: Prompt, sources: Sources, answer: Any) -> Citations:
@@ -199,6 +205,7 @@ def cite(
             continuation_units=False,
             **writing,
         )
+        announce(lm, parts, accurate or METHOD, seed)
         query = await prepare(lm, parts, encoding)
         answer_text = "".join(query.target_texts)
         if not answer_text.strip():
@@ -209,7 +216,9 @@ def cite(
 
         removal = removal_for(lm, query, hide=True)
         losses = await _losses(query, removal)
-        min_loss = MEMORY[removal] if memory is None else memory
+        min_loss = MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
+        if memory is not None:
+            min_loss = memory
         not_from_memory = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
         # A source is split into sentences where one of the sentences not from memory relies on it.
         splitting = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
@@ -218,5 +227,132 @@ def cite(
             attribution, failure = await _fast(lm, query, masks or MASKS, seed, splitting)
         if attribution is None:
             chosen_method = replace(METHOD, removal=removal) if accurate is None else accurate
-            attribution = await attribution_of(lm, query, chosen_method, seed, rule)
             attribution = await attribution_of(lm, query, chosen_method, seed, splitting)
+            if failure:
+                info = {**attribution.info, "fell_back": failure}
+                attribution = replace(attribution, info=info)
+            elif masks:
+                attribution = await checked_in_time(lm, query, attribution, masks)
+
+        rules: tuple[Rule | None, ...] = ()
+        if rule and len(query.sources) > 1:
+            with suppress(OutOfTimeError):
+                rules = await _rules(lm, query, not_from_memory, seed)
+        answer_without = None
+        if contrast:
+            alone = without_sources(request, template, encoding, query.sources)
+            answer_without = await _answer_without_sources(lm, alone, writing, query.context.left)
+        return Citations(
+            question=question,
+            sources=query.sources,
+            answer=answer_text,
+            answer_without=answer_without,
+            attribution=attribution,
+            losses=losses,
+            memory=min_loss,
+            least_share=least_share,
+            against=AGAINST if in_nats(attribution) else math.inf,
+            rules=rules,
+        )
+
+    questions: Any = plain(question)
+    columns: dict[str, Any] = {"sources": plain(sources), "answer": answer}
+    many = is_many(questions)
+    if many:
+        rows = for_each(len(questions), **columns)
+        works = [cite_one(each, **row) for each, row in zip(questions, rows, strict=True)]
+    else:
+        works = [cite_one(questions, **columns)]
+    with progress_of(progress, "Citing") as report:
+        if many:
+            return run_many(lm, works, report, max_seconds)
+        return run_one(lm, works[0], report, max_seconds)
+
+
+def _check_method(accuracy: Accuracy, method: str | Method | None) -> None:
+    if accuracy == "fast" and method is not None:
+        raise ParameterError(
+            f"accuracy='fast' chooses the method, and method is {method!r}. Leave one of them out."
+        )
+
+
+def _check_memory(memory: Any) -> None:
+    if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
+        raise ParameterError(
+            f"memory is {memory!r}; expected a number of nats, or None for the default."
+        )
+
+
+def _request(lm: LanguageModel, question: Prompt, template: str | None) -> Prompt:
+    """The question; as a user's message where it is a text to be placed in a template of a chat."""
+    if lm.chats and template and isinstance(question, str):
+        return [{"role": "user", "content": question}]
+    return question
+
+
+async def _fast(
+    lm: LanguageModel, query: Query, masks: int | bool, seed: int, rule: SplitRule
+) -> tuple[Attribution | None, str | None]:
+    """Scores of one pass that pass their check; or None, and the reason."""
+    try:
+        attribution = await attribution_of(lm, query, FAST, seed, rule)
+    except UnsupportedModelError as error:
+        return None, str(error)
+    relied = rule.targets or ()
+    attribution = await check_scores(lm, query, attribution, masks, relied or None)
+    check = attribution.info["check"]
+    # Where all sentences are from memory, nothing is cited, and no score has to hold.
+    if relied and not check["predicts"]:
+        return None, check_text(check)
+    return attribution, None
+
+
+async def _losses(query: Query, removal: str) -> tuple[float, ...]:
+    """The log-probability that each sentence loses without any source, in nats."""
+    in_sources = [unit for unit in query.units if _is_in_a_source(unit, query.sources)]
+    objective = query.objective("logprob")
+    remove = remover(query, removal)
+    positions = chain.from_iterable(remove.positions(query.with_units(in_sources)))
+    (values,) = await Predict(query, [remove.perturbation(positions, None)], objective)
+    return tuple((query.read_clean(objective) - values[:, 0]).tolist())
+
+
+async def _rules(
+    lm: LanguageModel, query: Query, sentences: Sequence[int], seed: int
+) -> tuple[Rule | None, ...]:
+    """The rule of each sentence over whole sources; None for sentences from memory."""
+    units = make_units(
+        query.encoding, "source", prompt_tokens=query.prompt_tokens, sources=query.sources
+    )
+    in_prompt = [unit for unit in units if unit.end <= query.prompt_length]
+    by_source = replace(query, units=tuple(in_prompt), unit="source")
+    rules: list[Rule | None] = [None] * len(query.targets)
+    if sentences:
+        sameness = Sameness.of(lm, by_source, "logprob")
+        found = await rules_of(sameness, sentences, seed=seed)
+        for sentence, of_sentence in zip(sentences, found, strict=True):
+            rules[sentence] = of_sentence
+    return tuple(rules)
+
+
+def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:
+    """Whether a unit overlaps with a source."""
+    return any(source.start < unit.end and unit.start < source.end for source in sources)
+
+
+async def _answer_without_sources(
+    lm: LanguageModel, prompt: Prompt | None, writing: dict[str, Any], calls: int | None
+) -> str | None:
+    """The answer to a prompt that has no sources; None without a prompt, or when time is up.
+
+    `calls` are the requests that a chat model has left.
+    """
+    if not prompt or calls == 0:
+        return None
+    unit = "turn" if lm.is_text_only else "token"  # nothing is asked about units
+    question = Question(prompt=prompt, target_unit="all", unit=unit, max_calls=calls, **writing)
+    try:
+        query = await prepare(lm, question)
+    except OutOfTimeError:
+        return None
+    return "".join(query.target_texts)

@@ -19,8 +19,9 @@ from noiser.attribution.relations import WORDS
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_seed
-from noiser.engine import Coalition, StoredGame, prepare, run_one
+from noiser.engine import Coalition, Query, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
+from noiser.explain.announce import say_calls
 from noiser.explain.many import run_many
 from noiser.files import write_if
 from noiser.html import html_page, html_table
@@ -239,15 +240,23 @@ def diff(
     chats = (_messages(before), _messages(after))
     texts, edits = _find_edits(*chats)
     options: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
+    if lm.is_text_only:
+        options["unit"] = "turn"  # nothing is asked about units
     query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **options)))
     query_before = run_one(lm, prepare(lm, Question(prompt=before, **options)))
     objective = query.objective("logprob")
+    plan = _plan(lm, query, query_before, len(edits))
+    mixed_options: dict[str, Any] = {**options, "target": query.target_ids}
+    if lm.is_text_only:
+        chat: Any = lm
+        lm = chat.asking(query.context.samples)
+        mixed_options["target"] = query.target_texts[0]
 
     async def log_p(kept: bytes) -> float:
         """The log-probability of the answer after a mixture of both versions."""
         messages = _mixture(chats, texts, edits, kept)
         prompt = messages[0]["content"] if isinstance(after, str) else messages
-        question = Question(prompt=prompt, target=query.target_ids, target_unit="all")
+        question = Question(prompt=prompt, **mixed_options)
         mixed = await prepare(lm, question)
         return float(mixed.read_clean(objective))
 
@@ -259,14 +268,11 @@ def diff(
     rng = torch.Generator().manual_seed(check_seed(seed))
     players = torch.ones(1, count, dtype=torch.bool)
     game = StoredGame(players, query.read_clean(objective), "logprob", evaluate=evaluate)
-    if count <= EXACT:
-        method = KernelShap(objective="logprob")
-        samples = 2**count if count > 1 else None
-    else:
-        method = ShapleySampling(objective="logprob", permutations=ORDERS)
-        samples = None
-    shapley = run_one(lm, method.score_game(game, rng))
-    pairs = run_one(lm, Joint(objective="logprob", samples=samples).score_game(game, rng)).pairs
+    shapley = run_one(lm, plan.method.score_game(game, rng))
+    pairs: tuple[Pair, ...] = ()
+    if plan.finds_pairs:
+        joint = Joint(objective="logprob", samples=2**count if 1 < count <= EXACT else None)
+        pairs = run_one(lm, joint.score_game(game, rng)).pairs
     errors = torch.zeros(count) if shapley.stderr is None else shapley.stderr[0]
     scored = [
         edit._replace(score=score, stderr=error)
@@ -308,6 +314,40 @@ def _mark(edit: Edit) -> str:
     before = f"[-{visible(edit.before)}-]" if edit.before else ""
     after = f"{{+{visible(edit.after)}+}}" if edit.after else ""
     return before + after
+
+
+class _Plan(NamedTuple):
+    """How the edits are scored."""
+
+    method: KernelShap | ShapleySampling
+    finds_pairs: bool = True
+
+
+def _plan(lm: LanguageModel, query: Query, query_before: Query, edits: int) -> _Plan:
+    """All mixtures where they are few; else random orders, as many as a chat model may ask.
+
+    Raises ParameterError where a chat model's `max_calls` are too few for one order.
+    """
+    exact = KernelShap(objective="logprob")
+    if not lm.is_text_only:
+        sampled = ShapleySampling(objective="logprob", permutations=ORDERS)
+        return _Plan(exact if edits <= EXACT else sampled)
+    chat: Any = lm
+    samples = query.context.samples
+    most = chat.max_calls
+    left = most - int(query.context.facts["calls"]) - int(query_before.context.facts["calls"])
+    if 2**edits * samples <= left:
+        say_calls(chat, 2**edits * samples, left)
+        return _Plan(exact)
+    inputs_of_order = 2 * (edits + 1) * samples  # each order is walked forwards and backwards
+    orders = min(ORDERS, left // inputs_of_order)
+    if orders < 1:
+        raise ParameterError(
+            f"{edits} edits take at least {inputs_of_order} requests, and max_calls={most} leave "
+            f"{left}. Load the model with more, or join the edits."
+        )
+    say_calls(chat, orders * inputs_of_order, left)
+    return _Plan(ShapleySampling(objective="logprob", permutations=orders), finds_pairs=False)
 
 
 def _messages(prompt: Prompt) -> Sequence[Message]:

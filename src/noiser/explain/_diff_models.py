@@ -13,7 +13,7 @@ from noiser.engine import Coalition, LiveGame, Query, StoredGame, prepare, remov
 from noiser.errors import ParameterError
 from noiser.explain._attribute import attribution_of
 from noiser.methods import Joint, Scores, describe, make_method
-from noiser.model.language_model import LanguageModel
+from noiser.model.language_model import LanguageModel, check_probabilities
 from noiser.types import Prompt, Question
 
 
@@ -45,6 +45,8 @@ def diff_models(
         >>> prompt = "The capital of France is"
         >>> noiser.diff_models(lm, quantised, prompt, target=" Paris")  # doctest: +SKIP
     """
+    for each in (lm, other):
+        check_probabilities(each, "diff_models")
     removal_method: Any = make_method(method or Joint(objective="logprob"))
     if not hasattr(removal_method, "score_game"):
         raise ParameterError(

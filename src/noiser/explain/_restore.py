@@ -8,7 +8,7 @@ from noiser.attribution import Attribution
 from noiser.engine._prepare import check_length, foil_run, query_of
 from noiser.engine.query import Prefill, Query
 from noiser.errors import ParameterError
-from noiser.model.language_model import LanguageModel
+from noiser.model.language_model import LanguageModel, check_probabilities
 from noiser.types import Question, Span
 
 
@@ -23,6 +23,7 @@ async def restore(lm: LanguageModel, att: Attribution) -> Query:
             attribution explains a number of the caller's own.
         PromptError: the text exceeds the model's context.
     """
+    check_probabilities(lm, "a measure of an attribution")
     if "of" in att.info:
         raise ParameterError(
             f"The attribution explains a number of your own, {att.info['of']}, which its file does "

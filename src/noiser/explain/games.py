@@ -64,6 +64,8 @@ class Game:
             warn_of_old_name("score", "objective")
             objective = question.pop("score")
         query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
+        if lm.is_text_only and removal == "zero":
+            removal = "delete"
         remove = remover(query, removal, torch.Generator().manual_seed(seed))
         plain = query.foil is None and query.of is None
         self._lm: LanguageModel | None = lm
@@ -129,7 +131,7 @@ class Game:
             text="",
             units=self.units,
             unit="spans",
-            same=game.score or "own",
+            same=game.objective or "own",
             trials=(),
             seed=seed,
             model=None,

@@ -57,7 +57,7 @@ async def message_losses(query: Query, groups: Sequence[Collection[int]]) -> lis
     """For each group of messages, the nats that the targets lose when its text is taken out."""
     remove = remover(query, "delete")
     read = query.objective("logprob")
-    changes = [remove.change(_positions(query, messages), None) for messages in groups]
+    changes = [remove.perturbation(_positions(query, messages), None) for messages in groups]
     answers = await Predict(query, changes, read)
     whole = query.read_clean(read).sum()
     return [float(whole - answer[:, 0].sum()) for answer in answers]

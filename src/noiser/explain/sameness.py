@@ -53,17 +53,17 @@ def still_same(
     Raises ParameterError for other scores.
     """
     whole = game.whole[target]
-    if game.score == "lead":
+    if game.objective == "lead":
         return values > 0
-    if game.score is None:
+    if game.objective is None:
         return values > 0.5
-    if game.score == "logprob":
+    if game.objective == "logprob":
         return values > whole - LOSS
-    if game.score == "logit":
+    if game.objective == "logit":
         log_p = torch.nn.functional.logsigmoid
         return log_p(values) > log_p(whole) - LOSS
     raise ParameterError(
-        f"The game has the score {game.score!r}, which does not say whether an answer stays; "
+        f"The game has the score {game.objective!r}, which does not say whether an answer stays; "
         "expected 'lead', 'logprob' or 'logit'."
     )
 
@@ -136,9 +136,9 @@ class Sameness:
         """The game whose values say whether the answer stays, see `still_same`."""
         if self._generates:
             whole = torch.ones(len(mask), dtype=torch.float64)
-            return StoredGame(mask, whole, None, play=self._write)
+            return StoredGame(mask, whole, None, evaluate=self._write)
         objective = "logprob" if self.same == "logprob" else "lead"
-        return LiveGame(self.query, score, remover(self.query, "delete"), mask)
+        return LiveGame(self.query, objective, remover(self.query, "delete"), mask)
 
     @property
     def _generates(self) -> bool:
@@ -198,7 +198,7 @@ class Sameness:
             options = {"target": ids, "foil": (*shared, *self.query.foil_ids)}
         other = await prepare(self.lm, Question(prompt=prompt, **options))
         if self.query.foil is not None:
-            return float(other.read_clean(other.score("logprob"))[0]) > 0
+            return float(other.read_clean(other.objective("logprob"))[0]) > 0
         own_ids = self.query.targets[target].token_ids
         log_p = other.clean[-len(own_ids) :]
         chosen = torch.tensor(own_ids, device=log_p.device)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sqlite3
 import threading
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from noiser.checks import check_count, check_positive, random_state_kept
-from noiser.errors import CacheError, DependencyError, JudgeError
+from noiser.errors import DependencyError, JudgeError
 from noiser.files import cache_root
 from noiser.judges.prompts import PAPER_V1, PROMPTS, TOP5_V1, PromptTemplate, prompt_of
 from noiser.judges.protocol import JudgeRequest, Verdict
@@ -25,35 +24,14 @@ from noiser.judges.reading import parse_reply
 try:
     import openai
 
+    from noiser.answers import CUT, WHOLE, Answer, AnswerStore, UnansweredError, complete
     from noiser.endpoint import choose, client, is_fatal, problem
 except ImportError as error:
     raise DependencyError(
         f"The openai judge needs a package that is not installed: {error}.", "openai"
     ) from error
 
-WHOLE = frozenset({"stop", "eos", "end_turn", "none", ""})
-"""Why a complete reply ended, in lower case."""
-
-CUT = frozenset({"length", "max_tokens"})
-"""Why a reply was cut off. One that ended for any other reason, such as a filter, is unscored."""
-
 _CHAT_FORMAT_TOKENS = 64  # more than any chat format puts around one message
-
-
-class _UnansweredError(Exception):
-    """No request was sent, or what came back is not a chat completion."""
-
-
-class _Answer(NamedTuple):
-    reply: str
-    finish: str
-    model: str
-    usage: tuple[int, int] | None  # tokens read and written
-
-
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS answers (key PRIMARY KEY, question, answer, tokens INTEGER, job)"
-)
 
 
 class OpenAIJudge:
@@ -122,16 +100,14 @@ class OpenAIJudge:
         self.job = job or uuid.uuid4().hex
         self.endpoint = choose(base_url, api_key, api_key_env, "The openai judge", JudgeError)
         self._connect = partial(client, self.endpoint, timeout=timeout, max_retries=max_retries)
-        self._cache = Path(cache_dir or cache_root()) / "judges.sqlite"
+        self._store = AnswerStore(Path(cache_dir or cache_root()) / "judges.sqlite")
         self._under_way = 0  # the most tokens that the requests under way can take
         self._changed = threading.Condition()
 
     @property
     def paid(self) -> int:
         """The tokens, read and written, that the judge's job has paid for."""
-        with self._table() as table:
-            query = "SELECT coalesce(sum(tokens), 0) FROM answers WHERE job = ?"
-            return table.execute(query, (self.job,)).fetchone()[0]
+        return self._store.paid(self.job)
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
         """One verdict per request, in order; equal requests are asked once.
@@ -161,12 +137,10 @@ class OpenAIJudge:
             {"base_url": self.endpoint.address, **body, **self.parameters}, sort_keys=True
         )
         key = hashlib.sha256(question.encode()).hexdigest()
-        with self._table() as table:
-            row = table.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        stored = _Answer(**json.loads(row[0])) if row else None
+        stored = self._store.get(key)
         try:
             answer = stored or self._ask(connection, body, key, question)
-        except (openai.OpenAIError, _UnansweredError) as error:
+        except (openai.OpenAIError, UnansweredError) as error:
             reason = problem(error, self.endpoint)
             if is_fatal(error):
                 raise JudgeError(
@@ -190,41 +164,14 @@ class OpenAIJudge:
 
     def _ask(
         self, connection: openai.OpenAI, body: Mapping[str, Any], key: str, question: str
-    ) -> _Answer:
+    ) -> Answer:
         # A token has at least one byte.
         most = len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)
         with self._reserved(most):
-            answer = self._send(connection, body)
+            answer = complete(connection, body, self.parameters)
             tokens = sum(answer.usage) if answer.usage else most
-            with self._table() as table:
-                row = (key, question, json.dumps(answer._asdict()), tokens, self.job)
-                table.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
+            self._store.put(key, question, answer, tokens, self.job)
         return answer
-
-    def _send(self, connection: openai.OpenAI, body: Any) -> _Answer:
-        """Raises _UnansweredError where a web page comes back, or half an answer."""
-        response: Any = None
-        try:
-            response = connection.chat.completions.create(**body, extra_body=self.parameters)
-            choice, usage = response.choices[0], response.usage
-            text, refusal = choice.message.content or "", choice.message.refusal or ""
-            finish = "refusal" if refusal and not text else str(choice.finish_reason)
-            taken = (usage.prompt_tokens, usage.completion_tokens) if usage else None
-            return _Answer(text or refusal, finish, response.model, taken)
-        except (AttributeError, LookupError, TypeError, ValueError):
-            raise _UnansweredError(f"not a chat completion: {str(response)[:100]}") from None
-
-    @contextmanager
-    def _table(self) -> Generator[sqlite3.Connection]:
-        try:
-            self._cache.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self._cache, timeout=60)) as connection, connection:
-                connection.execute(_TABLE)
-                yield connection
-        except (sqlite3.Error, OSError) as error:
-            raise CacheError(
-                f"Cannot use {self._cache}: {error}. Make room, or choose another cache_dir."
-            ) from error
 
     @contextmanager
     def _reserved(self, most: int) -> Generator[None]:
@@ -233,7 +180,7 @@ class OpenAIJudge:
         with self._changed:
             while budget is not None and self.paid + self._under_way + most > budget:
                 if not self._under_way:
-                    raise _UnansweredError("budget")
+                    raise UnansweredError("budget")
                 self._changed.wait()
             self._under_way += most
         try:

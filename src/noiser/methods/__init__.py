@@ -20,6 +20,7 @@ from noiser.methods.protocol import Method as Method
 from noiser.methods.protocol import Scores as Scores
 from noiser.methods.protocol import check_answers as check_answers
 from noiser.methods.protocol import describe as describe
+from noiser.methods.protocol import for_text as for_text
 from noiser.methods.protocol import make_method as make_method
 from noiser.methods.protocol import reads_old_names
 from noiser.methods.protocol import run_method as run_method
@@ -30,6 +31,7 @@ from noiser.methods.references import Position as Position
 from noiser.methods.references import Random as Random
 from noiser.methods.relevance import AttnLrp as AttnLrp
 from noiser.methods.relevance import DeepLift as DeepLift
+from noiser.methods.search import Search as Search
 from noiser.methods.shapley import KernelShap as KernelShap
 from noiser.methods.shapley import ShapleySampling as ShapleySampling
 from noiser.methods.surrogates import ContextCite as ContextCite
@@ -70,6 +72,7 @@ for _name, _factory, _summary in (
         Added,
         "what each unit adds where it first appears, later ones replaced by a baseline",
     ),
+    ("search", Search, "the few units that keep the answer, found by halves; few requests"),
     ("random", Random, "softmax of uniform random numbers: the reference"),
     ("constant", Constant, "1 for every unit: the reference that knows nothing"),
     ("position", Position, "1 to n along the text: the reference that knows only the place"),

@@ -28,7 +28,7 @@ from noiser.engine import (
 )
 from noiser.errors import OutOfTimeError, ParameterError
 from noiser.methods.protocol import ObjectiveName, Parameters, Scores
-from noiser.methods.search import (
+from noiser.methods.thresholds import (
     FIRST,
     Mode,
     Probe,

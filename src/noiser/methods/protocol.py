@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, wraps
 from inspect import signature
 from types import UnionType
@@ -188,6 +188,36 @@ def check_answers(method: Method, model: str, needs_internals: bool) -> None:
             f"asks for predictions: {', '.join(names)}. "
             "Take one of these, or load the model into this process."
         )
+
+
+def for_text(method: Method) -> Method:
+    """A method that removes units, for a model of which the text alone is known.
+
+    Units are taken out of the text in place of the default removal.
+
+    Raises:
+        UnsupportedModelError: the method asks for more than the values of inputs without units.
+    """
+    removals = [name for name in ("baseline", "removal") if hasattr(method, name)]
+    needs_model = any(hasattr(method, name) for name in ("needs_internals", "bounding"))
+    if not removals:
+        if needs_model:
+            raise _gives_text_only(describe(method)[0])
+        return method  # a reference, which asks nothing
+    given = getattr(method, removals[0])
+    is_default = given == type(method).__dataclass_fields__[removals[0]].default  # pyright: ignore
+    if not hasattr(method, "score_game") or not (is_default or given == "delete"):
+        raise _gives_text_only(describe(method)[0])
+    return replace(method, **{removals[0]: "delete"})  # pyright: ignore
+
+
+def _gives_text_only(name: str) -> UnsupportedModelError:
+    """The error for a method that needs more than text."""
+    with_play = [each for each in METHODS.names() if hasattr(METHODS.get(each).factory, "play")]
+    return UnsupportedModelError(
+        f"A chat endpoint gives text only, and {name} needs more: take one of "
+        f"{', '.join(with_play)}, which take units out of the text."
+    )
 
 
 def sum_over_units(

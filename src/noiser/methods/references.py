@@ -70,7 +70,7 @@ class Overlap:
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for row, seen, target in zip(scores, query.causal_mask, query.target_texts, strict=True):
             units = [unit.text for unit, before in zip(query.units, seen, strict=True) if before]
-            row[seen] = _cosines(units, f"{question} {target}")
+            row[seen] = word_overlap(units, f"{question} {target}")
         return Scores(scores=scores)
 
 
@@ -95,7 +95,7 @@ def question_of(query: Query) -> str:
     return " ".join(sentences[-2:] if asks else sentences[-1:])
 
 
-def _cosines(units: Sequence[str], said: str) -> Float[Tensor, " units"]:
+def word_overlap(units: Sequence[str], said: str) -> Float[Tensor, " units"]:
     """The cosine of each unit's TF-IDF vector with the vector of question and target."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 

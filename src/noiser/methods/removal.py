@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,6 +13,18 @@ from torch import Tensor
 from noiser.engine import LiveGame, Query, Steps, StoredGame, remover
 from noiser.errors import OutOfTimeError
 from noiser.methods.protocol import ObjectiveName, Parameters, RemovalName, Scores
+
+_DRAWS = 200
+"""Sets of values that are drawn for binomial standard errors."""
+
+_TINY = 1e-6
+
+_RATE_OF: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "prob": (torch.Tensor.clone, torch.Tensor.clone),
+    "logprob": (torch.exp, torch.log),
+    "logit": (torch.sigmoid, torch.logit),
+}
+"""From an objective's value to a rate, and back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +39,66 @@ class RemovalMethod(Parameters):
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
+        state = rng.get_state()
         scores = await self.score_game(game, rng)
+        if scores.stderr is None:
+            scores = binomial_errors(game, scores, self.objective, partial(self._played, state))
         return await score_first_token(game, scores)
+
+    def _played(self, state: Tensor, game: StoredGame) -> Sequence[Tensor]:
+        """The scores of each target on stored values, with the random numbers of a state."""
+        generator = torch.Generator()
+        generator.set_state(state)
+        steps = self.score_game(game, generator)
+        try:
+            steps.send(None)  # nothing is asked for, so the first step is the last
+        except StopIteration as stop:
+            found: Scores = stop.value
+            rows = zip(found.scores.double(), game.units, strict=True)
+            return [row[units] for row, units in rows]
+        raise AssertionError("a stored game asks for nothing")
 
     def score_game(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Scores of the units of a game, also of one that is stored."""
         raise NotImplementedError
+
+
+def binomial_errors(
+    game: LiveGame, scores: Scores, name: str, score: Callable[[StoredGame], Sequence[Tensor]]
+) -> Scores:
+    """The scores with standard errors, where each value is the rate of several answers.
+
+    Every rate k / r is drawn again from a binomial distribution with the probability
+    (k + 1/2) / (r + 1), which is never 0 or 1, and the scores are computed again. The errors are
+    the standard deviations. Nothing changes for exact values, or where inputs were not run.
+
+    Args:
+        game: the game that was played.
+        scores: its scores.
+        name: of the objective.
+        score: from a stored game to the scores of each target's units.
+    """
+    samples = game.query.context.samples
+    if samples == 1 or name not in _RATE_OF or game.query.spent.unfinished:
+        return scores
+    rate_of, value_of = _RATE_OF[name]
+    generator = torch.Generator().manual_seed(0)
+    keys = [*game.table]
+    values = torch.tensor([game.table[key] for key in keys], dtype=torch.float64)
+    counts = (rate_of(values) * samples).round()
+    rates = (counts + 0.5) / (samples + 1)
+    all_kept = b"\1" * game.mask.shape[1]
+    drawn: list[Tensor] = []
+    for _ in range(_DRAWS):
+        again = torch.binomial(torch.full_like(rates, samples), rates, generator=generator)
+        clipped = (again / samples).clamp(_TINY, 1 - _TINY)
+        stored = dict(zip(keys, value_of(clipped).tolist(), strict=True))
+        whole = [stored[target, all_kept] for target in range(len(game.units))]
+        whole_values = torch.tensor(whole, dtype=torch.float64)
+        rows = score(StoredGame(game.mask, whole_values, game.objective, stored))
+        drawn.append(torch.cat([row.double() for row in rows]))
+    errors = torch.stack(drawn).std(0).split([len(units) for units in game.units])
+    return replace(scores, stderr=scatter_to_units(game, errors))
 
 
 async def score_first_token(

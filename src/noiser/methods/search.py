@@ -1,238 +1,249 @@
-"""Searches for the largest noise that does not change the prediction.
-
-They are a bisection of every unit, and a certified minimum over all units.
-
-A search is a generator: it yields probes, round by round, is sent their effects, and returns
-thresholds. Several (one per target) run side by side, so that a pair that two of them want is
-evaluated once.
-"""
+"""Search: the few units that keep an answer, found by halves."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Iterable, Mapping
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, combinations, pairwise
+from typing import Any
 
-from noiser.engine import Effect
+import torch
+from torch import Tensor
 
-Mode = Literal["min", "max", "each"]
+from noiser.engine import LiveGame, Query, StoredGame, remover
+from noiser.errors import OutOfTimeError
+from noiser.methods.protocol import Scores
+from noiser.methods.references import question_of, word_overlap
+from noiser.methods.removal import RemovalMethod, binomial_errors, scatter_to_units
+from noiser.types import Pair
+
+Stays = Callable[[frozenset[int]], Coroutine[Any, Any, bool]]
+"""Whether the answer stays with some units alone."""
+
+_HALF = 0.5
+_LOG_HALF = -0.6931471805599453
 
 
-class Probe(NamedTuple):
-    """Noise k on a unit, with all noise samples or with the first few."""
+@dataclass(frozen=True, kw_only=True)
+class Search(RemovalMethod):
+    """Scores the units that keep the answer, found with few inputs (delta debugging).
 
-    unit: int
-    k: float
-    samples: int | None = None
+    1. With no unit the answer must change; else it is from memory, and all scores are 0.
+    2. The prompt is shrunk to a set that keeps the answer and from which no unit can go (Zeller and
+       Hildebrandt 2002): halves first, and of these the units least related to the question, by
+       TF-IDF.
+    3. Units of that set without which the whole prompt keeps its answer have a substitute. They are
+       taken out, and the rest is shrunk again, until the answer changes. Units of different rounds
+       are pairs of kind "either".
+    4. Each unit that was found is also left out alone.
 
+    The score of a unit that was found is the mean value of the inputs with it minus that of the
+    inputs without it; other units have 0. The answer stays where the value is at least half of the
+    whole prompt's.
 
-class Thresholds(NamedTuple):
-    """The k of every unit that was searched to the end, and whether two tokens tie.
+    `Attribution.info["found"]` has the columns of the units, for each target: "needed" ones, and the
+    groups of which "either" would do.
 
-    They tie if a unit flips at every k.
+    Args:
+        removal, objective: how a unit is removed, and the predicted number; as for `Occlusion`.
     """
 
-    k: Mapping[int, float]
-    tied: bool
+    async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
+        game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
+        related = word_overlap([unit.text for unit in query.units], question_of(query))
+        scores = await self.play(game, rng, related)
+        means = partial(_means, found=scores.info["found"])
+        return binomial_errors(game, scores, self.objective, means)
+
+    async def play(
+        self,
+        game: StoredGame,
+        rng: torch.Generator,  # noqa: ARG002 - nothing is drawn
+        related: Tensor | None = None,
+    ) -> Scores:
+        """Searches the units of each target; `related` has how related a unit is to the question."""
+        if related is None:
+            related = torch.zeros(game.mask.shape[1])
+        closeness: list[float] = related.tolist()
+        pairs: list[Pair] = []
+        found_of_targets: list[dict[str, Any]] = []
+        for target, units in enumerate(game.units):
+            # Among equally related units the later ones stay longer.
+            indices: list[int] = units.tolist()
+            order = sorted(indices, key=lambda unit: (closeness[unit], unit))
+            found = _Found()
+            try:
+                await _search(_stays(game, target, self.objective), order, found)
+            except OutOfTimeError:
+                if len(game.table) <= len(game.units):  # not a single input was run
+                    raise
+            either = [sorted(group) for group in found.groups]
+            found_of_targets.append({"needed": sorted(found.necessary), "either": either})
+            pairs += _pairs(game, target, found)
+        return Scores(
+            scores=scatter_to_units(game, _means(game, found_of_targets)),
+            pairs=tuple(pairs),
+            info={"found": found_of_targets},
+        )
 
 
-Search = Generator[list[Probe], Mapping[Probe, Effect], Thresholds]
+def _means(game: StoredGame, found: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """For each target the mean value with each unit that was found minus that without it."""
+    rows: list[Tensor] = []
+    for target, units in enumerate(game.units):
+        kept: list[list[int]] = []
+        values: list[float] = []
+        for (owner, coalition), value in game.table.items():
+            if owner == target:
+                kept.append(list(coalition))
+                values.append(value)
+        has_unit = torch.tensor(kept, dtype=torch.float64)[:, units]
+        of_inputs = torch.tensor(values, dtype=torch.float64)
+        with_unit = (of_inputs @ has_unit) / has_unit.sum(0).clamp_min(1)
+        without = (of_inputs @ (1 - has_unit)) / (1 - has_unit).sum(0).clamp_min(1)
+        groups = [found[target]["needed"], *found[target]["either"]]
+        is_found = torch.isin(units, torch.tensor([*chain(*groups)], dtype=units.dtype))
+        # A unit that was never left out has shown nothing.
+        is_found &= (1 - has_unit).sum(0) > 0
+        rows.append(torch.where(is_found, with_unit - without, 0.0))
+    return rows
 
-SMALLEST = 2.0**-40
-"""The k at which a search ends that finds a flip at every k."""
+
+@dataclass
+class _Found:
+    """What a search has found: units that nothing replaces, and groups of which either would do."""
+
+    minimal: list[int] = field(default_factory=list[int])
+    necessary: list[int] = field(default_factory=list[int])
+    groups: list[list[int]] = field(default_factory=list[list[int]])
 
 
-def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False) -> Search:
-    """Bisection of [0, 1] for every unit at once, without units that cannot decide the answer.
+def _stays(game: StoredGame, target: int, objective: str) -> Stays:
+    """Whether a target's value is at least half of the whole prompt's, in logarithms or not."""
+    whole = float(game.whole[target])
+    if objective in ("logprob", "logit"):
+        least = whole + _LOG_HALF
+    else:
+        least = whole * _HALF
+    count = game.mask.shape[1]
 
-    All units that are still searched have made the same probes. So when only some flip at k the
-    others tolerate more: they are dropped in mode "min", those that flip in mode "max". The rest
-    have the thresholds of a bisection of their own. A unit that flips at every one of the `steps`
-    probes goes on, halving k, until it does not. `last_probe` returns the last probe instead of the
-    largest k that did not flip, as the authors' script does.
+    async def stays(kept: frozenset[int]) -> bool:
+        row = torch.zeros(1, count, dtype=torch.bool)
+        row[0, sorted(kept)] = True
+        nothing = torch.zeros(0, count, dtype=torch.bool)
+        rows = [nothing] * len(game.units)
+        rows[target] = row
+        values = await game.values(rows)
+        return float(values[target][0]) >= least
+
+    return stays
+
+
+async def _search(stays: Stays, order: Sequence[int], found: _Found) -> None:
+    """Finds the units that keep the answer; `found` also has what there is where time runs out.
+
+    Args:
+        stays: whether the answer stays.
+        order: the units, the least related to the question first.
+        found: gets the result.
     """
-    interval = dict.fromkeys(units, (0.0, 1.0))
-    rounds = 0
-    tied = False
-    active = set(interval)
-    # With `last_probe` the answer to the last probe would not matter.
-    while not (last_probe and rounds >= steps - 1):
-        if rounds >= steps:
-            active = {unit for unit in active if interval[unit][0] == 0.0}
-        for unit in list(active):
-            if interval[unit][1] <= SMALLEST:
-                interval[unit] = (SMALLEST, SMALLEST)
-                tied = True
-                active.discard(unit)
-        if not active:
-            break
-        probes = [Probe(unit, sum(interval[unit]) / 2) for unit in sorted(active)]
-        effects = yield probes
-        rounds += 1
-        flipped = {probe.unit for probe in probes if effects[probe].flips}
-        for unit, k, _ in probes:
-            low, high = interval[unit]
-            interval[unit] = (low, k) if unit in flipped else (k, high)
-        if flipped and flipped != active:
-            drop = {"min": active - flipped, "max": flipped, "each": set[int]()}[mode]
-            active -= drop
-            interval = {unit: ends for unit, ends in interval.items() if unit not in drop}
-    k_of: dict[int, float] = {}
-    for unit, (low, high) in interval.items():
-        k_of[unit] = (low + high) / 2 if last_probe else low
-    return Thresholds(k_of, tied)
-
-
-# Where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1.
-FIRST = 2.0**-4
-
-# How many times the smallest estimate a unit's estimate may be, after each round of screening.
-NEAR = (3.0, 2.0, 1.5)
-
-# The least that a margin counts. A token that is far back says little about where it was overtaken.
-LAST = -2.0
-
-# How many times as large as the last k a unit may at most be expected to lose its margin.
-FARTHEST = 10.0
-
-# How many times the last k the next one is, at least and at most, while nothing flips.
-STRIDE = (1.5, 2.0)
-
-
-def certified(units: Iterable[int], *, steps: int, samples: int, first: float = FIRST) -> Search:
-    """The largest k of the grid at which no unit flips, for little more than the scoring pass.
-
-    *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root
-    finding*: their margin is followed to the last k at which none of them flips. *Certifying*: the
-    others are probed at that k. When none flips the search is over, and these probes are the
-    scores' own; units that do flip are then followed as well.
-
-    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k; or k is the grid's last.
-    Screening takes a fifth of the samples, and begins at `first`.
-    """
-    units = list(units)
-    margins: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
-    followed = units
-    root = _Root(first, steps=steps)
-    for near in NEAR:
-        effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
-        for (unit, k, _), effect in effects.items():
-            margins[unit][k] = max(effect.margin, LAST)
-        estimates = {unit: _crossing(margins[unit]) for unit in followed}
-        smallest = min(estimates.values())
-        root = _Root(smallest, steps=steps)
-        followed = [unit for unit in followed if estimates[unit] <= near * smallest]
-        if len(followed) == 1:
-            break
-    # The units that are likeliest to flip are certified first, since k may be too large.
-    at_once = max(2, len(units) // 4)
-    while True:
-        while not (root.found or root.tied):
-            effects = yield [Probe(unit, k) for k in root.next for unit in followed]
-            followed = root.follow(effects, followed)
-        rest = [] if root.tied else [unit for unit in units if unit not in followed]
-        uncertain = sorted(rest, key=lambda unit: _crossing(margins[unit]))
-        flipped: list[int] = []
-        least = 0.0
-        while uncertain and not flipped:
-            effects = yield [Probe(unit, root.low) for unit in uncertain[:at_once]]
-            flipped = [probe.unit for probe, effect in effects.items() if effect.flips]
-            least = min(effect.margin for effect in effects.values())
-            uncertain = uncertain[len(effects) :]
-            at_once = len(units)
-        if not flipped:
-            return Thresholds(dict.fromkeys(followed, root.low), root.tied)
-        followed = flipped
-        root.fall(max(least, LAST))
-
-
-class _Root:
-    """The last k of a grid where a margin that starts at 1 is not lost.
-
-    The grid is 1/n, 2/n, ... below 1, with n = 2^steps.
-
-    Regula falsi with the Illinois rule, and bisection where that is slow. A margin that is lost at
-    1/n is followed further, halving k. `guess` is where to look first; `low` the largest k so far
-    below all that have lost the margin.
-    """
-
-    def __init__(self, guess: float, *, steps: int) -> None:
-        self.low, self._high = 0.0, 1.0
-        self._cell = max(2.0**-steps, SMALLEST)
-        self._guess = guess
-        self._lead, self._loss = 1.0, math.nan  # at low, and at high where it is known
-        self._slow = 0
-        self._last_flipped: bool | None = None
-
-    @property
-    def tied(self) -> bool:
-        return self._high <= SMALLEST  # the margin is lost at every k
-
-    @property
-    def found(self) -> bool:
-        return self.low > 0 and self._high - self.low <= self._cell
-
-    @property
-    def next(self) -> list[float]:
-        """The k to look at next, or the last two."""
-        if self._high <= self._cell:
-            return [self._high / 2]
-        first, last = round(self.low / self._cell) + 1, round(self._high / self._cell) - 1
-        place = min(max(math.floor(self._predicted() / self._cell), first), last)
-        return [i * self._cell for i in ((first, last) if last == first + 1 else (place,))]
-
-    def follow(self, effects: Mapping[Probe, Effect], followed: list[int]) -> list[int]:
-        """Takes the effects at `next`, smallest k first.
-
-        Returns the units that flip there, or else all that are followed.
-        """
-        for k in sorted({probe.k for probe in effects}):
-            here = {probe.unit: effect for probe, effect in effects.items() if probe.k == k}
-            flipped = [unit for unit, effect in here.items() if effect.flips]
-            self._update(
-                k, max(min(effect.margin for effect in here.values()), LAST), flips=bool(flipped)
-            )
-            if flipped:
-                return flipped
-        return followed
-
-    def _update(self, k: float, margin: float, *, flips: bool) -> None:
-        width = self._high - self.low
-        again = flips is self._last_flipped
-        if flips:
-            self._high, self._loss = k, min(margin, 0.0)
-            self._lead *= 0.5 if again else 1.0
+    everything = frozenset(order)
+    if await stays(frozenset()):
+        return
+    found.groups = [list(order)]
+    found.minimal = await _shrunk(stays, order, frozenset())
+    found.groups = [list(found.minimal)]
+    replaceable: list[int] = []
+    for unit in found.minimal:
+        if await stays(everything - {unit}):
+            replaceable.append(unit)
         else:
-            self.low, self._lead = k, max(margin, 0.0)
-            self._loss *= 0.5 if again else 1.0
-        self._slow = self._slow + 1 if self._high - self.low > width / 2 else 0
-        self._last_flipped = flips
-        if self.tied:
-            self.low = SMALLEST
-
-    def fall(self, margin: float) -> None:
-        """Learns that the margin is lost at `low` too, by another unit."""
-        self._high, self._loss = self.low, min(margin, 0.0)
-        self.low, self._lead = 0.0, 1.0
-        self._slow, self._last_flipped = 0, None
-
-    def _predicted(self) -> float:
-        if math.isnan(self._loss):
-            if self.low == 0.0:
-                return self._guess
-            least, most = (stride * self.low for stride in STRIDE)
-            return min(max(_crossing({0.0: 1.0, self.low: self._lead}), least), most)
-        if self._slow > 1 or self._lead == self._loss:
-            return (self.low + self._high) / 2
-        return self.low + (self._high - self.low) * self._lead / (self._lead - self._loss)
+            found.necessary.append(unit)
+    found.groups = [replaceable] if replaceable else []
+    gone = frozenset(replaceable)
+    while replaceable and await stays(everything - gone):
+        fixed = frozenset(found.necessary)
+        others = [unit for unit in order if unit not in gone | fixed]
+        substitutes = await _shrunk(stays, others, fixed)
+        if not substitutes:
+            break
+        for unit in substitutes:
+            await stays(everything - {unit})
+        found.groups.append(substitutes)
+        gone |= frozenset(substitutes)
 
 
-def _crossing(margins: Mapping[float, float]) -> float:
-    """Where a margin is lost, by a straight line through the points around or before that place."""
-    points = sorted(margins.items())
-    for (low, margin), (high, loss) in pairwise(points):
-        if loss <= 0:
-            return low + (high - low) * margin / (margin - loss) if margin > loss else high
-    k, margin = points[-1]
-    return k / max(1 - margin, 1 / FARTHEST)
+async def _shrunk(stays: Stays, units: Sequence[int], fixed: frozenset[int]) -> list[int]:
+    """Units of which none can go without the answer changing; those of `fixed` always stay.
+
+    The units are cut into two parts. A part without which the answer stays is dropped, the first
+    ones first. Where none can go, the parts become smaller, down to single units.
+    """
+    kept = list(units)
+    parts = 2
+    while kept:
+        parts = min(parts, len(kept))
+        for part in _cut(kept, parts):
+            rest = [unit for unit in kept if unit not in part]
+            if await stays(fixed.union(rest)):
+                kept = rest
+                parts = max(2, parts - 1)
+                break
+        else:
+            if parts == len(kept):
+                break
+            parts *= 2
+    return kept
+
+
+def _cut(units: Sequence[int], parts: int) -> list[list[int]]:
+    """Neighbouring units in parts of nearly equal size."""
+    ends = [len(units) * number // parts for number in range(parts + 1)]
+    return [list(units[start:stop]) for start, stop in pairwise(ends)]
+
+
+def _pairs(game: StoredGame, target: int, found: _Found) -> list[Pair]:
+    """The pairs whose interaction was measured: at the whole prompt, or at the empty one."""
+    everything = [bool(plays) for plays in game.mask[target]]
+
+    def value(removed: Iterable[int], kept: Sequence[bool]) -> float | None:
+        row = bytearray(kept)
+        for unit in removed:
+            row[unit] = 0
+        for unit, plays in enumerate(everything):
+            if not plays:
+                row[unit] = 1
+        return game.table.get((target, bytes(row)))
+
+    pairs: list[Pair] = []
+    for one, other in combinations(found.groups, 2):
+        for first in one:
+            for second in other:
+                corners = [
+                    value(removed, everything)
+                    for removed in ((), (first,), (second,), (first, second))
+                ]
+                pairs += _pair(target, first, second, corners, "either")
+    if len(found.minimal) == 2:
+        first, second = found.minimal
+        only_two = [unit in found.minimal for unit in range(len(everything))]
+        corners = [
+            value(removed, only_two) for removed in ((), (first,), (second,), (first, second))
+        ]
+        pairs += _pair(target, first, second, corners, "together")
+    return pairs
+
+
+def _pair(
+    target: int, first: int, second: int, corners: Sequence[float | None], kind: Any
+) -> list[Pair]:
+    """The pair, if its interaction f(both) - f(one) - f(other) + f(none) has its kind's sign."""
+    if any(corner is None for corner in corners):
+        return []
+    both, without_first, without_second, neither = (float(corner or 0.0) for corner in corners)
+    score = both - without_first - without_second + neither
+    if (score < 0) != (kind == "either") or score == 0:
+        return []
+    units = (min(first, second), max(first, second))
+    return [Pair(target=target, units=units, score=score, stderr=0.0, kind=kind)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,13 +54,34 @@ def _load_server(
     from noiser.model.http import load_server
 
     origin = {"revision": revision, "trust_remote_code": trust_remote_code}
-    parameters = list(inspect.signature(load_server).parameters)[2:]
-    unknown = sorted(set(engine_args) - set(parameters))
+    _check_arguments(load_server, engine_args, 2)
+    return load_server(name, origin, **engine_args)
+
+
+def _load_chat(
+    name: str,
+    *,
+    dtype: torch.dtype | str,  # noqa: ARG001 - the endpoint has loaded it
+    revision: str,  # noqa: ARG001
+    trust_remote_code: bool,  # noqa: ARG001
+    **engine_args: Any,
+) -> LanguageModel:
+    """A chat model of which the text alone is known."""
+    from noiser.model.chat import load_chat
+
+    _check_arguments(load_chat, engine_args, 1)
+    return load_chat(name.removeprefix("chat:"), **engine_args)
+
+
+def _check_arguments(load: Callable[..., Any], given: dict[str, Any], own: int) -> None:
+    """Raises UnknownNameError for an argument that a function lacks after its first `own`."""
+    parameters = list(inspect.signature(load).parameters)[own:]
+    unknown = sorted(set(given) - set(parameters))
     if unknown:
         raise UnknownNameError("argument of a model behind a server", unknown[0], parameters)
-    return load_server(name, origin, **engine_args)
 
 
 BACKENDS.register("vllm", _load_vllm, summary="models that vLLM runs in this process")
 BACKENDS.register("http", _load_server, summary="models behind a server of completions")
 BACKENDS.register("https", _load_server, summary="models behind a server of completions")
+BACKENDS.register("chat", _load_chat, summary="chat models by their text alone, at any endpoint")

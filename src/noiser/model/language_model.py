@@ -62,10 +62,12 @@ class LanguageModel:
         needs_internals: whether the layers are in this process, for gradients, attention and
             relevance.
         accepts_embeddings: whether tokens can be changed, and not only taken out.
+        is_text_only: whether nothing but the text of its answers is known.
     """
 
     needs_internals: bool = True
     accepts_embeddings: bool = True
+    is_text_only: bool = False
 
     def __init__(
         self,
@@ -341,6 +343,15 @@ def check_model(lm: object) -> None:
     if not isinstance(lm, LanguageModel):
         raise ParameterError(
             f"The model is a {type(lm).__name__}; expected what noiser.load_model or wrap returns."
+        )
+
+
+def check_probabilities(lm: LanguageModel, asked: str) -> None:
+    """Raises UnsupportedModelError where a model gives text only; `asked` needs probabilities."""
+    if lm.is_text_only:
+        raise UnsupportedModelError(
+            f"A chat endpoint gives text only, and {asked} needs probabilities: take a model in "
+            "this process, or behind a server of completions."
         )
 
 

@@ -52,6 +52,21 @@ class Context:
     supports_cached_prefix: bool = False
 
     @property
+    def samples(self) -> int:
+        """How many answers each value is the mean of: 1 where probabilities are known."""
+        return 1
+
+    @property
+    def left(self) -> int | None:
+        """The requests that are left of a chat model's `max_calls`; None of other models."""
+        return None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What else is worth keeping with a result."""
+        return {}
+
+    @property
     def rows(self) -> Float[Tensor, "length dim"]:
         """Rows of the embedding table, float32."""
         return self.inputs.float() / self.scale

@@ -104,7 +104,7 @@ class CompletionBody(BaseModel, extra="forbid"):
                 answer = Answer()  # the other server's chunks are passed on as they are
                 settings = self.model_dump(exclude_unset=True, exclude=_OURS)
                 write_answer = partial(upstream.write, prompt, settings, answer, tell, job)
-                if sources:
+                if sources and not lm.is_text_only:
                     known_ids = encoding.token_ids
             else:
                 answer = Answer(lambda piece: send({"content": piece}), self._stops(lm))
@@ -115,19 +115,24 @@ class CompletionBody(BaseModel, extra="forbid"):
                 if sources:
                     for spans in answer.sentences():
                         end = spans[-1][1]
-                        token_ids = answer.ids_until(end)
-                        if not token_ids:  # another server wrote the answer
-                            token_ids = encode_target(lm.tokenizer, encoding, answer.text[:end])
-                        for citation in self._cite(lm, question, token_ids, spans, job):
+                        written: Any = answer.ids_until(end)
+                        if lm.is_text_only:
+                            written = answer.text[:end]
+                        elif not written:  # another server wrote the answer
+                            written = encode_target(lm.tokenizer, encoding, answer.text[:end])
+                        for citation in self._cite(lm, question, written, spans, job):
                             citations.append(citation)
                             send({}, citations=[citation])
-            written = answer.ids
-            if not written and answer.text:
-                written = encode_target(lm.tokenizer, encoding, answer.text)
+            if lm.is_text_only:  # its tokens are not known
+                send({}, citations=citations)
+                return
+            ids: Sequence[int] = answer.ids
+            if not ids and answer.text:
+                ids = encode_target(lm.tokenizer, encoding, answer.text)
             usage = {
                 "prompt_tokens": len(encoding.token_ids),
-                "completion_tokens": len(written),
-                "total_tokens": len(encoding.token_ids) + len(written),
+                "completion_tokens": len(ids),
+                "total_tokens": len(encoding.token_ids) + len(ids),
             }
             send({}, citations=citations, usage=usage)
 
@@ -164,17 +169,17 @@ class CompletionBody(BaseModel, extra="forbid"):
         self,
         lm: LanguageModel,
         question: Prompt,
-        token_ids: Sequence[int],
+        written: str | Sequence[int],
         spans: list[tuple[int, int]],
         job: QuestionJob,
     ) -> Iterator[Event]:
         """The citations of each sentence that has ended, as the stream has them."""
         options: dict[str, Any] = {
-            "answer": token_ids,
+            "answer": written,
             "target_unit": spans,
             "unit": "source",
             "contrast": False,
-            "accuracy": self.accuracy,
+            "accuracy": "accurate" if lm.is_text_only else self.accuracy,
             "progress": job.progress,
         }
         sources = [(document.title, document.text) for document in self.documents]

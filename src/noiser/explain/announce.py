@@ -1,0 +1,73 @@
+"""The number of requests to a chat model, said before the first one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from noiser.engine import Coalition, StoredGame
+from noiser.engine._prepare_text import check_question, units_of_text
+from noiser.errors import NoiserError
+from noiser.methods import Method
+from noiser.model.language_model import LanguageModel
+from noiser.types import Question
+
+_FIRST = 2  # requests for the whole prompt, which show whether answers repeat
+
+
+def announce(lm: LanguageModel, question: Question, method: Method, seed: int) -> None:
+    """Says on stderr how many requests a question takes; nothing of a model that is no endpoint.
+
+    The method is played on a game in which the answer needs the middle unit.
+    """
+    if not lm.is_text_only:
+        return
+    chat: Any = lm
+    most = question.max_calls or chat.max_calls
+    say_calls(chat, min(most, expected_calls(chat, question, method, seed)), most)
+
+
+def say_calls(chat: Any, expected: int, most: int) -> None:
+    """Says on stderr how many requests will be made, unless the model was loaded to be silent."""
+    if not chat.announces:
+        return
+    print(
+        f"Asking {chat.where}: about {expected} requests, at most {most}; stored answers are free.",
+        file=sys.stderr,
+    )
+
+
+def expected_calls(chat: Any, question: Question, method: Method, seed: int) -> int:
+    """About how many requests a question takes where one unit decides."""
+    check_question(chat, question)
+    encoding = chat.encode(question.prompt)
+    units, _ = units_of_text(encoding, question)
+    samples = chat.repeats or 1
+    inputs = _inputs(method, len(units), seed)
+    return (inputs + 1) * samples + (_FIRST - 1 if chat.repeats is None else 0)
+
+
+def _inputs(method: Any, units: int, seed: int) -> int:
+    """The number of inputs that a method plays with so many units."""
+    middle = units // 2
+    played: set[Coalition] = set()
+
+    async def play(keys: Sequence[Coalition]) -> Mapping[Coalition, float]:
+        played.update(keys)
+        return {key: 0.999 if key[1][middle] else 0.001 for key in keys}
+
+    if not hasattr(method, "score_game"):
+        return 0
+    whole = torch.tensor([0.999], dtype=torch.float64)
+    mask = torch.ones(1, units, dtype=torch.bool)
+    game = StoredGame(mask, whole, "prob", evaluate=play)
+    try:
+        method.score_game(game, torch.Generator().manual_seed(seed)).send(None)
+    except StopIteration:
+        pass
+    except NoiserError:  # the method itself says so when it is run
+        return units
+    return len(played)

@@ -1,0 +1,238 @@
+"""Searches for the largest noise that does not change the prediction.
+
+They are a bisection of every unit, and a certified minimum over all units.
+
+A search is a generator: it yields probes, round by round, is sent their effects, and returns
+thresholds. Several (one per target) run side by side, so that a pair that two of them want is
+evaluated once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Mapping
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from noiser.engine import Effect
+
+Mode = Literal["min", "max", "each"]
+
+
+class Probe(NamedTuple):
+    """Noise k on a unit, with all noise samples or with the first few."""
+
+    unit: int
+    k: float
+    samples: int | None = None
+
+
+class Thresholds(NamedTuple):
+    """The k of every unit that was searched to the end, and whether two tokens tie.
+
+    They tie if a unit flips at every k.
+    """
+
+    k: Mapping[int, float]
+    tied: bool
+
+
+Search = Generator[list[Probe], Mapping[Probe, Effect], Thresholds]
+
+SMALLEST = 2.0**-40
+"""The k at which a search ends that finds a flip at every k."""
+
+
+def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False) -> Search:
+    """Bisection of [0, 1] for every unit at once, without units that cannot decide the answer.
+
+    All units that are still searched have made the same probes. So when only some flip at k the
+    others tolerate more: they are dropped in mode "min", those that flip in mode "max". The rest
+    have the thresholds of a bisection of their own. A unit that flips at every one of the `steps`
+    probes goes on, halving k, until it does not. `last_probe` returns the last probe instead of the
+    largest k that did not flip, as the authors' script does.
+    """
+    interval = dict.fromkeys(units, (0.0, 1.0))
+    rounds = 0
+    tied = False
+    active = set(interval)
+    # With `last_probe` the answer to the last probe would not matter.
+    while not (last_probe and rounds >= steps - 1):
+        if rounds >= steps:
+            active = {unit for unit in active if interval[unit][0] == 0.0}
+        for unit in list(active):
+            if interval[unit][1] <= SMALLEST:
+                interval[unit] = (SMALLEST, SMALLEST)
+                tied = True
+                active.discard(unit)
+        if not active:
+            break
+        probes = [Probe(unit, sum(interval[unit]) / 2) for unit in sorted(active)]
+        effects = yield probes
+        rounds += 1
+        flipped = {probe.unit for probe in probes if effects[probe].flips}
+        for unit, k, _ in probes:
+            low, high = interval[unit]
+            interval[unit] = (low, k) if unit in flipped else (k, high)
+        if flipped and flipped != active:
+            drop = {"min": active - flipped, "max": flipped, "each": set[int]()}[mode]
+            active -= drop
+            interval = {unit: ends for unit, ends in interval.items() if unit not in drop}
+    k_of: dict[int, float] = {}
+    for unit, (low, high) in interval.items():
+        k_of[unit] = (low + high) / 2 if last_probe else low
+    return Thresholds(k_of, tied)
+
+
+# Where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1.
+FIRST = 2.0**-4
+
+# How many times the smallest estimate a unit's estimate may be, after each round of screening.
+NEAR = (3.0, 2.0, 1.5)
+
+# The least that a margin counts. A token that is far back says little about where it was overtaken.
+LAST = -2.0
+
+# How many times as large as the last k a unit may at most be expected to lose its margin.
+FARTHEST = 10.0
+
+# How many times the last k the next one is, at least and at most, while nothing flips.
+STRIDE = (1.5, 2.0)
+
+
+def certified(units: Iterable[int], *, steps: int, samples: int, first: float = FIRST) -> Search:
+    """The largest k of the grid at which no unit flips, for little more than the scoring pass.
+
+    *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root
+    finding*: their margin is followed to the last k at which none of them flips. *Certifying*: the
+    others are probed at that k. When none flips the search is over, and these probes are the
+    scores' own; units that do flip are then followed as well.
+
+    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k; or k is the grid's last.
+    Screening takes a fifth of the samples, and begins at `first`.
+    """
+    units = list(units)
+    margins: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
+    followed = units
+    root = _Root(first, steps=steps)
+    for near in NEAR:
+        effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
+        for (unit, k, _), effect in effects.items():
+            margins[unit][k] = max(effect.margin, LAST)
+        estimates = {unit: _crossing(margins[unit]) for unit in followed}
+        smallest = min(estimates.values())
+        root = _Root(smallest, steps=steps)
+        followed = [unit for unit in followed if estimates[unit] <= near * smallest]
+        if len(followed) == 1:
+            break
+    # The units that are likeliest to flip are certified first, since k may be too large.
+    at_once = max(2, len(units) // 4)
+    while True:
+        while not (root.found or root.tied):
+            effects = yield [Probe(unit, k) for k in root.next for unit in followed]
+            followed = root.follow(effects, followed)
+        rest = [] if root.tied else [unit for unit in units if unit not in followed]
+        uncertain = sorted(rest, key=lambda unit: _crossing(margins[unit]))
+        flipped: list[int] = []
+        least = 0.0
+        while uncertain and not flipped:
+            effects = yield [Probe(unit, root.low) for unit in uncertain[:at_once]]
+            flipped = [probe.unit for probe, effect in effects.items() if effect.flips]
+            least = min(effect.margin for effect in effects.values())
+            uncertain = uncertain[len(effects) :]
+            at_once = len(units)
+        if not flipped:
+            return Thresholds(dict.fromkeys(followed, root.low), root.tied)
+        followed = flipped
+        root.fall(max(least, LAST))
+
+
+class _Root:
+    """The last k of a grid where a margin that starts at 1 is not lost.
+
+    The grid is 1/n, 2/n, ... below 1, with n = 2^steps.
+
+    Regula falsi with the Illinois rule, and bisection where that is slow. A margin that is lost at
+    1/n is followed further, halving k. `guess` is where to look first; `low` the largest k so far
+    below all that have lost the margin.
+    """
+
+    def __init__(self, guess: float, *, steps: int) -> None:
+        self.low, self._high = 0.0, 1.0
+        self._cell = max(2.0**-steps, SMALLEST)
+        self._guess = guess
+        self._lead, self._loss = 1.0, math.nan  # at low, and at high where it is known
+        self._slow = 0
+        self._last_flipped: bool | None = None
+
+    @property
+    def tied(self) -> bool:
+        return self._high <= SMALLEST  # the margin is lost at every k
+
+    @property
+    def found(self) -> bool:
+        return self.low > 0 and self._high - self.low <= self._cell
+
+    @property
+    def next(self) -> list[float]:
+        """The k to look at next, or the last two."""
+        if self._high <= self._cell:
+            return [self._high / 2]
+        first, last = round(self.low / self._cell) + 1, round(self._high / self._cell) - 1
+        place = min(max(math.floor(self._predicted() / self._cell), first), last)
+        return [i * self._cell for i in ((first, last) if last == first + 1 else (place,))]
+
+    def follow(self, effects: Mapping[Probe, Effect], followed: list[int]) -> list[int]:
+        """Takes the effects at `next`, smallest k first.
+
+        Returns the units that flip there, or else all that are followed.
+        """
+        for k in sorted({probe.k for probe in effects}):
+            here = {probe.unit: effect for probe, effect in effects.items() if probe.k == k}
+            flipped = [unit for unit, effect in here.items() if effect.flips]
+            self._update(
+                k, max(min(effect.margin for effect in here.values()), LAST), flips=bool(flipped)
+            )
+            if flipped:
+                return flipped
+        return followed
+
+    def _update(self, k: float, margin: float, *, flips: bool) -> None:
+        width = self._high - self.low
+        again = flips is self._last_flipped
+        if flips:
+            self._high, self._loss = k, min(margin, 0.0)
+            self._lead *= 0.5 if again else 1.0
+        else:
+            self.low, self._lead = k, max(margin, 0.0)
+            self._loss *= 0.5 if again else 1.0
+        self._slow = self._slow + 1 if self._high - self.low > width / 2 else 0
+        self._last_flipped = flips
+        if self.tied:
+            self.low = SMALLEST
+
+    def fall(self, margin: float) -> None:
+        """Learns that the margin is lost at `low` too, by another unit."""
+        self._high, self._loss = self.low, min(margin, 0.0)
+        self.low, self._lead = 0.0, 1.0
+        self._slow, self._last_flipped = 0, None
+
+    def _predicted(self) -> float:
+        if math.isnan(self._loss):
+            if self.low == 0.0:
+                return self._guess
+            least, most = (stride * self.low for stride in STRIDE)
+            return min(max(_crossing({0.0: 1.0, self.low: self._lead}), least), most)
+        if self._slow > 1 or self._lead == self._loss:
+            return (self.low + self._high) / 2
+        return self.low + (self._high - self.low) * self._lead / (self._lead - self._loss)
+
+
+def _crossing(margins: Mapping[float, float]) -> float:
+    """Where a margin is lost, by a straight line through the points around or before that place."""
+    points = sorted(margins.items())
+    for (low, margin), (high, loss) in pairwise(points):
+        if loss <= 0:
+            return low + (high - low) * margin / (margin - loss) if margin > loss else high
+    k, margin = points[-1]
+    return k / max(1 - margin, 1 / FARTHEST)
