@@ -10,9 +10,9 @@ from noiser.engine import Predict, Query, remover
 from noiser.methods import Scores
 from noiser.types import Span
 
-ASKED = 3.0
+ASKED = 2.0
 """A call that loses at least so many nats without the user's words was asked for by the user.
-Chosen on one half of AgentDojo's conversations: docs/howto/guard.md."""
+Provisional: set by eye on a few conversations of AgentDojo, see docs/howto/guard.md."""
 
 
 async def user_loss(query: Query) -> float:
