@@ -1,6 +1,7 @@
 """Servers in the forms of llama.cpp, LM Studio and others: the local model's scores by deletion."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,22 @@ def compare(served, local, prompt=PROMPT, **options):
     for one, other in zip(found.targets, expected.targets, strict=True):
         assert one.token_id == other.token_id
         assert one.probability == pytest.approx(other.probability, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"target": " sings near", "same": "logprob"}, {"target": " sings", "foil": " dog"}, {}],
+    ids=["logprob", "a foil", "tokens"],
+)
+def test_a_rule_is_that_of_the_local_model(form, local, folder, options):
+    stub, _, _ = form
+    if stub in (LmStudio, EchoOfText) and not options:
+        pytest.skip("its own next token is half a character")
+    options = {"unit": [(0, 4), (4, 10), (10, 19)]} | options
+    with serving(stub(local)) as address, load(address, folder, stub) as served:
+        found, expected = (noiser.rule(lm, PROMPT, **options) for lm in (served, local))
+    assert found.tries == expected.tries == 8
+    assert replace(found, model=expected.model) == expected
 
 
 def way_of(lm):
