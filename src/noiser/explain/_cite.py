@@ -71,7 +71,7 @@ class CiteOptions(TypedDict, total=False):
     unit: CitedUnit
     memory: float | None
     least_share: float
-    contrast: bool
+    contrast: bool | None
     check: int | bool
     seed: int
     max_seconds: float | None
@@ -114,7 +114,7 @@ def cite(
     unit: CitedUnit = "auto",
     memory: float | None = None,
     least_share: float = 0.2,
-    contrast: bool = True,
+    contrast: bool | None = None,
     check: int | bool = False,
     seed: int = 0,
     max_seconds: float | None = None,
@@ -149,7 +149,8 @@ def cite(
             former; "sentence" all sentences of all sources.
         memory: see above, in nats; None for `MEMORY`.
         least_share: a source is cited if it has this share of a sentence's positive scores.
-        contrast: whether the model is also asked without the sources.
+        contrast: whether the model also answers without the sources. None: only where it writes the answer itself,
+            since writing takes far more passes than citing an answer that is given.
         check: as for `noiser.attribute`; "fast" has 8 unless more are given.
         seed: of all random numbers.
         max_seconds: as for `noiser.attribute`: the answer with the scores that are there by then.
@@ -218,7 +219,8 @@ def cite(
                 attribution = await checked_in_time(lm, query, attribution, masks)
 
         answer_without = None
-        if contrast:
+        writes_itself = answer is None
+        if writes_itself if contrast is None else contrast:
             alone = without_sources(request, template, encoding, query.sources)
             answer_without = await _answer_without_sources(lm, alone, writing)
         return Citations(
