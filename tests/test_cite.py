@@ -417,14 +417,56 @@ def test_model_writes_the_answer_in_its_chat_template():
 def test_sources_may_stand_in_the_prompt_already():
     lm, prompt = tiny("llama"), "It rains. The fox sings. Who sings?"
     found = noiser.cite(
-        lm, prompt, ["The fox sings."], template=None, answer=" The fox.", max_new_tokens=2
+        lm,
+        prompt,
+        ["The fox sings."],
+        template=None,
+        answer=" The fox.",
+        max_new_tokens=2,
+        contrast=True,
     )
     assert found.attribution.prompt == prompt
     assert found.answer_without == written(lm, "It rains.  Who sings?", 2)
     assert (
-        noiser.cite(lm, "The fox.", ["The fox."], template=None, answer=" It.").answer_without
+        noiser.cite(
+            lm, "The fox.", ["The fox."], template=None, answer=" It.", contrast=True
+        ).answer_without
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "contrast", "writes"),
+    [
+        (ANSWER, None, False),
+        (ANSWER, True, True),
+        (ANSWER, False, False),
+        (None, None, True),
+        (None, False, False),
+    ],
+)
+def test_an_answer_without_the_sources_is_written_beside_the_model_s_own(answer, contrast, writes):
+    lm = chat_model()
+    options = {"contrast": contrast, "max_new_tokens": 4}
+    found = noiser.cite(lm, QUESTION, SOURCES, answer=answer, **options)
+    assert (found.answer_without is not None) == writes
+    both = noiser.cite(lm, [QUESTION] * 2, [SOURCES] * 2, answer=[ANSWER, answer], **options)
+    assert (both[1].answer_without is not None) == writes
+
+
+def test_citing_an_answer_that_is_given_takes_few_passes(monkeypatch):
+    lm = chat_model()
+    run = lm.run
+    passes = []
+    monkeypatch.setattr(lm, "run", lambda branches: passes.append(1) or run(branches))
+
+    def count(**options):
+        passes.clear()
+        noiser.cite(lm, QUESTION, SOURCES, answer=ANSWER, max_new_tokens=9, **options)
+        return len(passes)
+
+    count()  # the first call also finds out what the model can do
+    assert count() == count(contrast=False) < count(contrast=True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import torch
 import noiser
 from noiser.errors import ModelError
 from noiser.model.writing import write
-from noiser.server.writing import Answer, Upstream
+from noiser.server.upstream import Upstream
+from noiser.server.writing import Answer
 from server_processes import Handler, served_by
 from tiny import tiny_model, tiny_tokenizer
 from web_for_tests import chatty, failing, served, wait_for_jobs

@@ -27,7 +27,7 @@ from noiser.server import check_address, listening, serving
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.page import FACT, PageForm, parse_chat
 from soak import times
-from web_for_tests import PROMPT, SOURCES, chatty, failing, nonsense, served, wait_for_jobs
+from web_for_tests import PROMPT, SOURCES, chatty, failing, held, nonsense, served, wait_for_jobs
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")
 
@@ -447,6 +447,8 @@ def test_a_reader_that_goes_away_stops_the_work(web):
         ({"origin": "http://127.0.0.1:{port}", "sec-fetch-site": "same-origin"}, 200),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "http://[::1"}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
     ],
 )
@@ -515,6 +517,58 @@ def test_a_password_is_asked_for_before_anything_is_read():
             ).status_code
             == 200
         )
+
+
+@pytest.mark.parametrize(
+    ("login", "status"),
+    [
+        ("Basic bWU6c2VjcmV0", 200),
+        ("basic bWU6c2VjcmV0", 200),
+        ("BEARER me:secret", 200),
+        ("basic bwu6c2vjcmv0", 401),
+        ("bearer ME:SECRET", 401),
+        ("basicbWU6c2VjcmV0", 401),
+        ("basic", 401),
+    ],
+)
+def test_the_case_of_the_scheme_does_not_matter_and_that_of_the_secret_does(login, status):
+    with served(auth="me:secret") as web:
+        reply = web.client.get("v1/models", headers={"authorization": login})
+        assert reply.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("site", "foreign"),
+    [
+        (None, False),
+        ("none", False),
+        ("same-origin", False),
+        ("same-site", True),
+        ("cross-site", True),
+    ],
+)
+def test_the_page_is_told_that_another_site_opened_it(web, site, foreign):
+    reply = web.client.get("", headers={"sec-fetch-site": site} if site else {})
+    assert ("<body data-foreign>" in reply.text) == foreign
+
+
+@pytest.mark.parametrize("body", [{"prompt": PROMPT}, None], ids=["asked", "half a body"])
+def test_a_plain_request_is_told_that_the_server_ends(body):
+    with socket.socket() as client:
+        client.settimeout(30)
+        with held("llama") as release, served() as web:
+            client.connect(("127.0.0.1", web.port))
+            content = json.dumps(body).encode() if body else b"{"
+            length = len(content) if body else 100
+            head = f"POST /v1/attribute HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n"
+            head += "Content-Type: application/json\r\n\r\n"
+            client.sendall(head.encode() + content)
+            time.sleep(0.3)
+            web.end()
+            release()
+            reply = client.recv(10**5)
+    assert b" 503 " in reply
+    assert b'"type": "Stopped"' in reply
 
 
 def test_who_needs_a_password_and_what_a_login_is(web):

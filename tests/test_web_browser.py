@@ -282,6 +282,26 @@ def test_a_link_asks_the_same_question_again(visit):
     assert field(other, "methods").is_visible()  # the settings are open, as one differs
 
 
+def test_a_link_of_another_site_asks_for_a_click(visit, web, browser):
+    page = browser.new_context().new_page()
+    target = f"{web.address}?prompt=The+trains&methods=occlusion"
+    for policy in ("no-referrer", "unsafe-url"):
+        page.route(
+            "http://other.example/",
+            lambda route, policy=policy: route.fulfill(
+                content_type="text/html",
+                body=f'<a href="{target}" referrerpolicy={policy}>a link</a>',
+            ),
+        )
+        page.goto("http://other.example/")
+        page.get_by_text("a link").click()
+        expect(page.locator("#status")).to_contain_text("Press Ask")
+        assert page.locator("#answer .map").count() == 0
+    page.get_by_role("button", name="Ask", exact=True).click()
+    done(page)
+    page.context.close()
+
+
 def test_a_link_with_three_methods_and_one_that_is_wrong(visit):
     page = visit(f"?prompt={PROMPT}&methods=occlusion,random,position&other=1")
     ask_by_key(page, " ")

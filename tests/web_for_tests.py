@@ -36,7 +36,7 @@ def small(name):
 
 @contextmanager
 def held(name):
-    """Within it the passes of a model wait, so that a question is met while it runs."""
+    """Within it, or until it is released, the passes of a model wait: questions are met running."""
     go = threading.Event()
     handle = (
         small(name)
@@ -44,7 +44,7 @@ def held(name):
         .layers[0]
         .register_forward_pre_hook(lambda *_: go.wait(60) and None)
     )
-    yield
+    yield go.set
     go.set()
     handle.remove()
 
@@ -72,9 +72,14 @@ def served(load=small, named=("llama", "gemma3", "plain"), **options):
             assert reply.status_code == 200, reply.text
             return events(reply.text)
 
-        yield SimpleNamespace(address=str(client.base_url), port=port, client=client, ask=ask)
-    server.should_exit = True
-    thread.join(10)
+        def end():
+            server.should_exit = True
+            thread.join(10)
+
+        yield SimpleNamespace(
+            address=str(client.base_url), port=port, client=client, ask=ask, end=end
+        )
+    end()
     wait_for_jobs()  # tests share the models: work that was stopped must have left them
 
 

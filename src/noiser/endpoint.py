@@ -9,7 +9,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,18 @@ from noiser.errors import NoiserError, ParameterError
 
 LARGEST = 64 << 20
 """The most bytes that a reply may have."""
+
+_CHECK_EVERY = 0.1
+"""The seconds between two checks of a request that waits."""
+
+
+class _Checks(threading.local):
+    """What a thread calls while it waits for a reply."""
+
+    check: Callable[[], object] | None = None
+
+
+_of_thread = _Checks()
 
 _OFFICIAL = "https://api.openai.com/v1"
 _ADDRESS = re.compile(
@@ -105,6 +118,19 @@ class _Client(openai.DefaultHttpxClient):
         return super().send(request, **options)
 
 
+@contextmanager
+def checked_while_reading(check: Callable[[], object]) -> Generator[None]:
+    """Within it, `check` is called several times a second while this thread waits for a reply.
+
+    What it raises ends the request, and closes its connection.
+    """
+    _of_thread.check = check
+    try:
+        yield
+    finally:
+        _of_thread.check = None
+
+
 def _refuse_encodings(response: Any) -> None:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
@@ -116,7 +142,8 @@ def _refuse_encodings(response: Any) -> None:
 class _Limits(threading.local):
     """The deadline of a thread's request, and the bytes that its reply may still have."""
 
-    deadline, left = math.inf, LARGEST
+    deadline = math.inf
+    left = LARGEST
 
     def seconds(self, timeout: float | None) -> float:
         """The seconds that are left. Raises OpenAIError where there are none."""
@@ -152,11 +179,32 @@ class _Limited:
         )
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        found: bytes = self._network.read(max_bytes, self._limits.seconds(timeout))
+        found = self._read(max_bytes, self._limits.seconds(timeout))
         self._limits.left -= len(found)
         if self._limits.left < 0:
             raise openai.OpenAIError(f"The reply has more than {LARGEST:,} bytes.")
         return found
+
+    def _read(self, max_bytes: int, seconds: float) -> bytes:
+        """The next bytes; calls the check of the thread's request before and while it waits."""
+        check = _of_thread.check
+        if check is None:
+            return self._network.read(max_bytes, seconds)
+        end = time.monotonic() + seconds
+        while True:
+            check()
+            left = end - time.monotonic()
+            try:
+                return self._network.read(max_bytes, max(0.001, min(left, _CHECK_EVERY)))
+            except Exception as error:
+                # Of httpcore or httpcore2, whichever openai uses.
+                if type(error).__name__ != "ReadTimeout" or left <= _CHECK_EVERY:
+                    raise
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether it is an error of httpx or httpx2, whichever openai uses."""
+    return any(kind.__name__ == "HTTPError" for kind in type(error).__mro__)
 
 
 def is_fatal(error: Exception) -> bool:

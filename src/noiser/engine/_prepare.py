@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -544,10 +545,11 @@ def _readings(
         raise TargetError(
             f"The {role} {continuation!r} has no tokens; expected a text that follows the prompt."
         )
-    readings = [encode_target(lm.tokenizer, encoding, continuation)]
+    options: Any = {"role": role, "context_length": lm.context_length}
+    readings = [encode_target(lm.tokenizer, encoding, continuation, **options)]
     has_space = continuation[0].isspace() or encoding.text[-1:].isspace()
     if not literal and not has_space:
-        readings.append(encode_target(lm.tokenizer, encoding, " " + continuation))
+        readings.append(encode_target(lm.tokenizer, encoding, " " + continuation, **options))
     return readings
 
 

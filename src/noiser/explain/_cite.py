@@ -79,7 +79,7 @@ class CiteOptions(TypedDict, total=False):
     unit: CitedUnit
     memory: float | None
     least_share: float
-    contrast: bool
+    contrast: bool | None
     rule: bool
     check: int | bool
     seed: int
@@ -123,7 +123,7 @@ def cite(
     unit: CitedUnit = "auto",
     memory: float | None = None,
     least_share: float = 0.2,
-    contrast: bool = True,
+    contrast: bool | None = None,
     rule: bool = False,
     check: int | bool = False,
     seed: int = 0,
@@ -159,7 +159,8 @@ def cite(
             former; "sentence" all sentences of all sources.
         memory: see above, in nats; None for `MEMORY`.
         least_share: a source is cited if it has this share of a sentence's positive scores.
-        contrast: whether the model is also asked without the sources.
+        contrast: whether the model also answers without the sources. None: only where it writes the answer itself,
+            since writing takes far more passes than citing an answer that is given.
         rule: whether each sentence gets a rule of the sources that it needs, such as "[1] and [4], or [6]", in place of
             pairs; see `noiser.rule`. Sources are then taken out as text, at most 13 inputs a source and 41 more.
         check: as for `noiser.attribute`; "fast" has 8 unless more are given.
@@ -239,7 +240,8 @@ def cite(
             with suppress(OutOfTimeError):
                 rules = await _rules(lm, query, not_from_memory, seed)
         answer_without = None
-        if contrast:
+        writes_itself = answer is None
+        if writes_itself if contrast is None else contrast:
             alone = without_sources(request, template, encoding, query.sources)
             answer_without = await _answer_without_sources(lm, alone, writing, query.context.left)
         return Citations(

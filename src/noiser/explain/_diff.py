@@ -238,12 +238,17 @@ def diff(
             "One version is a text and the other a chat; expected two texts, or two chats."
         )
     chats = (_messages(before), _messages(after))
+    # Before the texts are aligned, whose time grows with the square of their lengths.
+    encoding_before = lm.encode(before)
+    encoding = lm.encode(after)
     texts, edits = _find_edits(*chats)
     options: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
     if lm.is_text_only:
         options["unit"] = "turn"  # nothing is asked about units
-    query = run_one(lm, prepare(lm, Question(prompt=after, target=target, **options)))
-    query_before = run_one(lm, prepare(lm, Question(prompt=before, **options)))
+    question = Question(prompt=after, target=target, **options)
+    query = run_one(lm, prepare(lm, question, encoding))
+    question_before = Question(prompt=before, **options)
+    query_before = run_one(lm, prepare(lm, question_before, encoding_before))
     objective = query.objective("logprob")
     plan = _plan(lm, query, query_before, len(edits))
     mixed_options: dict[str, Any] = {**options, "target": query.target_ids}

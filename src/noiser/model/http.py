@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from pydantic import BaseModel, Field, StrictStr, ValidationError
 from torch import Tensor
 
 from noiser.checks import check_count
@@ -464,12 +465,36 @@ def load_server(
     return lm
 
 
-def _card(endpoint: Endpoint, sender: openai.OpenAI, model: str | None) -> dict[str, Any]:
-    """What the server says about the model of that name, or about its only one."""
+class _Card(BaseModel, extra="allow"):
+    """A model in a server's list."""
+
+    id: StrictStr = Field(max_length=1000)
+    max_model_len: Any = None  # vLLM's
+    meta: dict[str, Any] | None = None  # llama.cpp's
+
+
+class _Cards(BaseModel):
+    data: list[_Card]
+
+
+def list_models(endpoint: Endpoint, sender: openai.OpenAI) -> list[dict[str, Any]]:
+    """What a server says about its models. Raises ModelError where that is not a list of models."""
     try:
-        cards: list[Any] = [card.to_dict() for card in sender.models.list()]
+        reply = sender.models.with_raw_response.list().http_response
+        cards = _Cards.model_validate_json(reply.content).data
     except openai.OpenAIError as error:
         raise unanswered(endpoint, error) from error
+    except ValidationError as error:
+        raise ModelError(
+            f"The server at {endpoint.address} sent no list of models; expected "
+            '{"data": [{"id": ...}]}. See whether it is an OpenAI-compatible server.'
+        ) from error
+    return [card.model_dump() for card in cards]
+
+
+def _card(endpoint: Endpoint, sender: openai.OpenAI, model: str | None) -> dict[str, Any]:
+    """What the server says about the model of that name, or about its only one."""
+    cards = list_models(endpoint, sender)
     fitting = [card for card in cards if model in (None, card["id"])]
     if len(fitting) != 1:
         names = ", ".join(str(card["id"]) for card in cards[:10])

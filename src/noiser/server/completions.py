@@ -10,11 +10,11 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
 from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
@@ -23,10 +23,12 @@ from noiser.errors import NoiserError
 from noiser.explain import Citations, cite
 from noiser.model import LanguageModel
 from noiser.model.writing import write
+from noiser.server.bounds import SOURCES, Body, Chat, Name, Names, items
 from noiser.server.jobs import Models, QuestionJob, error_body
-from noiser.server.questions import ChatMessage, Document
-from noiser.server.writing import Answer, Upstream
-from noiser.text import encode_target, place_sources
+from noiser.server.questions import Document
+from noiser.server.upstream import Upstream
+from noiser.server.writing import Answer
+from noiser.text import Encoding, encode_target, place_sources
 from noiser.types import Accuracy, Prompt
 
 Event = dict[str, Any]
@@ -45,17 +47,15 @@ _WAITING = ": waiting\n\n"
 """A comment in a stream of server-sent events."""
 
 
-class CompletionBody(BaseModel, extra="forbid"):
+class CompletionBody(Body):
     """An answer to a chat, with citations of its documents: OpenAI's form.
 
     A field that it does not know is refused.
     """
 
-    model: str = Field("", description="A model of /v1/models; empty for the first.")
-    messages: list[ChatMessage] = Field(
-        description="The chat, whose last message gets the documents."
-    )
-    documents: list[Document] = Field(
+    model: Name = Field("", description="A model of /v1/models; empty for the first.")
+    messages: Chat = Field(description="The chat, whose last message gets the documents.")
+    documents: Annotated[list[Document], *items(SOURCES)] = Field(
         [], description="Documents to answer from, with ids of your own."
     )
     accuracy: Accuracy = Field(
@@ -71,7 +71,7 @@ class CompletionBody(BaseModel, extra="forbid"):
     )
     top_p: float | None = Field(None, gt=0, le=1, description="Null for the model's own setting.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Of sampling.")
-    stop: str | list[str] | None = Field(None, description="Texts with which the answer ends.")
+    stop: Name | Names | None = Field(None, description="Texts with which the answer ends.")
     n: Literal[1] = Field(1, description="The number of answers.")
     stream_options: dict[str, Any] | None = Field(
         None, description="Ignored: usage is always sent."
@@ -90,51 +90,52 @@ class CompletionBody(BaseModel, extra="forbid"):
         upstream: Upstream | None,
         tell: Callable[[Event], object],
         job: QuestionJob,
-    ) -> None:
+    ) -> Answer:
         """Writes the answer and cites its sentences as they end; `tell` gets every chunk."""
         sources = [(document.title, document.text) for document in self.documents]
         send = self._sender(models, tell)
-        with models.use(self.model, job) as lm:
-            job.step("Writing")
-            question = self._question(lm)
-            prompt = place_sources(question, sources) if sources else question
-            encoding = lm.encode(prompt)
-            known_ids: tuple[int, ...] = ()
-            if upstream:
-                answer = Answer()  # the other server's chunks are passed on as they are
-                settings = self.model_dump(exclude_unset=True, exclude=_OURS)
-                write_answer = partial(upstream.write, prompt, settings, answer, tell, job)
-                if sources and not lm.is_text_only:
-                    known_ids = encoding.token_ids
-            else:
-                answer = Answer(lambda piece: send({"content": piece}), self._stops(lm))
-                write_answer = partial(self._write, lm, encoding.token_ids, answer, send)
+        lm = models.find(self.model, job)
+        question = self._question(lm)
+        prompt = place_sources(question, sources) if sources else question
+        encoding = lm.encode(prompt)
+        if upstream:
+            answer = Answer()  # the other server's chunks are passed on as they are
+            settings = self.model_dump(exclude_unset=True, exclude=_OURS)
+            write_answer = partial(upstream.write, prompt, settings, answer, tell, job)
+        else:
+            answer = Answer(lambda piece: send({"content": piece}), self._stops(lm))
+            write_answer = partial(self._write, lm, encoding.token_ids, answer, send)
+        turn = partial(models.use, self.model, job)
 
-            citations: list[Event] = []
-            with answer.written_by(write_answer), _known(lm, known_ids):
-                if sources:
-                    for spans in answer.sentences():
-                        end = spans[-1][1]
-                        written: Any = answer.ids_until(end)
-                        if lm.is_text_only:
-                            written = answer.text[:end]
-                        elif not written:  # another server wrote the answer
-                            written = encode_target(lm.tokenizer, encoding, answer.text[:end])
-                        for citation in self._cite(lm, question, written, spans, job):
-                            citations.append(citation)
-                            send({}, citations=[citation])
-            if lm.is_text_only:  # its tokens are not known
-                send({}, citations=citations)
-                return
-            ids: Sequence[int] = answer.ids
-            if not ids and answer.text:
-                ids = encode_target(lm.tokenizer, encoding, answer.text)
-            usage = {
-                "prompt_tokens": len(encoding.token_ids),
-                "completion_tokens": len(ids),
-                "total_tokens": len(encoding.token_ids) + len(ids),
-            }
-            send({}, citations=citations, usage=usage)
+        citations: list[Event] = []
+        # While another server writes, the model is free for others between two sentences.
+        with (
+            nullcontext() if upstream else turn(),
+            answer.written_by(job.own(write_answer)),
+            _forgetting(lm),
+        ):
+            job.step("Writing")
+            if upstream and sources and not lm.is_text_only:
+                with turn():
+                    _run_ahead(lm, encoding.token_ids)
+            for spans in answer.sentences() if sources else ():
+                with turn():
+                    for citation in self._cite(lm, question, encoding, answer, spans, job):
+                        citations.append(citation)
+                        send({}, citations=[citation])
+        if lm.is_text_only:  # its tokens are not known
+            send({}, citations=citations)
+            return answer
+        written = answer.ids
+        if not written and answer.text:
+            written = encode_target(lm.tokenizer, encoding, answer.text)
+        usage = {
+            "prompt_tokens": len(encoding.token_ids),
+            "completion_tokens": len(written),
+            "total_tokens": len(encoding.token_ids) + len(written),
+        }
+        send({}, citations=citations, usage=usage)
+        return answer
 
     def _sender(self, models: Models, tell: Callable[[Event], object]) -> Send:
         """A function that completes a chunk and tells it."""
@@ -169,11 +170,20 @@ class CompletionBody(BaseModel, extra="forbid"):
         self,
         lm: LanguageModel,
         question: Prompt,
-        written: str | Sequence[int],
+        encoding: Encoding,
+        answer: Answer,
         spans: list[tuple[int, int]],
         job: QuestionJob,
     ) -> Iterator[Event]:
         """The citations of each sentence that has ended, as the stream has them."""
+        end = spans[-1][1]
+        written: str | Sequence[int] = answer.ids_until(end)
+        if lm.is_text_only:
+            written = answer.text[:end]
+        elif not written:  # another server wrote the answer
+            context_length = lm.context_length
+            text = answer.text[:end]
+            written = encode_target(lm.tokenizer, encoding, text, context_length=context_length)
         options: dict[str, Any] = {
             "answer": written,
             "target_unit": spans,
@@ -190,17 +200,11 @@ class CompletionBody(BaseModel, extra="forbid"):
     def answer(self, models: Models, upstream: Upstream | None, job: QuestionJob) -> Event:
         """The whole answer in OpenAI's form; the last chunk has all citations."""
         chunks: list[Event] = []
-        self.run(models, upstream, chunks.append, job)
-        text = ""
-        finish = None
-        for chunk in chunks:
-            for choice in chunk["choices"]:
-                text += choice["delta"].get("content") or ""
-                finish = finish or choice.get("finish_reason")
+        answer = self.run(models, upstream, chunks.append, job)
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": finish or "stop",
+            "message": {"role": "assistant", "content": answer.text},
+            "finish_reason": answer.finish,
         }
         return {**chunks[-1], "object": "chat.completion", "choices": [choice]}
 
@@ -271,38 +275,44 @@ def _check_of_row(check: Any, row: int) -> Any:
     }
 
 
-@contextmanager
-def _known(lm: LanguageModel, token_ids: tuple[int, ...]) -> Generator[None]:
-    """Runs a prompt that another model answers, so that citing need not run it again.
+def _run_ahead(lm: LanguageModel, token_ids: tuple[int, ...]) -> None:
+    """Runs a prompt that another model answers, so that citing need not run it again."""
+    context = lm.context(token_ids)
+    if context.supports_packing:
+        ask(lm, Prefill(context, [len(token_ids) - 1]))
+        lm.known[token_ids] = context.cache
 
-    At the end, what the model knows about this prompt or its own is forgotten.
-    """
+
+@contextmanager
+def _forgetting(lm: LanguageModel) -> Generator[None]:
+    """At its end, what the model knows about prompts that have run is forgotten."""
     try:
-        context = lm.context(token_ids) if token_ids else None
-        if context and context.supports_packing:
-            ask(lm, Prefill(context, [len(token_ids) - 1]))
-            lm.known[token_ids] = context.cache
         yield
     finally:
         lm.known.clear()
 
 
-async def streamed(
+def streamed(
     completion: CompletionBody, models: Models, upstream: Upstream | None
 ) -> AsyncIterator[str]:
     """The answer's chunks as OpenAI's server sends them. A reader that goes away stops the work."""
     loop = asyncio.get_running_loop()
     events = asyncio.Queue[Event | None]()
     tell = partial(loop.call_soon_threadsafe, events.put_nowait)
-    job = QuestionJob(lambda job: completion.run(models, upstream, tell, job))
+    job = models.begin(lambda job: completion.run(models, upstream, tell, job))
     job.future.add_done_callback(lambda _: tell(None))
+    return _lines(job, events)
+
+
+async def _lines(job: QuestionJob, events: asyncio.Queue[Event | None]) -> AsyncIterator[str]:
     try:
         yield _WAITING
         while True:
             try:
                 event = await asyncio.wait_for(events.get(), 1)
             except TimeoutError:
-                yield _WAITING  # only sending notices a reader who has gone away
+                # A comment: only sending notices a reader who has gone away.
+                yield f": {job.state['label']}\n\n"
                 continue
             if event is None:
                 break

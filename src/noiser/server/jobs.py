@@ -1,9 +1,11 @@
-"""Work in threads: watched, stopped, and only one at a time with a model; and errors as replies have them."""
+"""Work in threads: watched, stopped, in line for a model; and errors as replies have them."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -11,14 +13,23 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.nn import ModuleList
 
 from noiser.errors import NoiserError, UnknownNameError
+from noiser.server.line import Line, Seat
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
+
+MOST_JOBS = 100
+"""The most questions that are answered or wait at the same time."""
+
+_of_thread = threading.local()
+"""Its `job` is the one that the thread works for."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger("noiser.server")
 
@@ -36,10 +47,31 @@ def error_body(error: NoiserError) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": str(error)}}
 
 
+class FullError(NoiserError):
+    """The server has as many questions as it takes.
+
+    Attributes:
+        seconds: about how long until it takes others.
+    """
+
+    def __init__(self, seconds: int) -> None:
+        super().__init__(
+            f"The server has as many questions as it takes. Ask again in about {seconds} s."
+        )
+        self.seconds = seconds
+
+
 class QuestionJob:
-    """`work(job)` in a thread of its own; `future` has its result or a NoiserError, `progress` raises after `stop`."""
+    """`work(job)` in a thread of its own; `future` has its result or a NoiserError, `progress` raises after `stop`.
+
+    Jobs are numbered in the order in which they come.
+    """
+
+    _numbers = itertools.count()
 
     def __init__(self, work: Callable[[QuestionJob], Any]) -> None:
+        self.number = next(QuestionJob._numbers)
+        self.seat: Seat | None = None
         self._label, self._share, self._began = "Starting", None, time.monotonic()
         self._stop, self.future = threading.Event(), Future[Any]()
         self.stop = self._stop.set
@@ -47,7 +79,7 @@ class QuestionJob:
 
     def _run(self, work: Callable[[QuestionJob], Any]) -> None:
         try:
-            self.future.set_result(work(self))
+            self.future.set_result(self.own(work)(self))
         except Stopped:
             self.future.set_exception(NoiserError("The question was stopped."))
         except NoiserError as error:
@@ -57,8 +89,20 @@ class QuestionJob:
             text = f"{type(error).__name__}: {error}. The server's log has the details; the server goes on."
             self.future.set_exception(ServerError(text))
 
-    def check(self, *_: Any) -> None:
-        """Raises Stopped after `stop`; also a forward hook of the model."""
+    def own(self, function: Callable[..., T]) -> Callable[..., T]:
+        """The function, as work of this job: passes of its thread end after `stop`."""
+
+        def run(*arguments: Any) -> T:
+            _of_thread.job = self
+            try:
+                return function(*arguments)
+            finally:
+                _of_thread.job = None
+
+        return run
+
+    def check(self) -> None:
+        """Raises Stopped after `stop`."""
         if self._stop.is_set():
             raise Stopped
 
@@ -71,6 +115,10 @@ class QuestionJob:
         """Notes how far the present step is."""
         self.check()
         self._share = min(1.0, done / expected) if expected else None
+        if self.seat:
+            state = self._label, self._share
+            self.seat.rest(next(QuestionJob._numbers), self.step)  # a long question, now at the end
+            self._label, self._share = state
 
     @property
     def state(self) -> dict[str, Any]:
@@ -95,7 +143,10 @@ class Models:
     def __init__(self, named: Sequence[str], load: Callable[[str], LanguageModel]) -> None:
         self._named, self._load = named, load
         self._loaded: dict[str, LanguageModel] = {}
-        self._turn = threading.RLock()
+        self._load_lock = threading.Lock()
+        self._line = Line()
+        self._count_lock = threading.Lock()
+        self._open = 0
 
     @cached_property
     def names(self) -> Mapping[str, str]:
@@ -110,31 +161,53 @@ class Models:
             for name, end in zip(names, ends, strict=True)
         }
 
-    @contextmanager
-    def use(self, name: str, job: QuestionJob) -> Generator[LanguageModel]:
-        """The model (the first for ""), for this job alone; every pass, and every layer in it, checks for a stop."""
+    def find(self, name: str, job: QuestionJob) -> LanguageModel:
+        """The model (the first for ""), loaded if need be."""
         chosen = name or next(iter(self.names))
         if chosen not in self.names:
             raise UnknownNameError("model", chosen, self.names, "The server offers these alone.")
-        while not self._turn.acquire(timeout=0.1):
-            job.step("Waiting for another question")
-        try:
-            if chosen not in self._loaded:
-                job.step(f"Loading {chosen}")
-                self._loaded[chosen] = self._loading(chosen)
-            lm = self._loaded[chosen]
-            layers = [
-                layer
-                for each in lm.model.modules()
-                if isinstance(each, ModuleList)
-                for layer in each
-            ]
-            with ExitStack() as hooks:
-                for each in (lm.model, *layers):
-                    hooks.callback(each.register_forward_pre_hook(job.check).remove)
+        if chosen not in self._loaded:
+            while not self._load_lock.acquire(timeout=0.1):
+                job.step("Waiting for a model that loads")
+            try:
+                if chosen not in self._loaded:
+                    job.step(f"Loading {chosen}")
+                    self._loaded[chosen] = self._loading(chosen)
+            finally:
+                self._load_lock.release()
+        return self._loaded[chosen]
+
+    @contextmanager
+    def use(self, name: str, job: QuestionJob) -> Generator[LanguageModel]:
+        """The model, for this job alone; every pass, and every layer in it, checks for a stop.
+
+        A job that waits is told its place in line. One that has the model already keeps it.
+        """
+        lm = self.find(name, job)
+        if job.seat:
+            yield lm
+            return
+        with self._line.seat(job.number, job.step) as seat, _checked(lm):
+            job.seat = seat
+            try:
                 yield lm
-        finally:
-            self._turn.release()
+            finally:
+                job.seat = None
+
+    def begin(self, work: Callable[[QuestionJob], Any]) -> QuestionJob:
+        """A job of a visitor's. Raises FullError where there are `MOST_JOBS`."""
+        with self._count_lock:
+            if self._open >= MOST_JOBS:
+                seconds = self._line.seconds(self._open - 1) or 5
+                raise FullError(min(60, max(1, math.ceil(seconds))))
+            self._open += 1
+        job = QuestionJob(work)
+        job.future.add_done_callback(self._ended)
+        return job
+
+    def _ended(self, _: Any) -> None:
+        with self._count_lock:
+            self._open -= 1
 
     def _loading(self, name: str) -> LanguageModel:
         try:
@@ -145,3 +218,22 @@ class Models:
         if name != self.names[name]:  # files that visitors save do not tell where the model lies
             lm.identity = lm.identity._replace(name=name)
         return lm
+
+
+def _check_job_of_thread(*_: Any) -> None:
+    """A forward hook of the model: raises Stopped where the thread's job was stopped."""
+    job: QuestionJob | None = getattr(_of_thread, "job", None)
+    if job:
+        job.check()
+
+
+@contextmanager
+def _checked(lm: LanguageModel) -> Generator[None]:
+    """Within it, every pass and every layer checks for a stop."""
+    layers = [
+        layer for each in lm.model.modules() if isinstance(each, ModuleList) for layer in each
+    ]
+    with ExitStack() as hooks:
+        for each in (lm.model, *layers):
+            hooks.callback(each.register_forward_pre_hook(_check_job_of_thread).remove)
+        yield

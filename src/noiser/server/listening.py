@@ -14,7 +14,7 @@ import uvicorn
 from noiser.errors import ParameterError
 from noiser.server.jobs import Models
 from noiser.server.serving import application
-from noiser.server.writing import Upstream
+from noiser.server.upstream import Upstream
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

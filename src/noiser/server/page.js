@@ -224,7 +224,8 @@ $("answer").addEventListener("keydown", (event) => {
 addEventListener("popstate", () => location.search === place || location.reload()); // not for a source's place on the page
 restore(new URLSearchParams(location.search));
 $("example").hidden = location.search.includes("prompt=");
-answer();
+const foreign = "foreign" in document.body.dataset || (document.referrer && new URL(document.referrer).origin !== location.origin);
+if (foreign && location.search) say("Another site opened this link. Press Ask to answer its question."); else answer();
 fill("v1/methods", "methods");
 fill("v1/models", "model").then((models) => {
   form.elements.model.options[0].text = models[0];

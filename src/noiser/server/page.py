@@ -14,6 +14,7 @@ from noiser.attribution.markup import css
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.files import json_messages
+from noiser.server.bounds import MESSAGES, NAMES, SOURCES, Name, Names, Text, items
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
 from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
@@ -27,9 +28,6 @@ _ROLE = re.compile(r"^(system|user|assistant|tool):[ \t]*", re.MULTILINE | re.IG
 _RULE = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
-Short = Annotated[str, Field(max_length=1000)]
-Long = Annotated[str, Field(max_length=200_000)]
-
 
 class PageForm(BaseModel):
     """The fields of the form; a link's parameters have the same names.
@@ -37,18 +35,18 @@ class PageForm(BaseModel):
     Parameters of other names are ignored.
     """
 
-    prompt: Long = ""
+    prompt: Text = ""
     chat: bool = False
-    model: Short = ""
-    methods: Short = "joint"
-    target: Long = ""
+    model: Name = ""
+    methods: Name = "joint"
+    target: Text = ""
     max_new_tokens: int | None = Field(default=None, ge=1, le=20)
     target_unit: TargetUnitName | None = None
-    foil: Short = ""
+    foil: Name = ""
     unit: Literal[TextUnitName, AutoUnit, "turn"] = "token"
     seed: int = 0
-    sources: Long = ""
-    before: Long = ""
+    sources: Text = ""
+    before: Text = ""
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """A heat map, several side by side, citations, or edits."""
@@ -76,7 +74,12 @@ class PageForm(BaseModel):
             return self._compare(lm, prompt, methods, job)
 
     def _parse(self, text: str) -> Prompt:
-        return parse_chat(text) if self.chat else text
+        if not self.chat:
+            return text
+        chat = parse_chat(text)
+        if len(chat) > MESSAGES:
+            raise PromptError(f"The chat has {len(chat)} messages; expected at most {MESSAGES}.")
+        return chat
 
     def _cite(
         self, lm: LanguageModel, prompt: Prompt, documents: Sequence[str], job: QuestionJob
@@ -139,7 +142,10 @@ def _split_sources(text: str) -> list[str]:
     """The sources of a text, cut at its rules (---), or at blank lines where it has no rule."""
     boundary = _RULE if _RULE.search(text) else _BLANK_LINES
     parts = [part.strip() for part in boundary.split(text)]
-    return [part for part in parts if part]
+    sources = [part for part in parts if part]
+    if len(sources) > SOURCES:
+        raise ParameterError(f"There are {len(sources)} sources; expected at most {SOURCES}.")
+    return sources
 
 
 def _answer(result: Any, saved: Iterable[Any]) -> dict[str, Any]:
@@ -150,7 +156,7 @@ def _answer(result: Any, saved: Iterable[Any]) -> dict[str, Any]:
 class Keep(BaseModel):
     """An answer as a text that can be kept: a page, or Markdown for a report."""
 
-    answers: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=20)]
+    answers: Annotated[list[dict[str, Any]], *items(NAMES), Field(min_length=1)]
     form: Literal["html", "markdown"]
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:  # noqa: ARG002 - no model is asked
@@ -176,7 +182,7 @@ def _result_of(records: Sequence[Mapping[str, Any]]) -> Any:
 class Tolerate(BaseModel):
     """How much noise does a unit tolerate?"""
 
-    model: Short = ""
+    model: Name = ""
     answer: dict[str, Any]
     unit: int
     target: int = 0
@@ -198,7 +204,7 @@ class Tolerate(BaseModel):
 class FindRule(BaseModel):
     """Which units does the answer need, as a rule?"""
 
-    model: Short = ""
+    model: Name = ""
     answer: dict[str, Any]
     target: int = 0
     seed: int = 0
@@ -221,9 +227,9 @@ class FindRule(BaseModel):
 class Measure(BaseModel):
     """Can the scores be believed?"""
 
-    model: Short = ""
-    answers: Annotated[list[dict[str, Any]], Field(max_length=20)]
-    metrics: Annotated[list[Short], Field(max_length=20)] = ["faithfulness"]
+    model: Name = ""
+    answers: Annotated[list[dict[str, Any]], *items(NAMES)]
+    metrics: Names = ["faithfulness"]
     seed: int = 0
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:

@@ -7,12 +7,25 @@ import re
 from collections.abc import Iterable
 from html import escape
 from inspect import formatannotation
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, Field
 
 from noiser.errors import ParameterError
 from noiser.html import html_table
+from noiser.server.bounds import (
+    EXAMPLES,
+    INPUTS,
+    Body,
+    Chat,
+    Name,
+    Names,
+    Parameters,
+    Sources,
+    Spans,
+    Text,
+    items,
+)
 from noiser.server.jobs import Models, QuestionJob
 from noiser.types import (
     Accuracy,
@@ -24,10 +37,6 @@ from noiser.types import (
     UnitName,
 )
 
-ChatMessage = dict[str, Any]
-SpanList = list[tuple[int, int]]
-MOST = 10_000  # inputs of a method, check or metric
-
 
 def bounded_method(name: str, **parameters: Any) -> Any:
     """The method. Raises ParameterError for so many inputs that no stop would be noticed while they are made."""
@@ -35,15 +44,15 @@ def bounded_method(name: str, **parameters: Any) -> Any:
 
     method = make_method(name, **parameters)
     for parameter, value in vars(method).items():
-        if isinstance(value, int) and value > MOST:
-            raise ParameterError(f"{parameter} is {value}; this server takes at most {MOST}.")
+        if isinstance(value, int) and value > INPUTS:
+            raise ParameterError(f"{parameter} is {value}; this server takes at most {INPUTS}.")
     return method
 
 
-class QuestionBody(BaseModel, extra="forbid"):
+class QuestionBody(Body):
     """The fields of every question."""
 
-    model: str = Field("", description="A model of /v1/models; empty for the first.")
+    model: Name = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
@@ -67,39 +76,35 @@ class QuestionBody(BaseModel, extra="forbid"):
 class Scored(QuestionBody):
     """The fields of questions that a method answers."""
 
-    method: str | None = Field(
+    method: Name | None = Field(
         None, description="A method of /v1/methods; null for the library's default."
     )
-    parameters: dict[str, Any] = Field({}, description="The method's hyper-parameters.")
+    parameters: Parameters = Field({}, description="The method's hyper-parameters.")
 
 
 class Attribute(Scored):
     """Which parts of the prompt made the model say that? The arguments of `noiser.attribute`."""
 
-    prompt: str | list[ChatMessage] = Field(
-        description="A text, or chat messages with role and content."
-    )
-    target: str | int | None = Field(
+    prompt: Text | Chat = Field(description="A text, or chat messages with role and content.")
+    target: Text | int | None = Field(
         None, description="A continuation or a token id; null for the greedy one."
     )
-    foil: str | int | None = Field(None, description="Why the target rather than this?")
+    foil: Text | int | None = Field(None, description="Why the target rather than this?")
     max_new_tokens: int | None = Field(
         None, description="Tokens of the greedy continuation; null: 1, of a chat 40."
     )
-    target_unit: TargetUnitName | SpanList | None = Field(
+    target_unit: TargetUnitName | Spans | None = Field(
         None, description="What each row explains; null: one row."
     )
-    unit: UnitName | AutoUnit | SpanList = Field(
+    unit: UnitName | AutoUnit | Spans = Field(
         "token", description="What gets a score, or character spans."
     )
-    sources: list[str | tuple[str, str]] | None = Field(
-        None, description="Documents that stand in the prompt."
-    )
+    sources: Sources | None = Field(None, description="Documents that stand in the prompt.")
     continuation_units: bool | None = Field(
         None,
         description="Whether earlier tokens of the continuation are units; null: not of fields.",
     )
-    check: bool | Annotated[int, Field(ge=0, le=MOST)] = Field(
+    check: bool | Annotated[int, Field(ge=0, le=INPUTS)] = Field(
         False,
         description="Test the scores on so many further inputs; true: on as many as the test needs.",
     )
@@ -111,16 +116,16 @@ class Attribute(Scored):
 class Cite(Scored):
     """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
 
-    question: str | list[ChatMessage] = Field(
+    question: Text | Chat = Field(
         description="A text, or chat messages, whose last one gets the sources."
     )
-    sources: list[str | tuple[str, str]] = Field(description="Texts, or (title, text) pairs.")
-    answer: str | None = Field(None, description="A text to cite in place of the model's answer.")
+    sources: Sources = Field(description="Texts, or (title, text) pairs.")
+    answer: Text | None = Field(None, description="A text to cite in place of the model's answer.")
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
     accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
     rule: bool = Field(False, description="Give each sentence the rule of the sources it needs.")
-    check: bool | Annotated[int, Field(ge=0, le=MOST)] = Field(
+    check: bool | Annotated[int, Field(ge=0, le=INPUTS)] = Field(
         False,
         description="Test the scores on so many further inputs; true: on as many as the test needs.",
     )
@@ -132,68 +137,64 @@ class Cite(Scored):
 class Rule(QuestionBody):
     """Which parts of a prompt does its answer need, as a rule? The arguments of `noiser.rule`."""
 
-    prompt: str | list[ChatMessage] = Field(
-        description="A text, or chat messages with role and content."
-    )
-    target: str | int | None = Field(
+    prompt: Text | Chat = Field(description="A text, or chat messages with role and content.")
+    target: Text | int | None = Field(
         None, description="The answer: a continuation or a token id; null for the greedy one."
     )
-    foil: str | int | None = Field(None, description="When is the target likelier than this?")
+    foil: Text | int | None = Field(None, description="When is the target likelier than this?")
     max_new_tokens: int | None = Field(
         None, description="Tokens of the greedy answer; null: 1, of a chat 40."
     )
-    target_unit: Literal["all"] | SpanList = Field(
+    target_unit: Literal["all"] | Spans = Field(
         "all", description="The whole answer, or one span of its characters."
     )
-    unit: UnitName | SpanList | None = Field(
+    unit: UnitName | Spans | None = Field(
         None, description="The parts; null: sources, or else sentences."
     )
-    sources: list[str | tuple[str, str]] | None = Field(
-        None, description="Documents that stand in the prompt."
-    )
+    sources: Sources | None = Field(None, description="Documents that stand in the prompt.")
     same: SameName | None = Field(
         None, description="When answers are the same; null: tokens, of long answers logprob."
     )
-    fresh: int = Field(40, le=MOST, description="Inputs that the rule is tried on.")
+    fresh: int = Field(40, le=INPUTS, description="Inputs that the rule is tried on.")
 
 
 class DiffBody(QuestionBody):
     """Which edit of a prompt changed the answer? The arguments of `noiser.diff`."""
 
-    before: str | list[ChatMessage] = Field(description="A text, or chat messages.")
-    after: str | list[ChatMessage] = Field(description="The same with edits.")
-    target: str | None = Field(None, description="The answer to explain; null for the greedy one.")
+    before: Text | Chat = Field(description="A text, or chat messages.")
+    after: Text | Chat = Field(description="The same with edits.")
+    target: Text | None = Field(None, description="The answer to explain; null for the greedy one.")
     max_new_tokens: int = Field(16, description="The longest answer.")
 
 
-class ExampleBody(BaseModel, extra="forbid"):
+class ExampleBody(Body):
     """A prompt with its expected answer."""
 
-    prompt: str | list[ChatMessage]
-    target: str | int | None = None
-    sources: list[str | tuple[str, str]] | None = None
+    prompt: Text | Chat
+    target: Text | int | None = None
+    sources: Sources | None = None
 
 
 class Evaluate(Scored):
     """Whether attributions of prompts can be believed: arguments of `noiser.evaluate`."""
 
-    examples: list[str | list[ChatMessage] | ExampleBody] = Field(
+    examples: Annotated[list[Text | Chat | ExampleBody], *items(EXAMPLES)] = Field(
         description="Texts, chats, or prompts with a target."
     )
-    metrics: list[str] = Field(["faithfulness"], description="Names of metrics that need no judge.")
+    metrics: Names = Field(["faithfulness"], description="Names of metrics that need no judge.")
     unit: UnitName | AutoUnit | SpanUnit = Field("token", description="What gets a score.")
     max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
     target_unit: TargetUnitName = Field("token", description="What each row explains.")
-    masks: int | None = Field(None, le=MOST, description="Mask samples per prompt.")
-    removal: str = Field("zero", description="How metrics remove whole units.")
+    masks: int | None = Field(None, le=INPUTS, description="Mask samples per prompt.")
+    removal: Name = Field("zero", description="How metrics remove whole units.")
 
 
-class Document(BaseModel, extra="forbid"):
+class Document(Body):
     """A document of a chat completion."""
 
     id: str = Field(max_length=200)
-    text: str
-    title: str = ""
+    text: Text
+    title: Name = ""
 
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>
@@ -224,10 +225,10 @@ def reference_html(routes: Iterable[Any]) -> str:
 
 def _fields(record: type[BaseModel]) -> str:
     rows: list[list[str]] = []
+    kinds = get_type_hints(record)  # without the bounds
     for name, field in record.model_fields.items():
-        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(field.annotation)).replace(
-            "None", "null"
-        )
+        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(kinds[name]))
+        kind = kind.replace("None", "null")
         default = "needed" if field.is_required() else json.dumps(field.default)
         rows.append(
             [f"<code>{name}</code>", *map(escape, (kind, default, field.description or ""))]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
 import secrets
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import PrivateAttr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from noiser.errors import NoiserError
 from noiser.registry import __version__
 from noiser.server.completions import CompletionBody, streamed
-from noiser.server.jobs import Models, QuestionJob, ServerError, error_body
+from noiser.server.jobs import FullError, Models, QuestionJob, ServerError, error_body
 from noiser.server.page import FACT, FindRule, Keep, Measure, PageForm, Tolerate
 from noiser.server.questions import (
     Attribute,
@@ -32,9 +36,24 @@ from noiser.server.questions import (
     Rule,
     reference_html,
 )
-from noiser.server.writing import Upstream
+from noiser.server.upstream import Upstream
 
-LARGEST_BODY = 2**21  # bytes of a question
+LARGEST_BODY = 2**21
+"""The most bytes of a request."""
+
+MOST_VALUES = 300_000
+"""The most texts, commas and brackets in the JSON of a request.
+
+An empty object has two bytes and takes 64 when it is read.
+"""
+
+_VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,[{]', re.DOTALL)
+
+_OWN_SITE = ("same-origin", "none")
+"""What browsers send as Sec-Fetch-Site with requests of the page, or of the visitor's own typing."""
+
+_FORM = re.compile(r"\[|^constrained-|^(str|int|bool)$")
+"""In the place of an error, the name of one form of a field among several."""
 
 HEADERS = {
     "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -64,6 +83,7 @@ def application(
         NoiserError: _refuse,
         HTTPException: _no_address,
         RequestValidationError: _wrong,
+        FullError: _full,
     }.items():
         app.add_exception_handler(kind, handler)
     example = _Example(prompt=FACT)
@@ -73,17 +93,15 @@ def application(
 
     def job_for(question: Any) -> QuestionJob:
         if question == PageForm(prompt=FACT):
-            return QuestionJob(lambda job: example.run(models, job))
+            return models.begin(lambda job: example.run(models, job))
+        job = models.begin(lambda job: question.run(models, job))
         ahead.stop()
-        return QuestionJob(lambda job: question.run(models, job))
+        return job
 
-    for name, kind in {
-        "page.html": "text/html",
-        "page.js": "text/javascript",
-        "page.css": "text/css",
-    }.items():
-        asset: Any = Response(files("noiser.server").joinpath(name).read_bytes(), media_type=kind)
-        app.add_route(f"/{name.replace('page.html', '')}", asset)
+    app.add_route("/", _page)
+    for name, kind in {"page.js": "text/javascript", "page.css": "text/css"}.items():
+        asset: Any = Response(_file(name), media_type=kind)
+        app.add_route(f"/{name}", asset)
     for question in (
         PageForm,
         Keep,
@@ -105,10 +123,13 @@ def application(
 
     @app.post("/v1/chat/completions", summary=(CompletionBody.__doc__ or "").partition("\n")[0])
     async def complete(asked: CompletionBody, request: Request) -> Response:
-        ahead.stop()
         if asked.stream:
-            return _streamed(streamed(asked, models, upstream))
-        return await _whole(request, QuestionJob(lambda job: asked.answer(models, upstream, job)))
+            events = streamed(asked, models, upstream)
+            ahead.stop()
+            return _streamed(events)
+        job = models.begin(lambda job: asked.answer(models, upstream, job))
+        ahead.stop()
+        return await _whole(request, job)
 
     @app.get("/v1/models", summary="The models that can be asked, the default first")
     def list_models() -> dict[str, Any]:
@@ -130,14 +151,31 @@ def application(
     return app
 
 
+def _file(name: str) -> bytes:
+    return files("noiser.server").joinpath(name).read_bytes()
+
+
+def _page(request: Request) -> Response:
+    """The page. One that another site's link opens is told so: its question waits for a click."""
+    content = _file("page.html")
+    if request.headers.get("sec-fetch-site", "none") not in _OWN_SITE:
+        content = content.replace(b"<body>", b"<body data-foreign>", 1)
+    return Response(content, media_type="text/html", headers={"vary": "sec-fetch-site"})
+
+
 class _Example(PageForm):
     """The question whose answer the page opens with: computed once, at the start, or when a page asks for it."""
 
     _answer: dict[str, Any] | None = None
+    _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
-        with models.use("", job):  # one of two that come together waits here for the other's answer
+        while not self._lock.acquire(timeout=0.1):
+            job.step("Waiting for the same answer")
+        try:
             self._answer = self._answer or super().run(models, job)
+        finally:
+            self._lock.release()
         return self._answer
 
 
@@ -207,11 +245,17 @@ async def _refuse(_request: Request, error: Any) -> Response:
     )
 
 
+async def _full(_request: Request, error: Any) -> Response:
+    return _refusal(429, "FullError", str(error), {"retry-after": str(error.seconds)})
+
+
 async def _wrong(_request: Request, error: Any) -> Response:
+    # Where there are several forms: of the one that fits the type, or the nearest.
     first = max(
-        error.errors(), key=lambda each: len(each["loc"])
-    )  # where there are several forms, of the nearest
-    field = ".".join(str(part) for part in first["loc"][1:] if "[" not in str(part)) or "the body"
+        error.errors(), key=lambda each: (not each["type"].endswith("_type"), len(each["loc"]))
+    )
+    names = [str(part) for part in first["loc"][1:]]
+    field = ".".join(name for name in names if not _FORM.search(name)) or "the body"
     remedy = (
         "Send it with content-type: application/json."
         if isinstance(first["input"], bytes)
@@ -237,12 +281,31 @@ class Guard:
     def __init__(self, app: ASGIApp, auth: str | None, hosts: Collection[str]) -> None:
         self._app, self._hosts = app, {host.lower() for host in hosts}
         basic = base64.b64encode((auth or "").encode()).decode()
-        self._logins = [f"Basic {basic}".encode(), f"Bearer {auth}".encode()] if auth else []
+        self._logins = [f"basic {basic}".encode(), f"bearer {auth}".encode()] if auth else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses a request or passes it on with its whole body; every reply has the headers."""
+        """Answers a request; every reply has the headers, also where the server ends meanwhile."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        has_begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, answer)
+        except asyncio.CancelledError:  # the server ends
+            if has_begun:
+                raise
+            refusal = _refusal(503, "Stopped", "The server ends. Ask again later.")
+            await refusal(scope, receive, answer)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses a request, or passes it on with its whole body."""
         headers = Headers(scope=scope)
         content = self._refused(headers, scope["method"]) or await _body(receive, headers)
         unread: list[Message] = [{"type": "http.request", "body": content}]
@@ -250,27 +313,36 @@ class Guard:
         async def read() -> Message:
             return unread.pop() if unread else await receive()
 
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        return await (content if isinstance(content, Response) else self._app)(scope, read, answer)
+        reply = content if isinstance(content, Response) else self._app
+        await reply(scope, read, send)
 
     def _refused(self, headers: Headers, method: str) -> Response | None:
-        given = headers.get("authorization", "").encode("latin-1")
-        if self._logins and not any(secrets.compare_digest(given, login) for login in self._logins):
+        if self._logins and not self._is_login(headers.get("authorization", "")):
             challenge = {"www-authenticate": 'Basic realm="Noiser", charset="UTF-8"'}
             return _refusal(401, "Unauthorized", "A user and a password are needed.", challenge)
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._hosts & {re.sub(r":\d*$", "", host).strip("[]").lower(), "*"}:
             text = "The server does not answer to this name. Allow it with --allowed-host."
             return _refusal(400, "Forbidden", text)
-        own = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
-        if method in ("GET", "HEAD") or (own and (not origin or urlsplit(origin).netloc == host)):
+        own = headers.get("sec-fetch-site", "none") in _OWN_SITE
+        if method in ("GET", "HEAD") or (own and (not origin or _host_of(origin) == host)):
             return None
         text = "The request comes from another site's page. A proxy must pass on the Host that the browser sent."
         return _refusal(403, "Forbidden", text)
+
+    def _is_login(self, given: str) -> bool:
+        """Whether a header is one of the logins; the name of its scheme may be in any case."""
+        scheme, _, secret = given.partition(" ")
+        login = f"{scheme.lower()} {secret}".encode("latin-1")
+        return any(secrets.compare_digest(login, known) for known in self._logins)
+
+
+def _host_of(origin: str) -> str | None:
+    """The host and port of an origin; None where it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 async def _body(receive: Receive, headers: Headers) -> bytes | Response:
@@ -279,8 +351,13 @@ async def _body(receive: Receive, headers: Headers) -> bytes | Response:
     while more and max(length, len(content)) <= LARGEST_BODY:
         message = await receive()
         content, more = content + message.get("body", b""), message.get("more_body", False)
-    if max(length, len(content)) <= LARGEST_BODY:
-        return content
-    return _refusal(
-        413, "TooLarge", f"The request has more than {LARGEST_BODY:,} bytes. Shorten the prompt."
-    )
+    if max(length, len(content)) > LARGEST_BODY:
+        return _too_large(f"{LARGEST_BODY:,} bytes")
+    values = islice(_VALUE.finditer(content), MOST_VALUES + 1)
+    if sum(1 for _ in values) > MOST_VALUES:
+        return _too_large(f"{MOST_VALUES:,} values")
+    return content
+
+
+def _too_large(limit: str) -> Response:
+    return _refusal(413, "TooLarge", f"The request has more than {limit}. Shorten the prompt.")

@@ -1,22 +1,15 @@
-"""An answer while it is written: by the model in this process, or by another server."""
+"""An answer while it is written, by the model in this process or by another server."""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
 
-from noiser.errors import ModelError
 from noiser.text import sentence_spans
-
-if TYPE_CHECKING:
-    import openai
-
-    from noiser.endpoint import Endpoint
-    from noiser.server.jobs import QuestionJob
 
 _GONE_ON = re.compile(r"\s*\S+\s")  # a sentence has ended where a whole word follows it
 
@@ -40,15 +33,26 @@ class Answer:
     @contextmanager
     def written_by(self, write: Callable[[], None]) -> Generator[None]:
         """Writes in a thread. An error of the thread is raised here; one within ends the answer, and so the thread."""
-        with ThreadPoolExecutor(1, "noiser-writer") as pool:
-            written = pool.submit(write)
-            written.add_done_callback(lambda _: self.end())
+        written = Future[None]()
+
+        def run() -> None:
             try:
-                yield
-            except BaseException:
-                self.end()
-                raise
-            written.result()
+                write()
+            except BaseException as error:
+                written.set_exception(error)
+            else:
+                written.set_result(None)
+            self.end()
+
+        # A daemon, so that an end of the server waits for no answer.
+        threading.Thread(target=run, name="noiser-writer", daemon=True).start()
+        try:
+            yield
+        except BaseException:
+            self.end()
+            wait([written])
+            raise
+        written.result()
 
     def add(self, piece: str, ids: Sequence[int] = ()) -> bool:
         """Adds text and its tokens; whether it goes on. What may be the beginning of a stop stays back."""
@@ -97,59 +101,3 @@ class Answer:
         """The tokens that write the first `end` characters; none where they are not known."""
         count = next((tokens for length, tokens in self._lengths if length >= end), len(self.ids))
         return tuple(self.ids[:count])
-
-
-class Upstream(NamedTuple):
-    """Another server, which writes the answers."""
-
-    endpoint: Endpoint
-    client: openai.OpenAI
-    model: str
-
-    @classmethod
-    def at(cls, address: str, api_key_env: str | None = None) -> Upstream:
-        """The server at an address up to and including "/v1". Raises ModelError where it does not answer."""
-        from noiser.model.http import choose, client, openai, unanswered
-
-        endpoint = choose(address, None, api_key_env, "The server upstream", ModelError)
-        there = client(endpoint, timeout=600, max_retries=2)
-        try:
-            return cls(
-                endpoint,
-                there,
-                there.with_options(timeout=10, max_retries=0).models.list().data[0].id,
-            )
-        except (openai.OpenAIError, IndexError) as error:
-            there.close()
-            raise unanswered(endpoint, error) from error
-
-    def close(self) -> None:
-        """Closes the connections."""
-        self.client.close()
-
-    def write(
-        self,
-        messages: Any,
-        settings: Any,
-        answer: Answer,
-        tell: Callable[[Any], object],
-        job: QuestionJob,
-    ) -> None:
-        """Writes an answer; `tell` hears of every piece of the server's stream as it is."""
-        from noiser.model.http import openai, unanswered
-
-        finish, asked = (
-            "stop",
-            dict[str, Any](model=self.model, messages=messages, extra_body=settings),
-        )
-        try:
-            with self.client.chat.completions.create(stream=True, **asked) as stream:
-                for chunk in stream:
-                    job.check()
-                    for choice in chunk.choices:
-                        answer.add(choice.delta.content or "")
-                        finish = choice.finish_reason or finish
-                    tell(chunk.to_dict())
-        except openai.OpenAIError as error:
-            raise unanswered(self.endpoint, error) from error
-        answer.end(finish)

@@ -108,11 +108,7 @@ def encode(
     if not isinstance(text, str):
         messages = fit_messages(tokenizer, check_messages(text), kwargs)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
-    if context_length is not None and len(text) > context_length * _CHARACTERS:
-        raise PromptError(
-            f"The prompt has {len(text):,} characters; the model can read {context_length:,} "
-            "tokens."
-        )
+    _check_characters(text, context_length, "prompt", PromptError)
     tokens = tokenise(tokenizer, text, add_special_tokens=messages is None)
     tokens = _without_extra_specials(tokenizer, tokens)
     count = len(tokens.ids)
@@ -135,6 +131,17 @@ def encode(
             "the tokenizer drops; expected text that is more than whitespace."
         )
     return encoding
+
+
+def _check_characters(
+    text: str, context_length: int | None, role: str, error: type[PromptError | TargetError]
+) -> None:
+    """Raises an error for a text that is too long whatever its tokens are."""
+    if context_length is not None and len(text) > context_length * _CHARACTERS:
+        raise error(
+            f"The {role} has {len(text):,} characters; the model can read {context_length:,} "
+            "tokens."
+        )
 
 
 def _check_backend(tokenizer: Any) -> None:
@@ -247,24 +254,41 @@ def _text_of_ids(tokenizer: Any, ids: list[int]) -> str | None:
 # ---- what follows a prompt ----------------------------------------------------------------------
 
 
-def encode_target(tokenizer: Any, encoding: Encoding, text: str) -> tuple[int, ...]:
+def encode_target(
+    tokenizer: Any,
+    encoding: Encoding,
+    text: str,
+    *,
+    role: str = "target",
+    context_length: int | None = None,
+) -> tuple[int, ...]:
     """The token ids of a text that follows the prompt, literally.
 
     The text is tokenised together with the prompt. Where that changes the prompt's own tokens, it
     is tokenised after another text, and the first reading that decodes to the text is taken.
+
+    Raises:
+        TargetError: the text is too long for the model, has no token, or is not valid Unicode.
     """
+    _check_characters(text, context_length, role, TargetError)
     readings: list[tuple[int, ...]] = []
     anchors = (encoding.text, "\n", ".", "a", "") if text else ()
     for anchor in anchors:
         reading = _ids_after(tokenizer, encoding, anchor, text)
         if reading is None:
             continue
+        # Before the tokens are aligned with the text, which takes far longer.
+        if context_length is not None and len(reading) > context_length:
+            raise TargetError(
+                f"The {role} has {len(reading)} tokens; the model can read {context_length}. "
+                f"Shorten the {role}."
+            )
         if continuation(tokenizer, encoding.token_ids, reading)[0] == text:
             return reading
         readings.append(reading)
     if not readings:
         raise TargetError(
-            f"The target {text[:60]!r} has no token; expected a text that the tokenizer can read."
+            f"The {role} {text[:60]!r} has no token; expected a text that the tokenizer can read."
         )
     return readings[0]
 

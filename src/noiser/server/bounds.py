@@ -1,0 +1,95 @@
+"""The bounds of requests, as types of fields: pydantic looks at them before any work begins.
+
+A list is read up to its first wrong item. A list of a million wrong items would be millions of
+errors, of which the reply names one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, model_validator
+
+CHARACTERS = 200_000
+"""The most characters of a text, and of all texts of a chat together."""
+
+NAME = 1000
+"""The most characters of a name or a short text."""
+
+MESSAGES = 1000
+"""The most messages of a chat."""
+
+VALUES = 20_000
+"""The most values in a chat's messages together: keys, texts, numbers, lists and objects."""
+
+SOURCES = 1000
+"""The most sources or documents of a question."""
+
+SPANS = 10_000
+"""The most character spans of a segmentation."""
+
+EXAMPLES = 1000
+"""The most prompts of an evaluation."""
+
+NAMES = 20
+"""The most names in a list of methods, metrics or texts that end an answer."""
+
+INPUTS = 10_000
+"""The most inputs of a method, a check or a metric."""
+
+
+class _StopAtFirstError:
+    """As pydantic's FailFast, which has no hash and so cannot stand in a union."""
+
+    def __get_pydantic_core_schema__(self, source: Any, make: GetCoreSchemaHandler) -> Any:
+        return {**make(source), "fail_fast": True}
+
+
+def items(most: int) -> tuple[Any, ...]:
+    """The annotations of a list: it has at most so many items, and one error is enough."""
+    return _StopAtFirstError(), Field(max_length=most)
+
+
+def _check_chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages. Raises ValueError where they have too many characters or values together."""
+    characters = 0
+    values = 0
+    waiting: list[Any] = [messages]  # no recursion: messages may be nested deeply
+    while waiting:
+        value = waiting.pop()
+        values += 1
+        if isinstance(value, str):
+            characters += len(value)
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.keys()
+            waiting += value.values()
+        if characters > CHARACTERS:
+            raise ValueError(f"the messages have more than {CHARACTERS:,} characters together")
+        if values > VALUES:
+            raise ValueError(f"the messages have more than {VALUES:,} keys and values together")
+    return messages
+
+
+Name = Annotated[str, Field(max_length=NAME)]
+Text = Annotated[str, Field(max_length=CHARACTERS)]
+Names = Annotated[list[Name], *items(NAMES)]
+Chat = Annotated[list[dict[str, Any]], *items(MESSAGES), AfterValidator(_check_chat)]
+Spans = Annotated[list[tuple[int, int]], *items(SPANS)]
+Sources = Annotated[list[Text | tuple[Name, Text]], *items(SOURCES)]
+Parameters = Annotated[dict[Name, Any], Field(max_length=NAMES)]
+
+
+class Body(BaseModel, extra="forbid"):
+    """The fields of a request; others are refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown_field(cls, data: Any) -> Any:
+        """Drops all unknown fields but the first: each would be an error of its own."""
+        if not isinstance(data, dict) or len(data) <= len(cls.model_fields):
+            return data
+        kept = {name: value for name, value in data.items() if name in cls.model_fields}
+        unknown = next(name for name in data if name not in cls.model_fields)
+        return {unknown: data[unknown], **kept}
