@@ -27,11 +27,11 @@ from torch import Tensor
 import noiser
 from measuring import table as markdown
 from noiser.engine import StoredGame
-from noiser.evaluation import estimate_rows
+from noiser.evaluation import sample_of
 from noiser.evaluation.measuring import asked_of, measure_block, read_examples
 from noiser.explain.check import LEVEL, correlation_of_halves
 from noiser.methods import Scores, make_method
-from noiser.metrics import Settings, metrics_of
+from noiser.metrics import Settings, estimates, metrics_of
 from noiser.metrics.correlation import half_masks_in_pairs
 
 GAMES = Path(__file__).parent / "results" / "games.jsonl"
@@ -249,7 +249,7 @@ def numbers_of_metrics(
         measurements = measure_block(lm, made, question, items, chosen, seed=0)
         for name, (metric, _) in chosen.items():
             table = pd.DataFrame([measurement.numbers[name] for measurement in measurements])
-            number = estimate_rows(table, metric.summaries[METRICS[name]])
+            (number,) = estimates([sample_of(table, metric.summaries[METRICS[name]])])
             found[name][method] = float(number.value)
     return found
 

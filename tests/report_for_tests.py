@@ -24,8 +24,12 @@ class Run:
     def meta(self):
         return {"selections": [one._asdict() for one in self.chosen]}
 
-    def rows(self):
-        return iter(self.kept)
+    def rows(self, kind=None, *, failed=False):
+        return (
+            row
+            for row in self.kept
+            if kind in (None, row.kind) and (row.error is not None or not failed)
+        )
 
 
 def rows(
@@ -140,10 +144,9 @@ def made(wanted, prompts):
     return Run(wanted, found, chosen)
 
 
-def near(statistic, data, seed, confidence):
-    """An interval around the number, without resamples, for tests of other things."""
-    value = float(statistic(*data))
-    return value - 0.1, value + 0.1, ""
+def near(sample, draws, confidence):
+    """An interval around the number, for tests of other things."""
+    return sample.value - 0.1, sample.value + 0.1, ""
 
 
 def write_folder(folder, run):
@@ -152,6 +155,6 @@ def write_folder(folder, run):
         Store(folder, create=True),
         run.plan.model_dump(mode="json", exclude_defaults=True),
     )
-    store.set_meta(plan=toml(fields), resolved={}, models={}, **run.meta)
+    store.set_meta(plan=toml(fields), models={}, **run.meta)
     store.add(run.kept)
     return store

@@ -12,7 +12,7 @@ from noiser.engine.objectives import OBJECTIVES, objective_of
 from noiser.engine.perturbations import delete, hide, keep, noise, replace
 from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.explain.many import run_many
-from noiser.model import packing, wrap
+from noiser.model import language_model, packing, wrap
 from tiny import FAMILIES, tiny, tiny_model, tiny_tokenizer
 
 VALUES = {name: OBJECTIVES.get(name).factory().value for name in OBJECTIVES.names()}
@@ -377,6 +377,58 @@ def test_passes_are_halved_when_memory_runs_out(family, monkeypatch):
         ModelError, match=r"Not enough memory on cpu to run one sequence .* Shorten the prompt"
     ):
         distributions(lm, query, changes)
+
+
+@pytest.mark.parametrize("family", PACKING)
+def test_a_long_prompt_runs_in_pieces(family, monkeypatch):
+    lm = another(tiny(family), batch_tokens=4)
+    question_of(lm)  # what the model can do is tried once
+    query = question_of(lm)
+    changes = some_changes(query)
+    expected = distributions(lm, query, changes)
+    lengths: list[int] = []
+
+    def forward(*args, inputs_embeds, **options):
+        lengths.append(inputs_embeds.shape[1])
+        return inner(*args, inputs_embeds=inputs_embeds, **options)
+
+    inner = lm.model.forward
+    monkeypatch.setattr(language_model, "BLOCK", 4)
+    monkeypatch.setattr(packing, "KEPT_NUMBERS", 0)
+    monkeypatch.setattr(lm.model, "forward", forward)
+    pieces = question_of(lm)
+    assert 1 <= max(lengths) <= 4
+    assert_all_close(distributions(lm, pieces, changes), expected, atol=1e-5)
+    for one, other in zip(pieces.clean_of, query.clean_of, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_an_interrupt_between_pieces_leaves_a_context_that_can_be_used(monkeypatch):
+    lm = another(tiny("llama"), batch_tokens=4)
+    monkeypatch.setattr(language_model, "BLOCK", 4)
+    calls = []
+
+    def forward(*args, **options):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return inner(*args, **options)
+
+    inner = lm.model.forward
+    context = lm.context(lm.encode(PROMPT).token_ids)
+    branch = packing.Branch(
+        context, 0, context.inputs[None], [len(context.inputs) - 1], record=True
+    )
+    monkeypatch.setattr(lm.model, "forward", forward)
+    with pytest.raises(KeyboardInterrupt):
+        lm.run([branch])
+    assert context.done == 0
+    (logits,) = lm.run([branch])
+    assert context.done == len(context.inputs)
+    assert torch.isfinite(logits).all()
+    monkeypatch.undo()
+    (again,) = lm.run([branch])
+    assert torch.allclose(logits, again, atol=1e-5)
 
 
 def test_an_error_ends_one_coroutine_and_the_others_go_on():

@@ -56,7 +56,7 @@ def interrupted(call, number):
     return False
 
 
-def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
+def test_an_interrupt_at_any_line_leaves_the_model_as_it_was():
     lm = careless()
     assert lm.abilities.supports_packing
     before = state_of(lm)
@@ -69,7 +69,6 @@ def test_an_interrupt_at_any_line_is_made_good_by_the_next_call():
         if not interrupted(call, number):
             break
         assert not runtime.held[lm.model].lock._is_owned()
-        call()
         assert state_of(lm) == before, number
         assert torch.is_grad_enabled(), number
     assert number > 300

@@ -22,7 +22,10 @@ from noiser.judges import JudgeRequest, Verdict
 from noiser.metrics import METRICS, Case, keep_rates
 from noiser.metrics.answerability import JudgeStoppedError, scored_words
 from noiser.metrics.bootstrap import (
+    RESAMPLES,
+    Sample,
     estimate,
+    estimates,
     exchange_p,
     holm,
     log_mean_ratio,
@@ -226,6 +229,55 @@ def test_fewer_than_six_prompts_have_no_interval_and_no_p():
         assert math.isnan(found.low) is math.isnan(found.p) is (n < 6)
         assert ("too few" in found.reason) is (n < 6)
         assert found.is_clear is (n >= 6)
+
+
+@pytest.mark.parametrize("n", [20, 40, 301])
+@pytest.mark.parametrize("statistic", [mean, mean_gap, log_mean_ratio, summed_log_ratios])
+def test_intervals_are_those_of_scipy_from_the_same_resamples(statistic, n):
+    width = {mean: 1, mean_gap: 2, log_mean_ratio: 2, summed_log_ratios: 4}[statistic]
+    columns = np.random.default_rng(n).exponential(size=(width, n))
+
+    def along(*resampled, axis):
+        return statistic(*(column.mean(axis) for column in resampled))
+
+    expected = stats.bootstrap(
+        tuple(columns), along, n_resamples=RESAMPLES, paired=True, vectorized=True,
+        rng=np.random.default_rng(5),
+    ).confidence_interval  # fmt: skip
+    found = estimate(statistic, *columns, seed=5)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+
+
+def test_a_draw_that_is_the_value_but_for_rounding_counts_half():
+    """Thirds are rounded: their sums depend on the order of the prompts, and the interval must not."""
+    whole = estimate(mean, [i % 4 for i in range(8)])
+    for offset in (0, 100):
+        found = estimate(mean, [offset + i % 4 / 3 for i in range(8)])
+        ends = (found.low - offset, found.high - offset)
+        assert ends == pytest.approx((whole.low / 3, whole.high / 3), rel=1e-9)
+
+
+def test_samples_together_are_the_samples_alone():
+    rng = np.random.default_rng(2)
+    samples = [
+        Sample(statistic=mean, columns=[rng.normal(size=30)]),
+        Sample(statistic=mean_gap, columns=rng.normal(size=(2, 9)), contrast=True),
+        Sample(statistic=mean_gap, columns=rng.normal(size=(2, 30)), contrast=True),
+        Sample(statistic=mean, columns=[[1.0, math.nan]]),
+        Sample(statistic=mean, columns=[[math.nan, *rng.normal(size=30)]]),
+    ]
+    together = estimates(samples * 200, seed=3)  # more columns than are resampled at a time
+    for sample, found, again in zip(samples, together, together[-5:], strict=False):
+        alone = estimate(sample.statistic, *sample.columns, seed=3, contrast=sample.contrast)
+        for one in (found, again):
+            for name in ("value", "low", "high", "n", "p"):
+                expected = pytest.approx(getattr(alone, name), rel=1e-9, nan_ok=True)
+                assert getattr(one, name) == expected
+
+
+def test_a_statistic_is_of_means():
+    with pytest.raises(noiser.errors.ParameterError, match="a function of the columns' means"):
+        estimate(np.median, [1.0] * 9)
 
 
 def test_exchanges_of_the_papers_score_by_hand():

@@ -61,7 +61,7 @@ def test_committed_glance_is_that_of_its_rows(pack, monkeypatch):
     """To write it again: noiser report docs/PACK/rows | sed '/^## How to read/,$d' > docs/PACK/glance.md"""
     monkeypatch.setattr(bootstrap, "_interval", INTERVAL if pack in MARKED else exact)
     if pack not in MARKED:
-        monkeypatch.setattr(bootstrap, "exchange_p", lambda *_, **__: 0.0)
+        monkeypatch.setattr(bootstrap, "_set_p", surely)
     found, committed = (
         re.sub("- reported by.*", "", text.split("\n## How to read")[0]).rstrip()
         for text in (
@@ -81,9 +81,9 @@ def best_alone(text):
     return re.split(r" \| |\n", re.sub(r"; level: [^|]*(?= \|)", "", text))
 
 
-def exact(statistic, data, seed, confidence):
+def exact(sample, draws, confidence):
     """An interval without width: every difference is significant."""
-    return float(statistic(*data)), float(statistic(*data)), ""
+    return sample.value, sample.value, ""
 
 
 def drawn(store: Run):

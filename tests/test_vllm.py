@@ -259,10 +259,10 @@ def server(vllm):
 @pytest.mark.slow
 def test_vllms_server_gives_the_local_models_numbers_by_deletion(server):
     local = noiser.load_model("smollm2-135m-instruct", dtype="float32", device="cpu")
-    served = noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu")
     method = noiser.Occlusion(removal="delete", objective="logprob")
     options = {"method": method, "unit": "word", "target": " basketball and"}
-    found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
+    with noiser.load_model(server, tokenizer="smollm2-135m-instruct", device="cpu") as served:
+        found, expected = (noiser.attribute(lm, QUESTION, **options) for lm in (served, local))
     torch.testing.assert_close(
         found.scores[:, 1:], expected.scores[:, 1:], atol=1e-3, rtol=0, equal_nan=True
     )

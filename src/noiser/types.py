@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+from pydantic import Field
 
 from noiser.checks import check_choice, check_count, plain
 from noiser.errors import ParameterError
+
+Place = Annotated[int, Field(ge=0, lt=2**31)]
+"""An index, an offset or an id, as a saved file may hold it."""
 
 Message = Mapping[str, Any]
 """One chat message: `{"role": ..., "content": ...}`, two texts, and what else the model's template reads."""
@@ -73,9 +78,9 @@ class Span(NamedTuple):
     """
 
     text: str
-    start: int
-    end: int
-    token_indices: tuple[int, ...]
+    start: Place
+    end: Place
+    token_indices: tuple[Place, ...]
 
 
 class Source(NamedTuple):
@@ -86,8 +91,8 @@ class Source(NamedTuple):
 
     title: str
     text: str
-    start: int
-    end: int
+    start: Place
+    end: Place
 
 
 class Target(NamedTuple):
@@ -107,11 +112,11 @@ class Target(NamedTuple):
     """
 
     text: str
-    token_id: int
-    probability: float
-    rank: int
-    rest: tuple[int, ...] = ()
-    before: tuple[int, ...] = ()
+    token_id: Place
+    probability: Annotated[float, Field(ge=0, lt=2)]
+    rank: Place
+    rest: tuple[Place, ...] = ()
+    before: tuple[Place, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -131,8 +136,8 @@ class Pair(NamedTuple):
         kind: "together" or "either".
     """
 
-    target: int
-    units: tuple[int, int]
+    target: Place
+    units: tuple[Place, Place]
     score: float
     stderr: float
     kind: Literal["together", "either"]

@@ -73,8 +73,9 @@ def _origin(att: AttributionRecord) -> str:
     """The model, the unit and the seed in one line."""
     revision = f" @ {att.model.revision[:12]}" if att.model.revision else ""
     joined = ""
-    if "aggregated" in att.info:
-        joined = " ({reduce} over {from})".format_map(att.info["aggregated"])
+    aggregated = att.info.get("aggregated")
+    if aggregated:
+        joined = " ({reduce} over {from})".format_map(aggregated)
     facts = (
         f"{att.model.name}{revision} ({att.model.dtype})",
         f"unit {att.unit}{joined}",

@@ -74,7 +74,10 @@ def _owners(att: AttributionRecord, written: Sequence[int]) -> list[list[int]]:
     owners_of_units: list[list[int]] = []
     for column in written:
         unit = att.units[column]
-        inside = {target_of_token[index - first] for index in unit.token_indices}
+        inside: set[int | None] = set()
+        for index in unit.token_indices:
+            is_written = 0 <= index - first < len(target_of_token)
+            inside.add(target_of_token[index - first] if is_written else None)
         owners = sorted(row for row in inside if row is not None)
         texts = {att.targets[row].text.strip() for row in owners}
         if None in inside or len(texts) > 1:

@@ -7,13 +7,21 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from jaxtyping import Float
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from noiser.attribution import store
-from noiser.errors import ParameterError
+from noiser.attribution.info import checked_info
+from noiser.errors import ParameterError, StoredFileError
 from noiser.registry import renamed
-from noiser.types import Message, ModelIdentity, Pair, Span, Target
+from noiser.types import Message, ModelIdentity, Pair, Place, Span, Target
+
+
+def _checked_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The hyper-parameters of a file; "score" is looked up by displays."""
+    if not isinstance(parameters.get("objective"), str | None):
+        raise ValueError(f"score is {parameters['score']!r:.80}; expected a text")
+    return parameters
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,13 +29,13 @@ class AttributionRecord:
     """The fields of an `Attribution`, which describes them."""
 
     method: Annotated[str, AfterValidator(renamed)]
-    parameters: Mapping[str, Any]
-    seed: int
+    parameters: Annotated[Mapping[str, Any], AfterValidator(_checked_parameters)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
     model: ModelIdentity
     versions: Mapping[str, str]
     prompt: str | tuple[Message, ...]
     text: str
-    prompt_length: int
+    prompt_length: Place
     unit: str
     units: tuple[Span, ...]
     target_unit: str = "token"
@@ -38,7 +46,7 @@ class AttributionRecord:
     thresholds: Annotated[Float[Tensor, "targets units"], store.ROWS] | None = None
     k_min: Annotated[Float[Tensor, " targets"], store.ROW] | None = None
     pairs: tuple[Pair, ...] = ()
-    info: Annotated[Mapping[str, Any], AfterValidator(store.with_nan)]
+    info: Annotated[Mapping[str, Any], AfterValidator(checked_info)]
 
     def __post_init__(self) -> None:
         shape = (len(self.targets), len(self.units))
@@ -59,6 +67,43 @@ class AttributionRecord:
                 0 <= pair.target < shape[0] and all(0 <= unit < shape[1] for unit in pair.units)
             ):
                 raise ParameterError(f"{pair} is of no target or unit; there are {there}.")
+            if pair.units[0] == pair.units[1]:
+                raise ParameterError(f"{pair} is of one unit; expected two.")
+
+
+def checked_places(att: AttributionRecord) -> None:
+    """Raises StoredFileError where a part of a loaded attribution lies outside of its text."""
+    length = len(att.text)
+    if not att.targets:
+        raise StoredFileError("targets is empty; expected at least one. The file is damaged.")
+    if att.prompt_length > length:
+        raise StoredFileError(
+            f"prompt_length is {att.prompt_length}, and text has {length} characters. The file is "
+            "damaged."
+        )
+    places: list[tuple[str, int, int]] = []
+    for index, unit in enumerate(att.units):
+        places.append((f"units.{index}", unit.start, unit.end))
+        indices = unit.token_indices
+        if not indices or list(indices) != sorted(set(indices)):
+            raise StoredFileError(
+                f"units.{index}.token_indices is {indices!r:.80}; expected ascending positions, at "
+                "least one. The file is damaged."
+            )
+    for index, source in enumerate(att.info.get("sources") or ()):
+        places.append((f"info.sources.{index}", source["start"], source["end"]))
+    for name, start, end in places:
+        if not start <= end <= length:
+            raise StoredFileError(
+                f"{name} is {start} to {end}; expected a part of the text of {length} characters. "
+                "The file is damaged."
+            )
+    through = att.info.get("through")
+    if through and {len(att.targets)} != {len(through), *map(len, through)}:
+        raise StoredFileError(
+            f"info.through is not a table of {len(att.targets)} by {len(att.targets)} targets. "
+            "The file is damaged."
+        )
 
 
 AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)

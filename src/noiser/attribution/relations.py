@@ -104,7 +104,7 @@ def pair_arcs(att: AttributionRecord, row: int) -> tuple[list[tuple[str, str]], 
     show = number_format(att.scores[row].tolist())
     names = labels(att)
     lines = [(show(float(att.scores[row, unit])), names[unit]) for unit in in_order]
-    largest = max((abs(pair.score) for pair in pairs), default=1.0)
+    largest = max((abs(pair.score) for pair in pairs), default=1.0) or 1.0
     links: list[Arc] = []
     for _, (first, second), score, _, kind in pairs:
         is_either = kind == "either"

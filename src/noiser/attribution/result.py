@@ -16,7 +16,7 @@ from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import check_targets, label, method_text, shorten
 from noiser.attribution.normalize import normalize
 from noiser.attribution.paths import through
-from noiser.attribution.record import AttributionRecord
+from noiser.attribution.record import AttributionRecord, checked_places
 from noiser.attribution.saved import SavedResult
 from noiser.checks import check_count, random_state_kept
 from noiser.files import write_if
@@ -158,7 +158,9 @@ class Attribution(AttributionRecord, SavedResult):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Attribution:
         """The attribution whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
-        return store.restored(cls, Literal["noiser.attribution"], data)
+        att = store.restored(cls, Literal["noiser.attribution"], data)
+        checked_places(att)
+        return att
 
     def to_html(
         self, path: str | PathLike[str] | None = None, *, targets: Sequence[int] | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from noiser.bench.rows import ATTRIBUTION, Label, Row
+from noiser.bench.rows import ATTRIBUTION, Kind, Label
 from noiser.errors import PlanError, UnknownNameError
 from noiser.types import Profile, SpanUnit, TargetUnitName, TextUnitName
 
@@ -238,19 +238,13 @@ class Plan(BaseModel):
         """The number of rows of a model and a data set with so many examples."""
         return sum(lowest(examples, limit) or 0 for limit in self.kinds(model, data).values())
 
-    def wanted(self) -> Callable[[Row], bool]:
-        """A test for rows that the plan asks for; a folder keeps rows of an earlier, larger plan."""
-        limits = {
-            (*pair, *kind): limit
+    def limits(self) -> dict[Kind, int | None]:
+        """The limit of every kind of row; a folder keeps rows of an earlier, larger plan."""
+        return {
+            Kind(*pair, *kind): limit
             for pair in self.pairs()
             for kind, limit in self.kinds(*pair).items()
         }
-
-        def asks_for(row: Row) -> bool:
-            limit = limits.get((row.model, row.data, row.method, row.metric), 0)
-            return limit is None or row.index < limit
-
-        return asks_for
 
 
 def lowest(*limits: int | None) -> int | None:

@@ -32,7 +32,7 @@ from noiser.bench.resolve import (
     resolve,
     selections_of,
 )
-from noiser.bench.rows import ATTRIBUTION, Row, RowKey
+from noiser.bench.rows import ATTRIBUTION, RowKey
 from noiser.bench.store import Store, locked
 from noiser.bench.work import CorrectnessJob, Done, Job, Worker
 from noiser.errors import PlanError, RunError, StoredFileError
@@ -360,15 +360,22 @@ class _Tally:
     first_keys: dict[str, RowKey] = field(default_factory=dict[str, RowKey])
     """The first row with an error of each type."""
 
-    def add(self, row: Row) -> None:
-        """Counts a row."""
-        pair = (row.model, row.data)
-        self.rows[pair] += 1
-        self.seconds[pair] += row.seconds or 0.0
-        if row.error:
-            self.errors[pair] += 1
-            self.error_types[row.error] += 1
-            self.first_keys.setdefault(row.error, row.key)
+    @classmethod
+    def of(cls, store: Store) -> _Tally:
+        """Counts by the database: no row is read."""
+        tally = cls()
+        for kind, limit in sorted(store.plan.limits().items()):
+            pair = (kind.model, kind.data)
+            counts = store.counts(kind, limit)
+            tally.rows[pair] += counts.rows
+            tally.errors[pair] += counts.errors
+            tally.seconds[pair] += counts.seconds
+            if not counts.errors:
+                continue
+            for error, count, example in store.errors(kind, limit):
+                tally.error_types[error] += count
+                tally.first_keys.setdefault(error, RowKey(*kind, example))
+        return tally
 
 
 _STATUS_HEAD = ("model", "data", "right of checked", "chosen of", "rows of", "errors", "seconds")
@@ -380,9 +387,7 @@ def status(folder: Path) -> str:
     Each type of error has the message of its first row.
     """
     store = Store(folder)
-    tally = _Tally()
-    for row in filter(store.plan.wanted(), store.rows()):
-        tally.add(row)
+    tally = _Tally.of(store)
     selections = selections_of(store.meta, store.path)
     lines: list[tuple[str, ...]] = [_STATUS_HEAD]
     complete = True

@@ -6,8 +6,8 @@ from noiser.evaluation.result import (
     Evaluation,
     Evaluations,
     differences,
-    estimate_difference,
-    estimate_rows,
+    paired_sample,
+    sample_of,
 )
 from noiser.evaluation.run import evaluate
 
@@ -16,8 +16,8 @@ __all__ = [
     "Evaluations",
     "Skipped",
     "differences",
-    "estimate_difference",
-    "estimate_rows",
     "evaluate",
     "measure",
+    "paired_sample",
+    "sample_of",
 ]

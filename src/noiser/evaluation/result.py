@@ -24,8 +24,8 @@ from noiser.errors import ParameterError, StoredFileError
 from noiser.evaluation.measuring import Skipped
 from noiser.files import csv_text, write_if, write_text
 from noiser.html import html_page, html_table
-from noiser.metrics import METRICS, Aggregate, Estimate, Metric, estimate
-from noiser.metrics.bootstrap import difference, holm_correct
+from noiser.metrics import METRICS, Aggregate, Estimate, Metric
+from noiser.metrics.bootstrap import Sample, difference, estimates, holm_correct
 from noiser.metrics.metric import answers, gaps_of, unfit_judge
 from noiser.types import ModelIdentity
 
@@ -38,18 +38,19 @@ _STYLE = (
 )
 
 
-def estimate_rows(rows: Any, summary: Aggregate, **options: Any) -> Estimate:
-    """A number over the prompts of a DataFrame, with its interval; options are those of `estimate`."""
-    return estimate(summary.statistic, *_columns(rows, summary), **options)
+def sample_of(rows: Any, summary: Aggregate, *, contrast: bool = False) -> Sample:
+    """A number over the prompts of a DataFrame, to be estimated."""
+    columns = _columns(rows, summary)
+    return Sample(statistic=summary.statistic, columns=columns, contrast=contrast)
 
 
-def estimate_difference(ours: Any, theirs: Any, summary: Aggregate, **options: Any) -> Estimate:
-    """The paired difference of a number between two DataFrames, over shared index entries, with a p-value."""
+def paired_sample(ours: Any, theirs: Any, summary: Aggregate) -> Sample:
+    """The paired difference of a number between two DataFrames, over shared index entries."""
     if not ours.index.equals(theirs.index):
         common = ours.index.intersection(theirs.index, sort=False)
         ours, theirs = ours.loc[common], theirs.loc[common]
     columns = [*_columns(ours, summary), *_columns(theirs, summary)]
-    return estimate(difference(summary.statistic), *columns, contrast=True, **options)
+    return Sample(statistic=difference(summary.statistic), columns=columns, contrast=True)
 
 
 def _columns(rows: Any, summary: Aggregate) -> list[Any]:
@@ -101,11 +102,12 @@ class Evaluation(SavedResult):
         Differences from a reference have p-values, corrected as by `minus`.
         """
         options = {"seed": self.settings["seed"], "confidence": self.confidence}
-        raw = {
-            name: estimate_rows(self.rows, s, contrast=s.contrast, **options)
-            for name, s in self.summaries.items()
-        }
-        return holm_correct(raw, gaps_of(self.primary, self.summaries))
+        samples = [
+            sample_of(self.rows, summary, contrast=summary.contrast)
+            for summary in self.summaries.values()
+        ]
+        found = dict(zip(self.summaries, estimates(samples, **options), strict=True))
+        return holm_correct(found, gaps_of(self.primary, self.summaries))
 
     @property
     def answer(self) -> list[str]:
@@ -144,13 +146,14 @@ class Evaluation(SavedResult):
         """
         self._check_comparable(other)
         options = {"seed": self.settings["seed"], "confidence": self.confidence}
-        gaps: dict[str, Estimate] = {}
-        for name, summary in self.summaries.items():
-            if name in other.summaries:
-                gap = estimate_difference(self.rows, other.rows, summary, **options)
-                gaps[name] = (
-                    replace(gap, p=math.nan) if summary.scale.higher_is_better is None else gap
-                )
+        shared = {
+            name: summary for name, summary in self.summaries.items() if name in other.summaries
+        }
+        samples = [paired_sample(self.rows, other.rows, summary) for summary in shared.values()]
+        gaps = dict(zip(shared, estimates(samples, **options), strict=True))
+        for name, gap in gaps.items():
+            if shared[name].scale.higher_is_better is None:
+                gaps[name] = replace(gap, p=math.nan)
         return holm_correct(gaps, self.primary)
 
     def _check_comparable(self, other: Evaluation) -> None:

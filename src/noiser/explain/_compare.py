@@ -8,7 +8,7 @@ from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from noiser.attribution import Attribution, markdown, markup
 from noiser.attribution.display import headings, visible
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 class Comparison(SavedResult):
     """The attributions of one prompt by the methods that can answer, in their order; of others name and reason."""
 
-    attributions: tuple[Annotated[Attribution, BeforeValidator(Attribution.from_dict)], ...]
+    attributions: Annotated[
+        tuple[Annotated[Attribution, BeforeValidator(Attribution.from_dict)], ...],
+        Field(min_length=1),
+    ]
     failures: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Attribution]:

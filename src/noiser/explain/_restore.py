@@ -95,7 +95,7 @@ def _difference(query: Query, att: Attribution) -> str | None:
         if got != expected:
             return f"{subject} {got!r} with it, not {expected!r}"
     # Spans that the caller chose, and sources, need only touch the characters of their tokens.
-    unit_names = {att.unit, att.info.get("aggregated", {}).get("from")}
+    unit_names = {att.unit, (att.info.get("aggregated") or {}).get("from")}
     may_touch = not unit_names.isdisjoint({"spans", "source", "auto"})
     for unit in att.units:
         problem = _misplaced(unit, query.encoding.offsets, may_touch=may_touch)

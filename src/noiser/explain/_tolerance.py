@@ -73,6 +73,31 @@ class Tolerance(SavedResult):
     thresholds: Annotated[Float[Tensor, " targets"], ROW] | None = None
     k_min: Annotated[Float[Tensor, " targets"], ROW] | None = None
 
+    def __post_init__(self) -> None:
+        targets = len(self.targets)
+        ks = len(self.ks)
+        for name, expected in (
+            ("probabilities", (targets, ks)),
+            ("stderr", (targets, ks)),
+            ("flips", (targets, ks)),
+            ("foil_probabilities", (ks,)),
+            ("thresholds", (targets,)),
+            ("k_min", (targets,)),
+        ):
+            values: Tensor | None = getattr(self, name)
+            if values is not None and values.shape != expected:
+                raise ParameterError(
+                    f"{name} has shape {[*values.shape]}; expected {[*expected]} for {targets} "
+                    f"targets and {ks} ks."
+                )
+            if values is not None and values.isinf().any():
+                raise ParameterError(f"{name} has infinite numbers; expected finite ones or NaN.")
+        if len(self.leaders) != targets or any(len(each) not in (0, ks) for each in self.leaders):
+            raise ParameterError(
+                f"leaders has {[*map(len, self.leaders)]} tokens; expected none or {ks} for each "
+                f"of {targets} targets."
+            )
+
     def __str__(self) -> str:
         return self.to_text()
 

@@ -125,6 +125,8 @@ class Noiser(Parameters):
                 raise ParameterError(
                     f"noise is not an array of numbers: {error}. Pass [samples, dim]."
                 ) from error
+            if not noise.ndim:
+                raise ParameterError(f"noise is {noise.item()}. Pass [samples, dim].")
             if self.samples not in (Noiser.samples, len(noise)):
                 raise ParameterError(
                     f"samples is {self.samples} and noise has {len(noise)}; leave samples out."

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from noiser.metrics.answerability import ANSWERABILITY, ANSWERABILITY_TOP5, MINIMUM_TOP_K
-from noiser.metrics.bootstrap import Estimate, estimate
+from noiser.metrics.bootstrap import Estimate, Sample, estimate, estimates
 from noiser.metrics.case import SETTINGS, Case, Settings
 from noiser.metrics.correlation import LDS, LDS_BERNOULLI, LDS_WITH_PAIRS, STABILITY
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, NORMALISED_AOPC, TOP_K
@@ -20,8 +20,10 @@ __all__ = [
     "Estimate",
     "Metric",
     "NumberInfo",
+    "Sample",
     "Settings",
     "estimate",
+    "estimates",
     "keep_rates",
     "metrics_of",
     "run_metric",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,15 +15,23 @@ from noiser.errors import ParameterError
 K = TypeVar("K")
 
 Columns = Any
-"""A NumPy array [..., prompts]: one number per prompt, for one or many resamples of the prompts."""
+"""A NumPy array."""
 
 Statistic = Callable[..., Columns]
-"""From columns [..., prompts] to one number for each resample."""
+"""From the means of columns over prompts, an array of each, to the number for each element.
+
+`lambda a, b: a - b` is the difference of two means. The arrays hold the means over many resamples.
+"""
 
 RESAMPLES = 5000
 
-# How many numbers of a column are resampled at a time: memory must not grow with the prompts.
+# How many prompts of resamples are drawn, and how many columns are resampled, at a time: memory
+# must grow neither with prompts nor with samples.
 BATCH = 2_000_000
+WIDTH = 512
+
+# Numbers that differ by less than this share of the largest are equal but for rounding.
+TIE = 1e-9
 
 # All 2^n exchanges are made for up to so many prompts. For more prompts `EXCHANGES` are drawn.
 EXACT = 12
@@ -88,6 +95,32 @@ class Estimate:
         return text
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sample:
+    """A statistic, and the numbers that it is taken of.
+
+    Attributes:
+        statistic: of the means of the columns; such as `mean`.
+        columns: one number per prompt in each, of the same prompts in the same order.
+        contrast: whether exchanging the first half of the columns with the second turns the
+            statistic's sign; then there is a p-value.
+
+    Raises:
+        ParameterError: columns of different lengths.
+    """
+
+    statistic: Statistic
+    columns: Sequence[Sequence[float]]
+    contrast: bool = False
+
+    def __post_init__(self) -> None:
+        lengths = [len(column) for column in self.columns]
+        if len(set(lengths)) != 1:
+            raise ParameterError(
+                f"The columns have {lengths} numbers; expected one per prompt in each."
+            )
+
+
 def estimate(
     statistic: Statistic,
     *columns: Sequence[float],
@@ -95,88 +128,172 @@ def estimate(
     confidence: float = 0.95,
     contrast: bool = False,
 ) -> Estimate:
-    """A statistic over prompts, with its bootstrap interval.
+    """A statistic over prompts, with its bootstrap interval; see `estimates`."""
+    sample = Sample(statistic=statistic, columns=columns, contrast=contrast)
+    (found,) = estimates([sample], seed=seed, confidence=confidence)
+    return found
 
-    Prompts are resampled together with all their numbers. The interval is bias-corrected and
-    accelerated (Efron 1987), by SciPy; where that is not defined, such as for numbers that are all
-    the same, it is the percentile interval. Below six prompts there is none.
+
+def estimates(
+    samples: Iterable[Sample], *, seed: int = 0, confidence: float = 0.95
+) -> list[Estimate]:
+    """Statistics over prompts with their bootstrap intervals, one per sample, in their order.
+
+    Prompts are resampled together with all their numbers, and all samples of equally many prompts
+    share their resamples. Intervals are bias-corrected and accelerated (BCa, Efron 1987). Where
+    that is not defined, such as for numbers that are all the same, they are percentile intervals.
+    Below six prompts there is none.
 
     Args:
-        statistic: of arrays [..., prompts] along the last axis, one per column; such as `mean`.
-        columns: numbers of the same prompts in the same order; prompts where one is NaN are left
-            out and counted.
+        samples: prompts where one of a sample's columns is NaN are left out of it and counted.
         seed: of the resamples.
-        confidence: of the interval, between 0 and 1.
-        contrast: whether exchanging the first half of the columns with the second turns the
-            statistic's sign; then there is a p-value.
+        confidence: of the intervals, between 0 and 1.
 
     Raises:
-        ParameterError: columns of different lengths, or a confidence outside (0, 1).
+        ParameterError: a confidence outside (0, 1), or a statistic that is not one of means.
+
+    Example:
+        >>> columns = ([0.2, 0.4, 0.3, 0.5, 0.1, 0.6], [0.1] * 6)
+        >>> (found,) = estimates([Sample(statistic=mean_gap, columns=columns, contrast=True)])
+        >>> print(found)
+        0.25 [0.117, 0.4] (n = 6, p = 0.062)
     """
     check_probability("confidence", confidence)
-    lengths = [len(column) for column in columns]
-    if len(set(lengths)) != 1:
-        raise ParameterError(
-            f"The columns have {lengths} numbers; expected one per prompt in each."
-        )
-    table = np.asarray(columns, dtype=np.float64)
-    is_complete = np.isfinite(table).all(0)
-    data = tuple(row[is_complete] for row in table)
-    n = int(is_complete.sum())
-    missing = int((~is_complete).sum())
-    reasons: list[str] = []
-    if missing:
-        reasons.append(f"{missing} of {n + missing} prompts have no value")
+    whole = [_Complete(sample) for sample in samples]
+    by_count: dict[int, list[_Complete]] = {}
+    for each in whole:
+        if each.has_interval:
+            by_count.setdefault(each.n, []).append(each)
+    for alike in by_count.values():
+        for part in _parts(alike):
+            _set_intervals(part, seed, confidence)
+            _set_p(part, seed)
+    return [each.estimate(confidence) for each in whole]
 
-    value = low = high = p = math.nan
-    if n:
+
+class _Complete:
+    """A sample without the prompts that lack a number, and what is known of it so far."""
+
+    def __init__(self, sample: Sample) -> None:
+        table = np.asarray(sample.columns, dtype=np.float64)
+        is_complete = np.isfinite(table).all(0)
+        self.statistic = sample.statistic
+        self.contrast = sample.contrast
+        self.columns = table if is_complete.all() else table[:, is_complete]
+        self.n = int(is_complete.sum())
+        self.value = math.nan
+        self.interval = (math.nan, math.nan)
+        self.p = math.nan
+        self.reasons: list[str] = []
+        prompts = table.shape[1]
+        missing = prompts - self.n
+        if missing:
+            self.reasons.append(f"{missing} of {prompts} prompts have no value")
+        if not self.n:
+            self.reasons.append("there is no prompt with a value")
+            return
+        self.value = float(self.of_means(self.mean_shifted)[0])
+        if not math.isfinite(self.value):
+            self.value = math.nan
+            self.reasons.append(
+                "not defined: it takes the logarithm of a mean that is zero or negative"
+            )
+        elif self.n < FEWEST:
+            self.reasons.append(
+                f"{self.n} prompts are too few for an interval, which takes {FEWEST}"
+            )
+
+    @property
+    def has_interval(self) -> bool:
+        return self.n >= FEWEST and not math.isnan(self.value)
+
+    @property
+    def shifted(self) -> Columns:
+        """The columns less their first number: means of equal numbers are then without rounding."""
+        return self.columns - self.columns[:, :1]
+
+    @property
+    def mean_shifted(self) -> Columns:
+        """The mean of each shifted column, [columns, 1]."""
+        return self.shifted.mean(1, keepdims=True)
+
+    def of_means(self, shifted_means: Columns) -> Columns:
+        """The statistic of means of shifted columns, [columns, any number]."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            value = float(statistic(*data))
-    if not n:
-        reasons.append("there is no prompt with a value")
-    elif not math.isfinite(value):
-        value = math.nan
-        reasons.append("not defined: it takes the logarithm of a mean that is zero or negative")
-    elif n < FEWEST:
-        reasons.append(f"{n} prompts are too few for an interval, which takes {FEWEST}")
-    else:
-        low, high, remark = _interval(statistic, data, seed, confidence)
+            values = self.statistic(*(self.columns[:, :1] + shifted_means))
+        if np.shape(values) != shifted_means.shape[1:]:
+            raise ParameterError(
+                f"A statistic returned the shape {np.shape(values)} for means of shape "
+                f"{shifted_means.shape[1:]}. Expected a function of the columns' means, element by "
+                "element, such as lambda a, b: a - b."
+            )
+        return values
+
+    def estimate(self, confidence: float) -> Estimate:
+        low, high = self.interval
+        reason = "; ".join(self.reasons)
+        return Estimate(
+            value=self.value, low=low, high=high, n=self.n, confidence=confidence, reason=reason,
+            p=self.p,
+        )  # fmt: skip
+
+
+def _parts(samples: Sequence[_Complete]) -> Iterator[list[_Complete]]:
+    """The samples in groups whose columns are resampled together: memory must not grow with them."""
+    part: list[_Complete] = []
+    width = 0
+    for sample in samples:
+        if part and width + len(sample.columns) > WIDTH:
+            yield part
+            part = []
+            width = 0
+        part.append(sample)
+        width += len(sample.columns)
+    if part:
+        yield part
+
+
+def _set_intervals(samples: Sequence[_Complete], seed: int, confidence: float) -> None:
+    """Gives samples of equally many prompts their intervals, from one set of resamples."""
+    shifted = np.concatenate([sample.shifted for sample in samples])
+    prompts = shifted.shape[1]
+    rng = np.random.default_rng(seed)
+    means = np.empty((len(shifted), RESAMPLES))
+    for rows in _batches(RESAMPLES, prompts):
+        drawn = rng.integers(0, prompts, (len(rows), prompts))
+        # How often each resample holds each prompt: a resampled mean is a weighted one.
+        cells = drawn + prompts * np.arange(len(rows))[:, None]
+        counts = np.bincount(cells.ravel(), minlength=len(rows) * prompts)
+        weights = counts.reshape(len(rows), prompts).astype(np.float64)
+        means[:, rows] = shifted @ weights.T / prompts
+    for sample, own in _split(samples, means):
+        low, high, remark = _interval(sample, sample.of_means(own), confidence)
+        sample.interval = (low, high)
         if remark:
-            reasons.append(remark)
-        if contrast:
-            p = exchange_p(statistic, *data, seed=seed)
-    return Estimate(
-        value=value, low=low, high=high, n=n, confidence=confidence, reason="; ".join(reasons), p=p
-    )
+            sample.reasons.append(remark)
 
 
-def _interval(
-    statistic: Statistic, data: tuple[Any, ...], seed: int, confidence: float
-) -> tuple[float, float, str]:
+def _split(samples: Sequence[_Complete], means: Columns) -> Iterator[tuple[_Complete, Columns]]:
+    """Each sample with the means of its own columns."""
+    start = 0
+    for sample in samples:
+        stop = start + len(sample.columns)
+        yield sample, means[start:stop]
+        start = stop
+
+
+def _batches(count: int, prompts: int) -> Iterator[Columns]:
+    """The numbers below `count`, in turn, so many at a time that memory does not grow with prompts."""
+    size = max(1, BATCH // prompts)
+    for start in range(0, count, size):
+        yield np.arange(start, min(start + size, count))
+
+
+def _interval(sample: _Complete, draws: Columns, confidence: float) -> tuple[float, float, str]:
     """Both ends of the interval, and a remark on them."""
-    from scipy import stats
-
-    def along_last_axis(*columns: Any, axis: int) -> Any:  # noqa: ARG001 - the axis is always the last
-        return statistic(*columns)
-
-    options: Any = {
-        "n_resamples": RESAMPLES,
-        "batch": max(1, BATCH // len(data[0])),
-        "rng": np.random.default_rng(seed),
-        "paired": True,
-        "vectorized": True,
-        "method": "BCa",
-        "confidence_level": confidence,
-    }
-    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        # SciPy warns where BCa is not defined: the percentile interval takes over.
-        warnings.simplefilter("ignore")
-        bootstrapped: Any = stats.bootstrap(data, along_last_axis, **options)
-    low, high = bootstrapped.confidence_interval
-    if math.isfinite(low) and math.isfinite(high):
-        return float(low), float(high), ""
-
-    draws = bootstrapped.bootstrap_distribution
+    ends = _bca(sample, draws, confidence)
+    if all(map(math.isfinite, ends)):
+        return *ends, ""
     defined = draws[np.isfinite(draws)]
     undefined = len(draws) - len(defined)
     if undefined > len(draws) / 2:
@@ -187,7 +304,35 @@ def _interval(
     return float(low), float(high), remark
 
 
-def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
+def _bca(sample: _Complete, draws: Columns, confidence: float) -> tuple[float, float]:
+    """The BCa interval (Efron 1987); NaN where it is not defined.
+
+    z0 = Phi^-1(share of draws below the value), a = sum d^3 / (6 (sum d^2)^1.5) with d the mean
+    jackknife value minus each. The ends are the quantiles Phi(z0 + (z0 + z) / (1 - a (z0 + z))).
+    """
+    from scipy.special import ndtr, ndtri
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Draws that differ from the value by rounding alone are ties, half of which count as below.
+        tolerance = TIE * np.ptp(draws)
+        below = (draws < sample.value - tolerance).mean()
+        tied = (np.abs(draws - sample.value) <= tolerance).mean()
+        z0 = ndtri(below + tied / 2)
+        # Without prompt i, the mean of a column is (n m - x_i) / (n - 1).
+        without_one = (sample.n * sample.mean_shifted - sample.shifted) / (sample.n - 1)
+        jackknife = sample.of_means(without_one)
+        deviations = jackknife.mean() - jackknife
+        acceleration = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
+        tail = (1 - confidence) / 2
+        z = ndtri([tail, 1 - tail])
+        quantiles = ndtr(z0 + (z0 + z) / (1 - acceleration * (z0 + z)))
+        if not np.isfinite(quantiles).all():
+            return math.nan, math.nan
+        low, high = np.percentile(draws, 100 * quantiles)
+    return float(low), float(high)
+
+
+def exchange_p(statistic: Statistic, *columns: Sequence[float], seed: int = 0) -> float:
     """The two-sided p-value of no difference between the first half of the columns and the second.
 
     The share of exchanges of the halves, prompt by prompt, whose statistic is at least as far from
@@ -198,32 +343,45 @@ def exchange_p(statistic: Statistic, *columns: Columns, seed: int = 0) -> float:
         a1 a2 a3      a1 b2 a3
         b1 b2 b3  ->  b1 a2 b3
     """
-    original = np.asarray(columns, dtype=np.float64)
-    exchanged = np.roll(original, len(original) // 2, axis=0)
-    prompts = original.shape[-1]
+    sample = _Complete(Sample(statistic=statistic, columns=columns, contrast=True))
+    _set_p([sample], seed)
+    return sample.p
+
+
+def _set_p(samples: Iterable[_Complete], seed: int) -> None:
+    """Gives the contrasts among samples of equally many prompts their p-values."""
+    contrasts = [sample for sample in samples if sample.contrast]
+    if not contrasts:
+        return
+    # An exchange adds these gaps to the first half's columns, and takes them from the second half's.
+    gaps = np.concatenate([_gaps(sample) for sample in contrasts])
+    prompts = gaps.shape[1]
     is_exact = prompts <= EXACT
     exchanges = 2**prompts if is_exact else EXCHANGES
     rng = np.random.default_rng(seed)
+    moved = np.empty((len(gaps), exchanges))
+    for rows in _batches(exchanges, prompts):
+        if is_exact:
+            # The bits of an exchange's number say which prompts are exchanged.
+            swaps = (rows[:, None] >> np.arange(prompts)) % 2 == 1
+        else:
+            swaps = rng.random((len(rows), prompts)) < 0.5
+        moved[:, rows] = gaps @ swaps.T.astype(np.float64) / prompts
+    for sample, own in _split(contrasts, moved):
+        statistics = np.abs(sample.of_means(sample.mean_shifted + own))
+        # Ties count, whatever the rounding; an undefined statistic is not below, and so counts.
+        observed = abs(sample.value)
+        largest = statistics[np.isfinite(statistics)].max(initial=observed)
+        extreme = int((~(statistics < observed - TIE * largest)).sum())
+        # The columns as they are, are one more exchange than those that are drawn.
+        sample.p = extreme / exchanges if is_exact else (extreme + 1) / (exchanges + 1)
 
-    extreme = 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        observed = abs(float(statistic(*original))) * (
-            1 - 1e-9
-        )  # ties count, whatever the rounding
-        batches = math.ceil(exchanges * prompts / BATCH)
-        for batch in np.array_split(np.arange(exchanges), batches):
-            if is_exact:
-                # The bits of an exchange's number say which prompts are exchanged.
-                swaps = (batch[:, None] >> np.arange(prompts)) % 2 == 1
-            else:
-                swaps = rng.random((len(batch), prompts)) < 0.5
-            pairs = zip(original, exchanged, strict=True)
-            statistics = statistic(*(np.where(swaps, b, a) for a, b in pairs))
-            # An undefined statistic is not below, and so counts.
-            extreme += int((~(np.abs(statistics) < observed)).sum())
-    if is_exact:
-        return extreme / exchanges
-    return (extreme + 1) / (exchanges + 1)  # the columns as they are, are one more exchange
+
+def _gaps(sample: _Complete) -> Columns:
+    """What each column gains by an exchange, prompt by prompt."""
+    half = len(sample.columns) // 2
+    gap = sample.columns[half:] - sample.columns[:half]
+    return np.concatenate([gap, -gap])
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -257,15 +415,15 @@ def holm_correct(differences: Mapping[K, Estimate], first: Collection[K] = ()) -
 
 def mean(values: Columns) -> Columns:
     """Statistic: the mean over prompts."""
-    return values.mean(-1)
+    return values
 
 
 def difference(statistic: Statistic) -> Statistic:
     """Statistic of twice as many columns: the value on the first half minus that on the second."""
 
-    def gap(*columns: Columns) -> Columns:
-        half = len(columns) // 2
-        return statistic(*columns[:half]) - statistic(*columns[half:])
+    def gap(*means: Columns) -> Columns:
+        half = len(means) // 2
+        return statistic(*means[:half]) - statistic(*means[half:])
 
     return gap
 
@@ -275,7 +433,7 @@ mean_gap = difference(mean)
 
 def log_mean_ratio(values: Columns, reference: Columns) -> Columns:
     """Statistic: log(mean(values) / mean(reference)); not finite where a mean is not positive."""
-    return np.log(mean(values)) - np.log(mean(reference))
+    return np.log(values) - np.log(reference)
 
 
 def summed_log_ratios(ns: Columns, nc: Columns, random_ns: Columns, random_nc: Columns) -> Columns:

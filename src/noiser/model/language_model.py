@@ -26,7 +26,7 @@ from noiser.model.abilities import (
 from noiser.model.attention import set_attention
 from noiser.model.classes import refuse_other_kinds
 from noiser.model.generation import describe_settings, greedy_text, text_settings
-from noiser.model.packing import Branch, Context, KeysValues, Pass, whole_logits
+from noiser.model.packing import BLOCK, Branch, Context, KeysValues, Pass, whole_logits
 from noiser.model.products import PLAIN
 from noiser.model.runtime import exactly, running
 from noiser.text import Encoding, encode
@@ -291,7 +291,28 @@ class LanguageModel:
         return logits
 
     def _run_packed(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """The logits of branches that run end to end in one pass."""
+        """The logits of branches that run end to end in one pass.
+
+        The beginning of a clean sequence that is longer than a pass runs in passes of its own.
+        """
+        size = max(self.batch_tokens, BLOCK)
+        heads: list[list[Tensor]] = []
+        ends: list[Branch] = []
+        try:
+            for branch in branches:
+                *pieces, end = branch.pieces(size) if branch.record else [branch]
+                heads.append([self._run_pass([piece])[0] for piece in pieces])
+                ends.append(end)
+            logits = self._run_pass(ends)
+        except BaseException:
+            for branch in branches:
+                if branch.record:  # what has run of it runs again
+                    branch.context.done = branch.start
+            raise
+        return [torch.cat([*head, own], 1) for head, own in zip(heads, logits, strict=True)]
+
+    def _run_pass(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
+        """The logits of branches that run end to end in one forward pass."""
         inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
         packed = Pass(branches)
         with running(self.model):

@@ -7,8 +7,8 @@ clean beginning and to themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -22,6 +22,10 @@ from noiser.model.runtime import running
 # Tokens that attend together; a longer sequence is cut into such blocks.
 BLOCK = 1024
 BLOCK_ON_CPU = 128
+
+# Masks of a pass are kept for its next layers up to so many numbers, and made again beyond: those
+# of a sequence of T tokens are T²/2 numbers.
+KEPT_NUMBERS = 2**26
 
 KeysValues = dict[int, tuple[Tensor, Tensor]]
 """The keys and values of each layer, [1, heads, tokens, dim]."""
@@ -136,6 +140,25 @@ class Branch:
     record: bool = False
     tokens: Sequence[tuple[int, ...]] = ()
 
+    def pieces(self, size: int) -> list[Branch]:
+        """The sequences cut into parts of at most so many tokens, which run one after the other."""
+        length = self.inputs.shape[1]
+        if length <= size:
+            return [self]
+        pieces: list[Branch] = []
+        for first in range(0, length, size):
+            start = self.start + first
+            inputs = self.inputs[:, first : first + size]
+            stop = start + inputs.shape[1]
+            wanted: list[int] = []
+            tokens: list[tuple[int, ...]] = []
+            for index, position in enumerate(self.wanted):
+                if start <= position < stop:
+                    wanted.append(position)
+                    tokens += self.tokens[index : index + 1]
+            pieces.append(replace(self, start=start, inputs=inputs, wanted=wanted, tokens=tokens))
+        return pieces
+
 
 # Two sequences of one prompt, whose clean tokens 0 to 3 are cached: a leaves it at 2, b at 3.
 #
@@ -172,7 +195,8 @@ class Pass:
         position: for each row its position in the sequence.
         rows: the rows whose logits are wanted.
         blocks: rows that attend together.
-        masks: for each window, the first cached token and the mask of each block.
+        masks: for each window, the first cached token and the mask of each block, where there is
+            room for them.
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:
@@ -235,11 +259,10 @@ class Pass:
             own = eager
         layer = int(module.layer_idx)
         self._record(layer, key, value, sliding_window)
-        if sliding_window not in self.masks:
-            masks = [self.mask(block, sliding_window, query) for block in self.blocks]
-            self.masks[sliding_window] = masks
         outputs: list[Tensor] = []
-        for block, (oldest, mask) in zip(self.blocks, self.masks[sliding_window], strict=True):
+        for block, (oldest, mask) in zip(
+            self.blocks, self._masks(sliding_window, query), strict=True
+        ):
             block_query = query[..., block.first : block.last, :]
             block_key, block_value = block.context.after(
                 oldest,
@@ -251,6 +274,20 @@ class Pass:
             result = own(module, block_query, block_key, block_value, mask.to(query), **options)
             outputs.append(result[0])
         return torch.cat(outputs, 1), None
+
+    def _masks(self, window: int | None, like: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """The first cached token and the mask of each block, kept or made as they are taken."""
+        if window in self.masks:
+            return self.masks[window]
+        masks = (self.mask(block, window, like) for block in self.blocks)
+        numbers = sum(
+            (block.last - block.first) * (block.cached + block.last - block.begin)
+            for block in self.blocks
+        )
+        if numbers > KEPT_NUMBERS:
+            return masks
+        self.masks[window] = list(masks)
+        return self.masks[window]
 
     def _record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
         """Adds the keys and values of clean sequences to their caches."""

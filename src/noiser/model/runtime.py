@@ -87,7 +87,8 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
 
     The model is in evaluation mode, compiled parts run eagerly, and layers run as `forward_of` says. With `gradients`
     they are computed, but not those of parameters. Each change is on the undo list before it is made and leaves it
-    after it is put back: an interrupt at any moment leaves at most a list that the next call finishes.
+    after it is put back, so an interrupt at any moment, also while changes are put back, leaves the model as it was. A
+    second interrupt at that moment leaves a list that the next call finishes.
     """
     state = held.get(model) or held.setdefault(model, Held())
     lock, undo, within = state.lock, state.undo, state.lock._is_owned()
@@ -108,9 +109,15 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
                 _freeze(model)
             yield
         finally:
-            while len(undo) > size:
-                undo[-1]()
-                undo.pop()
+            # An interrupt may come while changes are put back: the rest is put back then, too.
+            try:
+                while len(undo) > size:
+                    undo[-1]()
+                    undo.pop()
+            finally:
+                while len(undo) > size:
+                    undo[-1]()
+                    undo.pop()
 
 
 def put(model: nn.Module, place: Any, name: Any, value: Any) -> None:

@@ -6,7 +6,7 @@ The best cell of each column is marked.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ import pandas as pd
 
 from noiser.bench import Row
 from noiser.bench.plan import MetricEntry, Plan
-from noiser.bench.rows import ATTRIBUTION, RowKey
-from noiser.evaluation import estimate_difference, estimate_rows
-from noiser.metrics import METRICS, Aggregate, NumberInfo
+from noiser.bench.rows import ATTRIBUTION, Kind
+from noiser.evaluation import paired_sample, sample_of
+from noiser.metrics import METRICS, Aggregate, Estimate, NumberInfo, Sample, estimates
 from noiser.metrics.bootstrap import holm, mean, mean_gap
 from noiser.registry import unversioned
 from noiser.report.joined import Stored
@@ -30,6 +30,9 @@ Frame = Any
 LABELS = ["model", "data", "method", "metric"]
 """The columns that say which table and which row of it a number belongs to."""
 
+_EVERY_ROW = ("example", "category", "index", "error", "seconds")
+"""The columns of a row that are not its metric's numbers."""
+
 CATEGORY = "capital-world"
 """The LongRA category of the paper's figure: prompts that name a country and end in "capital"."""
 
@@ -40,27 +43,38 @@ def rows_of(store: Stored) -> Frame:
     Its columns are labels, example, category, index, error (its type), seconds, and all numbers. A
     prompt whose attribution failed has a line with that error for every metric of the plan.
     """
-    plan = store.plan
-    asks_for = plan.wanted()
-    stored = {row.key: row for row in store.rows() if asks_for(row)}
-    failed: dict[RowKey, Row] = {}
-    for row in stored.values():
-        if row.metric == ATTRIBUTION and row.error:
-            for metric in plan.labels("metrics"):
-                copy = row._replace(metric=metric)
-                if asks_for(copy):
-                    failed[copy.key] = copy
-    lines = [_line(row) for row in (failed | stored).values()]
-    columns = None if lines else [*LABELS, "example", "category", "index", "error"]
-    return pd.DataFrame(lines, columns=columns)
+    lines: list[dict[str, Any]] = []
+    for kind, limit in store.plan.limits().items():
+        for row in rows_of_kind(store, kind, limit):
+            lines.append(kind._asdict() | _line(row))
+    return _frame(lines, LABELS)
+
+
+def _frame(lines: Iterable[Mapping[str, Any]], labels: Sequence[str] = ()) -> Frame:
+    """Lines as a table, which has the columns of every row even where there is none."""
+    lines = list(lines)
+    return pd.DataFrame(lines, columns=None if lines else [*labels, *_EVERY_ROW])
+
+
+def rows_of_kind(store: Stored, kind: Kind, limit: int | None) -> list[Row]:
+    """The rows of a kind below the limit, and errors of attributions in place of missing rows."""
+    found: dict[str, Row] = {}
+    if kind.metric != ATTRIBUTION:
+        for row in store.rows(kind._replace(metric=ATTRIBUTION), failed=True):
+            found[row.example] = row._replace(metric=kind.metric)
+    for row in store.rows(kind):
+        found[row.example] = row
+    return [row for row in found.values() if limit is None or row.index < limit]
 
 
 def _line(row: Row) -> dict[str, Any]:
-    line: dict[str, Any] = row.key._asdict()
-    line["category"] = row.category
-    line["index"] = row.index
-    line["error"] = row.error
-    line["seconds"] = None if row.error else row.seconds
+    line: dict[str, Any] = {
+        "example": row.example,
+        "category": row.category,
+        "index": row.index,
+        "error": row.error,
+        "seconds": None if row.error else row.seconds,
+    }
     if row.metric == ATTRIBUTION and not row.error:
         line["token_forwards"] = 0
         line["passes"] = 0
@@ -159,43 +173,50 @@ def cells(store: Stored, confidence: float = 0.95, progress: Progress | None = N
         confidence: of the intervals; 1 - confidence is the level of the tests.
         progress: called with (done, expected) tables.
     """
-    rows = rows_of(store)
     plan = store.plan
-    parts = {labels: part.set_index("example") for labels, part in rows.groupby(LABELS, sort=False)}
-    parts[None] = rows.iloc[:0].set_index("example")
     names = [*product(plan.labels("data"), [*plan.labels("metrics"), ATTRIBUTION])]
     lines: list[dict[str, Any]] = []
     for done, (data, metric) in enumerate(names):
         if progress is not None:
             progress(done, len(names))
-        lines += _MetricTable(plan, data, metric, confidence).lines(parts)
+        lines += _MetricTable(store, data, metric, confidence).lines()
     return pd.DataFrame(lines)
+
+
+class _Column(NamedTuple):
+    """A number of one model, and the rows of each method that it is taken over."""
+
+    model: str
+    number: str
+    summary: Aggregate
+    rows: Mapping[str, Frame]
 
 
 class _MetricTable(NamedTuple):
     """One data set and metric."""
 
-    plan: Plan
+    store: Stored
     data: str
     metric: str
     confidence: float
 
-    def lines(self, parts: Mapping[Any, Frame]) -> list[dict[str, Any]]:
-        """The cells of the rows, with p-values corrected together.
-
-        `parts` has the rows by their labels, and under None a frame without rows.
-        """
-        groups = self._groups(parts)
+    def lines(self) -> list[dict[str, Any]]:
+        """The cells of the rows, with p-values corrected together."""
+        groups = self._groups()
         measured: set[str] = set()
         for rows in groups.values():
             for part in rows.values():
                 measured.update(part.columns[part.notna().any()])
-        summaries = summaries_of(entry_of(self.plan, self.metric), sorted(measured))
+        numbers = sorted(measured.difference(_EVERY_ROW))
+        summaries = summaries_of(entry_of(self.store.plan, self.metric), numbers)
         cells: list[dict[str, Any]] = []
         for (model, _), rows in groups.items():
+            columns: list[_Column] = []
             for number, summary in summaries.items():
                 if not measured or measured.issuperset(summary.columns):
-                    cells += self._column(model, number, summary, rows)
+                    scoped = {method: scope(part, number) for method, part in rows.items()}
+                    columns.append(_Column(model, number, summary, scoped))
+            cells += self._cells(columns)
         corrected = holm([cell["p"] for cell in cells])
         for cell, p in zip(cells, corrected, strict=True):
             cell["p"] = p
@@ -203,56 +224,63 @@ class _MetricTable(NamedTuple):
                 cell["mark"] = "level"
         return cells
 
-    def _groups(self, parts: Mapping[Any, Frame]) -> dict[tuple[str, str], dict[str, Frame]]:
+    def _groups(self) -> dict[tuple[str, str], dict[str, Frame]]:
         """The rows by model and profile, which are compared with each other, then by method."""
+        plan = self.store.plan
         groups: dict[tuple[str, str], dict[str, Frame]] = {}
-        for model in self.plan.labels("models"):
-            for method, metric in self.plan.kinds(model, self.data):
-                if metric != self.metric:
-                    continue
-                profile = self.plan.entry("methods", method).profile
-                part = parts.get((model, self.data, method, metric), parts[None])
-                groups.setdefault((model, profile), {})[method] = part
+        for kind, limit in plan.limits().items():
+            if (kind.data, kind.metric) != (self.data, self.metric):
+                continue
+            profile = plan.entry("methods", kind.method).profile
+            rows = _frame(map(_line, rows_of_kind(self.store, kind, limit)))
+            groups.setdefault((kind.model, profile), {})[kind.method] = rows.set_index("example")
         return groups
 
-    def _column(
-        self, model: str, number: str, summary: Aggregate, rows: Mapping[str, Frame]
-    ) -> list[dict[str, Any]]:
-        """One number of one model, by method, with the best marked."""
-        rows = {method: scope(part, number) for method, part in rows.items()}
-        column = {
-            method: self._cell(model, number, summary, method, part)
-            for method, part in rows.items()
-        }
-        higher_is_better = summary.scale.higher_is_better
-        best = _mark_best(list(column.values()), controls(self.plan), higher_is_better)
-        if best is None:
-            return list(column.values())
-        best["best"] = best["method"]
-        for method, cell in column.items():
-            if cell is best or math.isnan(cell["value"]):
+    def _cells(self, columns: Sequence[_Column]) -> list[dict[str, Any]]:
+        """The numbers of a model by method, with the best of each marked.
+
+        All numbers of as many prompts are resampled together.
+        """
+        samples: list[Sample] = []
+        for column in columns:
+            samples += [sample_of(rows, column.summary) for rows in column.rows.values()]
+        found = iter(estimates(samples, confidence=self.confidence))
+        cells: list[dict[str, Any]] = []
+        compared: list[tuple[dict[str, Any], bool]] = []
+        pairs: list[Sample] = []
+        for column in columns:
+            by_method = {method: self._cell(column, method, next(found)) for method in column.rows}
+            cells += by_method.values()
+            higher_is_better = column.summary.scale.higher_is_better
+            losers = controls(self.store.plan)
+            best = _mark_best([*by_method.values()], losers, higher_is_better)
+            if best is None or higher_is_better is None:
                 continue
-            gap = estimate_difference(
-                rows[best["method"]], rows[method], summary, confidence=self.confidence
-            )
+            best["best"] = best["method"]
+            for method, cell in by_method.items():
+                if cell is best or math.isnan(cell["value"]):
+                    continue
+                cell["best"] = best["method"]
+                rows = column.rows
+                compared.append((cell, higher_is_better))
+                pairs.append(paired_sample(rows[best["method"]], rows[method], column.summary))
+        gaps = estimates(pairs, confidence=self.confidence)
+        for (cell, higher_is_better), gap in zip(compared, gaps, strict=True):
             is_worse = gap.is_clear and (gap.value > 0) == higher_is_better
             cell["gap"] = gap.value
             cell["p"] = gap.p
             cell["mark"] = "" if is_worse else "level"
-            cell["best"] = best["method"]
-        return list(column.values())
+        return cells
 
-    def _cell(
-        self, model: str, number: str, summary: Aggregate, method: str, rows: Frame
-    ) -> dict[str, Any]:
+    def _cell(self, column: _Column, method: str, estimate: Estimate) -> dict[str, Any]:
         """One number of one method, not yet compared with others."""
-        plan = self.plan
-        estimate = estimate_rows(rows, summary, confidence=self.confidence)
-        if number == "seconds" and _shares(rows, plan.block):
+        plan = self.store.plan
+        rows = column.rows[method]
+        if column.number == "seconds" and _shares(rows, plan.block):
             estimate = replace(estimate, low=math.nan, high=math.nan)
         paper = paper_number(
-            number,
-            plan.entry("models", model).name,
+            column.number,
+            plan.entry("models", column.model).name,
             plan.entry("data", self.data),
             plan.entry("methods", method),
             entry_of(plan, self.metric),
@@ -260,9 +288,9 @@ class _MetricTable(NamedTuple):
         return {
             "data": self.data,
             "metric": self.metric,
-            "model": model,
+            "model": column.model,
             "method": method,
-            "number": number,
+            "number": column.number,
             "value": estimate.value,
             "low": estimate.low,
             "high": estimate.high,

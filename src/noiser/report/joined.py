@@ -8,6 +8,7 @@ from typing import Any
 
 from noiser.bench import Row, Store
 from noiser.bench.plan import MethodEntry, Plan, PlanEntry
+from noiser.bench.rows import Kind
 from noiser.errors import PlanError
 
 _RESTRICTIONS = ("models", "data", "methods", "metrics")
@@ -41,10 +42,10 @@ class Joined:
                     found[key] = each
         return {**self.stores[0].meta, "selections": [*found.values()]}
 
-    def rows(self) -> Iterator[Row]:
-        """The rows of every store in turn."""
+    def rows(self, kind: Kind | None = None, *, failed: bool = False) -> Iterator[Row]:
+        """The rows of every store in turn, as of `Store.rows`."""
         for store in self.stores:
-            yield from store.rows()
+            yield from store.rows(kind, failed=failed)
 
 
 Stored = Store | Joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from noiser import numbers
 from noiser.bench.plan import Plan, lowest
 from noiser.bench.resolve import selections_of
 from noiser.bench.rows import ATTRIBUTION
-from noiser.report.cells import COSTS, LABELS, Frame, controls, entry_of, rows_of, summaries_of
+from noiser.report.cells import COSTS, LABELS, Frame, controls, entry_of, rows_of_kind, summaries_of
 from noiser.report.joined import Stored
 from noiser.report.paper import data_of, model_of, published
 from noiser.report.verdicts import standings
@@ -88,9 +89,15 @@ def tables(store: Stored, found: Frame) -> list[Table]:
 
 def _failures(store: Stored) -> Frame:
     """How many prompts failed with each error, by the labels of their rows."""
-    failed = rows_of(store).dropna(subset="error")
-    counts = failed.groupby(LABELS, sort=False)["error"].value_counts()
-    return counts.reset_index(name="prompts").astype(str)
+    lines: list[dict[str, str]] = []
+    for kind, limit in store.plan.limits().items():
+        attribution = kind._replace(metric=ATTRIBUTION)
+        if not any(next(store.rows(each, failed=True), None) for each in {kind, attribution}):
+            continue
+        errors = Counter(row.error for row in rows_of_kind(store, kind, limit) if row.error)
+        for error, count in errors.most_common():
+            lines.append(kind._asdict() | {"error": error, "prompts": str(count)})
+    return pd.DataFrame(lines, columns=[*LABELS, "error", "prompts"])
 
 
 _GLANCE = (

@@ -1,0 +1,83 @@
+"""The form of `info` in a saved attribution, as far as displays and questions read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from noiser.attribution.store import with_nan
+
+_Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number; null stands for NaN."""
+
+_Natural = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Check(BaseModel, extra="allow"):
+    """What `noiser.explain.check` found."""
+
+    units: str
+    fewest_units: _Natural
+    mean: Annotated[list[_Number], Field(min_length=3, max_length=3)]
+    masks: _Natural
+    targets: _Natural
+    p: _Number
+    predicts: bool
+    lds: list[_Number]
+    low: list[_Number]
+    high: list[_Number]
+
+
+class _Aggregated(BaseModel, extra="allow"):
+    """What an attribution over coarser units was made of."""
+
+    from_: str = Field(alias="from")
+    reduce: str
+
+
+class _Source(BaseModel, extra="allow"):
+    """A document in the prompt."""
+
+    title: str
+    start: _Natural
+    end: _Natural
+
+
+class _Info(BaseModel, extra="allow"):
+    """The keys that are read; a method's other results are kept as they are."""
+
+    check: _Check | None = None
+    aggregated: _Aggregated | None = None
+    first_token: str | None = None
+    unfinished: _Natural | None = None
+    max_seconds: Annotated[float, Field(ge=0, lt=1e9)] | None = None
+    of: str | None = None
+    fell_back: str | None = None
+    sources: list[_Source] | None = None
+    special_tokens: list[_Natural] = []
+    unasked: list[_Natural] = []
+    through: list[list[_Number]] = []
+    token_forwards: _Natural | None = None
+    passes: _Natural | None = None
+
+
+def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The `info` of a file, with NaN where its lists have null.
+
+    Raises ValueError where a key that is read has another form.
+    """
+    try:
+        _Info.model_validate(info, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"]))
+        raise ValueError(f"{key}: {fault['msg']}") from None
+    found = with_nan(dict(info))
+    if found.get("check"):
+        # null is NaN in lists and here; elsewhere in `info` it is None.
+        p = found["check"]["p"]
+        found["check"]["p"] = math.nan if p is None else p
+    return found
