@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from noiser.explain import diff as diff
     from noiser.explain import diff_models as diff_models
     from noiser.explain import tolerance as tolerance
+    from noiser.explain import without as without
     from noiser.methods import Added as Added
     from noiser.methods import AttentionGradient as AttentionGradient
     from noiser.methods import AttentionRollout as AttentionRollout
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution Attributions",
     "evaluation": "Evaluation evaluate measure",
-    "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance",
+    "explain": "Citations Diff Game attribute cite compare diff diff_models tolerance without",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
     "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
     "Random SequentialIntegratedGradients ShapleySampling",

@@ -38,11 +38,11 @@ def lm() -> noiser.LanguageModel:
 
 
 def test_method(lm):
-    att = noiser.attribute(lm, "The capital of France is", method="leave_one_in", target="Paris")
+    att = noiser.attribute(lm, "The capital of France is", method="leave_one_in", target="Paris", unit="token")
     assert att.method == "leave_one_in@1"
     assert att.scores.isfinite().all()
-    alone = noiser.attribute(lm, "France", method="leave_one_in", target="Paris")
-    occluded = noiser.attribute(lm, "France", method=noiser.Occlusion(objective="prob"), target="Paris")
+    alone = noiser.attribute(lm, "France", method="leave_one_in", target="Paris", unit="token")
+    occluded = noiser.attribute(lm, "France", method=noiser.Occlusion(objective="prob"), target="Paris", unit="token")
     torch.testing.assert_close(
         alone.scores, occluded.scores
     )  # with one unit, in and out are the same difference
@@ -56,7 +56,7 @@ def test_data_metric_and_judge(lm):
         examples,
         method="leave_one_in",
         metrics=["concentration", "answerability"],
-        judge="last_word",
+        judge="last_word", unit="token",
     )
     assert not found.skipped
     assert all(1 <= record["effective_units"] <= 5 for record in found.records)

@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.attribution import store
 from noiser.errors import ParameterError
 from noiser.registry import renamed
-from noiser.types import Message, ModelIdentity, Pair, Span, Target
+from noiser.types import Message, ModelIdentity, Pair, Span, Target, Without
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +38,7 @@ class AttributionRecord:
     thresholds: Annotated[Float[Tensor, "targets units"], store.ROWS] | None = None
     k_min: Annotated[Float[Tensor, " targets"], store.ROW] | None = None
     pairs: tuple[Pair, ...] = ()
+    without: tuple[tuple[Without | None, ...], ...] | None = None
     info: Annotated[Mapping[str, Any], AfterValidator(store.with_nan)]
 
     def __post_init__(self) -> None:
@@ -53,6 +54,12 @@ class AttributionRecord:
             if values is not None and values.shape != expected:
                 raise ParameterError(
                     f"{name} has shape {[*values.shape]}; expected {[*expected]} for {there}."
+                )
+        if self.without is not None:
+            lengths = [len(row) for row in self.without]
+            if lengths != [shape[1]] * shape[0]:
+                raise ParameterError(
+                    f"without has rows of {lengths}; expected {[*shape]} for {there}."
                 )
         for pair in self.pairs:
             if not (

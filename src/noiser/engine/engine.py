@@ -329,7 +329,8 @@ class Engine:
                 continue
             reading.runs[item.run].append(part)
             if reading.is_whole:
-                key = (item.work, reading.perturbation.samples, *reading.targets)
+                perturbation = reading.perturbation
+                key = (item.work, perturbation.samples, perturbation.read, *reading.targets)
                 groups.setdefault(key, []).append(reading)
         for (work, *_), readings in groups.items():
             # Reading makes several copies of the logits, so a quarter of a pass at a time.
@@ -344,13 +345,14 @@ class Engine:
         targets = readings[0].targets
         request = work.request
         query: Query = request.query
+        read = readings[0].perturbation.read or request.read
         try:
             logits = torch.stack([reading.logits() for reading in readings])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
             sizes = [len(query.ids[target]) for target in targets]
             values_of_targets: list[Tensor] = []
             for target, part in zip(targets, logits.split(sizes, 2), strict=True):
-                values = request.read(part, query.clean_of[target], query.ids[target])
+                values = read(part, query.clean_of[target], query.ids[target])
                 values_of_targets.append(values)
             answers = torch.stack(values_of_targets, 1).cpu().double()  # [changes, targets, ...]
             for reading, answer in zip(readings, answers, strict=True):

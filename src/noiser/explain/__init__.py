@@ -12,6 +12,7 @@ from noiser.explain._diff_models import diff_models as diff_models
 from noiser.explain._restore import restore as restore
 from noiser.explain._tolerance import Tolerance as Tolerance
 from noiser.explain._tolerance import tolerance as tolerance
+from noiser.explain._without import without as without
 from noiser.explain.citations import Citations as Citations
 from noiser.explain.citations_record import Citation as Citation
 from noiser.explain.citations_record import Opponent as Opponent

@@ -27,21 +27,22 @@ class RemovalMethod(Parameters):
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
         scores = await self.score_game(game, rng)
-        return await score_first_token(game, scores)
+        return await with_single_removals(game, scores)
 
     def score_game(self, game: StoredGame, rng: torch.Generator) -> Steps[Scores]:
         """Scores of the units of a game, also of one that is stored."""
         raise NotImplementedError
 
 
-async def score_first_token(
+async def with_single_removals(
     game: LiveGame, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
 ) -> Scores:
-    """The scores, with one for a unit that is only the sink: the effect of deleting its text.
+    """The scores with what is predicted without each unit, where the method has run that.
 
-    Such a unit is always kept, since a model without the first token that it read breaks whatever
-    the text says (`Query.sink`), so the method has no score for it. This one is in none of the
-    method's sums and has no standard error.
+    A unit that is only the sink has the effect of deleting its text as its score. Such a unit is
+    always kept, since a model without the first token that it read breaks whatever the text says
+    (`Query.sink`), so the method has no score for it. This one is in none of the method's sums and
+    has no standard error.
 
     Args:
         game: the game that was played.
@@ -51,9 +52,10 @@ async def score_first_token(
     try:
         without = await game.without_first()
     except OutOfTimeError:
-        return scores
+        return replace(scores, without=game.without())
     effects = (value(game.whole)[:, None] - value(without)).float()
-    return replace(scores, scores=torch.where(without.isnan(), scores.scores, effects))
+    with_first = torch.where(without.isnan(), scores.scores, effects)
+    return replace(scores, scores=with_first, without=game.without())
 
 
 def check_enough(there: Bool[Tensor, " inputs"], least: int) -> None:

@@ -89,7 +89,7 @@ class Attribute(Scored):
         None, description="What each row explains; null: one row."
     )
     unit: UnitName | AutoUnit | SpanList = Field(
-        "token", description="What gets a score, or character spans."
+        "word", description="What gets a score, or character spans."
     )
     sources: list[str | tuple[str, str]] | None = Field(
         None, description="Documents that stand in the prompt."
@@ -150,7 +150,7 @@ class Evaluate(Scored):
         description="Texts, chats, or prompts with a target."
     )
     metrics: list[str] = Field(["faithfulness"], description="Names of metrics that need no judge.")
-    unit: UnitName | AutoUnit | SpanUnit = Field("token", description="What gets a score.")
+    unit: UnitName | AutoUnit | SpanUnit = Field("word", description="What gets a score.")
     max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
     target_unit: TargetUnitName = Field("token", description="What each row explains.")
     masks: int | None = Field(None, le=MOST, description="Mask samples per prompt.")
