@@ -185,7 +185,12 @@ def without_attribution(
     asked = f"{numbered}\n\n{said}\nThe answer is taken from the sentence with the number ["
     numbers = [f"{i}]" for i in range(1, len(sources) + 1)]
     cited = noiser.attribute(
-        lm, [asked] * len(numbers), target=numbers, target_unit="all", method="position"
+        lm,
+        [asked] * len(numbers),
+        target=numbers,
+        target_unit="all",
+        method="position",
+        unit="token",
     )
     return {
         "asked to cite": [att.targets[0].probability for att in cited],
@@ -203,8 +208,12 @@ def truth_rows(
         for example in draw(category, sentences, seed)
         if example.meta["sentences"] == sentences
     ]
-    said = noiser.attribute(lm, [example.prompt for example in examples], method="position")
-    alone = noiser.attribute(lm, [example.without[0] for example in examples], method="position")
+    said = noiser.attribute(
+        lm, [example.prompt for example in examples], method="position", unit="token"
+    )
+    alone = noiser.attribute(
+        lm, [example.without[0] for example in examples], method="position", unit="token"
+    )
     right, known = (
         [_answers(att, example.target) for att, example in zip(atts, examples, strict=True)]
         for atts in (said, alone)

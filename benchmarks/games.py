@@ -103,7 +103,7 @@ def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
     units = len(games["prob"].units)
     if units > MOST_UNITS or not says(games["prob"]):
         return None
-    if any(says(noiser.Game(lm, other)) for other in example.without):
+    if any(says(noiser.Game(lm, other, unit="token")) for other in example.without):
         return None
     values = {name: game(subsets(units))[0].abs().tolist() for name, game in games.items()}
     stored = {name: [float(f"{number:.6g}") for number in row] for name, row in values.items()}

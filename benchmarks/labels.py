@@ -72,7 +72,7 @@ def _read(lm: LanguageModel, pairs: Sequence[Pair]) -> list[tuple[bool, float]]:
     prompts, targets = [prompt for prompt, _ in pairs], [target for _, target in pairs]
     options: Any = {"target": targets, "target_unit": "all", "method": "constant"}
     found: list[tuple[bool, float]] = []
-    for att in noiser.attribute(lm, prompts, **options):
+    for att in noiser.attribute(lm, prompts, **{"unit": "token"} | options):
         (answer,) = att.targets
         log_probability = (1 + len(answer.rest)) * math.log(max(answer.probability, 1e-300))
         found.append((answer.rank == 1, log_probability))
@@ -84,7 +84,9 @@ def answers(lm: LanguageModel, examples: Sequence[Example]) -> dict[str, str]:
     if not examples:
         return {}
     options: Any = {"max_new_tokens": WRITTEN, "target_unit": "all", "method": "constant"}
-    atts = noiser.attribute(lm, [example.prompt for example in examples], **options)
+    atts = noiser.attribute(
+        lm, [example.prompt for example in examples], **{"unit": "token"} | options
+    )
     pairs = zip(examples, atts, strict=True)
     return {example.id: att.targets[0].text for example, att in pairs}
 

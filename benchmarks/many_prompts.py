@@ -52,12 +52,12 @@ def row_of(lm: LanguageModel, method: str, prompts: Sequence[str], repeats: int)
     alone, together = list[float](), list[float]()
     worst = 0.0
     for prompt in prompts[:2]:
-        noiser.attribute(lm, prompt, method=method)
+        noiser.attribute(lm, prompt, method=method, unit="token")
     for _ in range(repeats):
         begin = time.perf_counter()
-        ones = [noiser.attribute(lm, prompt, method=method) for prompt in prompts]
+        ones = [noiser.attribute(lm, prompt, method=method, unit="token") for prompt in prompts]
         middle = time.perf_counter()
-        many = noiser.attribute(lm, list(prompts), method=method)
+        many = noiser.attribute(lm, list(prompts), method=method, unit="token")
         alone.append(middle - begin)
         together.append(time.perf_counter() - middle)
         worst = max(worst, check(ones, many))

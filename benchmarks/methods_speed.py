@@ -95,7 +95,7 @@ def ours_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
     """Ours, as anybody calls it."""
     method = make_method(name, **parameters)
     return lambda prompt, target: (
-        noiser.attribute(lm, prompt, method=method, target=target.token_id).scores
+        noiser.attribute(lm, prompt, method=method, target=target.token_id, unit="token").scores
     )
 
 
@@ -181,7 +181,8 @@ def run(setting: Setting) -> Part:
     lm = setting.load("float32")
     prompts = [prompt_of(lm, 12)] if setting.quick else PROMPTS
     asked = [
-        (prompt, noiser.attribute(lm, prompt, method="random").targets[0]) for prompt in prompts
+        (prompt, noiser.attribute(lm, prompt, method="random", unit="token").targets[0])
+        for prompt in prompts
     ]
     rows = [say(row_of(lm, name, asked, setting.repeats)) for name in COMPARED]
     lengths = ", ".join(str(len(lm.tokenizer(prompt)["input_ids"])) for prompt in prompts)

@@ -62,7 +62,7 @@ class Timed(NamedTuple):
 
 def question(lm: LanguageModel, prompt: str, target: int | None = None) -> Query:
     """The query about the next token."""
-    return run_one(lm, prepare(lm, Question(prompt=prompt, target=target)))
+    return run_one(lm, prepare(lm, Question(prompt=prompt, target=target, unit="token")))
 
 
 def run_reference(lm: LanguageModel, query: Query, method: noiser.Noiser) -> Slow:

@@ -73,7 +73,7 @@ def counts(lm: LanguageModel, planted: Planted) -> bool:
     """Whether the model's answer depends on the sentences as the kind of prompt says."""
     for gone, right in planted.checks():
         prompt = planted.prompt(without=gone)
-        found = noiser.attribute(lm, prompt, method="position", max_new_tokens=1)
+        found = noiser.attribute(lm, prompt, method="position", max_new_tokens=1, unit="token")
         said = found.targets[0].text.strip()
         if (bool(said) and planted.answer.startswith(said)) != right:
             return False

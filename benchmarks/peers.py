@@ -337,7 +337,9 @@ def questions(
                 gold = [i for i, span in enumerate(spans) if span in example.spans["gold"]]
                 yield (
                     example.id,
-                    Question(example.prompt, [list(span) for span in spans], said, number),
+                    Question(
+                        example.prompt, [list(span) for span in spans], said, number, unit="token"
+                    ),
                     gold,
                 )
 

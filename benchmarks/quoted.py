@@ -111,7 +111,11 @@ def right_prompts(lm: noiser.LanguageModel, count: int) -> list[str]:
     """Prompts of KNOWN, a random sample, whose answer the model gives."""
     prompts: list[str] = []
     for example in load("known", None, 1000):
-        said = noiser.attribute(lm, example.prompt, method="position").targets[0].text.strip()
+        said = (
+            noiser.attribute(lm, example.prompt, method="position", unit="token")
+            .targets[0]
+            .text.strip()
+        )
         if said and str(example.target).strip().startswith(said):
             prompts.append(example.prompt)
         if len(prompts) == count:
@@ -130,11 +134,17 @@ def half_precision(chosen: argparse.Namespace) -> str:
         same = 0
         for prompt in prompts:
             atts: list[noiser.Attribution] = []
-            target = noiser.attribute(pair[0], prompt, method="position").targets[0].token_id
+            target = (
+                noiser.attribute(pair[0], prompt, method="position", unit="token")
+                .targets[0]
+                .token_id
+            )
             for index, lm in enumerate(pair):
                 begin = time.perf_counter()
                 with warnings.catch_warnings(action="ignore"):
-                    atts.append(noiser.attribute(lm, prompt, method=method, target=target))
+                    atts.append(
+                        noiser.attribute(lm, prompt, method=method, target=target, unit="token")
+                    )
                 seconds[index] += time.perf_counter() - begin
             rhos.append(float(spearmanr(*(att.scores[0].numpy() for att in atts)).statistic))
             same += all(att.k_min is not None and att.k_min.equal(atts[0].k_min) for att in atts)
@@ -165,7 +175,7 @@ def conservation(chosen: argparse.Namespace) -> str:
     lines: list[list[Any]] = []
     for softmax in ("taylor", "constant"):
         shares = [
-            noiser.attribute(lm, prompt, method=noiser.AttnLrp(softmax=softmax)).info[
+            noiser.attribute(lm, prompt, method=noiser.AttnLrp(softmax=softmax), unit="token").info[
                 "conservation"
             ][0]
             for prompt in PROMPTS[: chosen.prompts]
@@ -241,7 +251,7 @@ def highlights(chosen: argparse.Namespace) -> str:
         cells: list[str] = []
         for method in ("noiser@1", "occlusion", "position"):
             target = {"target": f" {answer}", "target_unit": "all"}
-            att = noiser.attribute(lm, prompt, method=method, **target)
+            att = noiser.attribute(lm, prompt, method=method, **{"unit": "token"} | target)
             ours, theirs = att.scores[0].tolist(), [colour_of(unit, colours) for unit in att.units]
             agree = len(highest(ours) & highest(theirs))
             cells.append(f"{spearmanr(ours, theirs).statistic:+.2f}, {agree} of 3")

@@ -129,7 +129,9 @@ def rate(predicted: np.ndarray, stays: np.ndarray, weights: np.ndarray) -> float
 
 def pairs_of(lm: LanguageModel, game: StoredGame, seed: int) -> Terms:
     """The pairs of `joint` as a rule; without any, its strongest unit."""
-    found = run_one(lm, noiser.Joint(pairs=10).play(game, torch.Generator().manual_seed(seed)))
+    found = run_one(
+        lm, noiser.Joint(pairs=10).score_game(game, torch.Generator().manual_seed(seed))
+    )
     terms: set[tuple[int, ...]] = set()
     for pair in found.pairs:
         numbers = tuple(sorted(unit + 1 for unit in pair.units))

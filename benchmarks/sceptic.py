@@ -292,11 +292,13 @@ def effects_of_unrelated_documents(
         asked: dict[str, Any] = {"sources": documents, "unit": "source"}
         prompt = "\n".join([*documents, question])
         method = noiser.Occlusion(objective="logprob", removal=removal)  # pyright: ignore
-        att = noiser.attribute(lm, prompt, method=method, **asked)
+        att = noiser.attribute(lm, prompt, method=method, **{"unit": "token"} | asked)
         named = 0
         if pairs:
             joint = noiser.Joint(removal=removal, pairs=10)  # pyright: ignore
-            named = len(noiser.attribute(lm, prompt, method=joint, **asked).pairs)
+            named = len(
+                noiser.attribute(lm, prompt, method=joint, **{"unit": "token"} | asked).pairs
+            )
         found.append(Effect(question, att.targets[0].probability, att.scores[0].tolist(), named))
     return found
 

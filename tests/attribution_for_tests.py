@@ -28,7 +28,7 @@ def make(
         "prompt_length": len(text),
         "prompt": text,
         "unit": "token",
-        "info": {},
+        "info": {"score_units": ["nats"] * len(scores)},
         "scores": scores,
         "units": spans_of(*pieces),
         "targets": tuple(Target(f" target{row}", 100 + row, 0.5, 1) for row in range(len(scores))),
@@ -57,5 +57,5 @@ def rich_example() -> Attribution:
             [[0.01, 0.02, 0.003, 0.1, 0.5, 0.6, NAN], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]]
         ),
         foil=Target(" foot", 9, 0.1, 2),
-        info={"delta": 0.25},
+        info={"delta": 0.25, "score_units": ["nats", "nats"]},
     )

@@ -34,9 +34,9 @@ data = [
   {{ label = "long", prompts = ["{first}", "   x"], max_new_tokens = 3 }},
 ]
 methods = [
-  {{ name = "noiser", args = {{ samples = 2, steps = 3, bounding = "k_max" }} }},
-  {{ name = "occlusion" }},
-  {{ name = "random", limit = {{ own = 3 }} }},
+  {{ name = "noiser", args = {{ samples = 2, steps = 3, bounding = "k_max" }}, unit = "token" }},
+  {{ name = "occlusion", unit = "token" }},
+  {{ name = "random", limit = {{ own = 3 }}, unit = "token" }},
 ]
 [[metrics]]
 name = "soft_scores"

@@ -8,7 +8,12 @@ from noiser.types import Question
 
 def query_of(lm, prompt, **question):
     """The query of a question, a row per token unless another unit is named."""
-    return run_one(lm, prepare(lm, Question(prompt=prompt, **{"target_unit": "token"} | question)))
+    return run_one(
+        lm,
+        prepare(
+            lm, Question(prompt=prompt, **{"unit": "token", "target_unit": "token"} | question)
+        ),
+    )
 
 
 def clean(query):

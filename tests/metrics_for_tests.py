@@ -61,7 +61,10 @@ def soft(lm, query, target, positions, kept, removed, distance=hellinger):
 def attributed(family="llama", prompt=PROMPT, **options):
     """A model, and an attribution on it with normal scores."""
     lm = tiny(family)
-    att = noiser.attribute(lm, prompt, method="random", **options)
+    defaults = (
+        {"unit": "token"} if "target" in options else {"unit": "token", "target_unit": "token"}
+    )
+    att = noiser.attribute(lm, prompt, method="random", **defaults | options)
     drawn = torch.randn(att.scores.shape, generator=torch.Generator().manual_seed(1))
     return lm, dataclasses.replace(att, scores=drawn.masked_fill(att.scores.isnan(), torch.nan))
 

@@ -60,6 +60,7 @@ def plan(**changes):
     }
     entries = {kind: [{"name": name} for name in names.split()] if isinstance(names, str) else names
                for kind, names in (named | changes).items() if kind in named}  # fmt: skip
+    entries["methods"] = [{"unit": "token"} | method for method in entries["methods"]]
     return Plan.model_validate({"name": "test"} | changes | entries)
 
 

@@ -132,7 +132,9 @@ def test_a_call_is_the_text_that_the_template_writes_and_its_result_is_a_unit(fa
     template, text = ACTIONS[family]
     lm = model(template)
     asked = {"unit": "turn", "method": "occlusion:objective=logprob"}
-    by_field = noiser.attribute(lm, CHAT, target="action", target_unit="field", **asked)
+    by_field = noiser.attribute(
+        lm, CHAT, target="action", target_unit="field", **{"unit": "token"} | asked
+    )
     assert "".join(target.text for target in by_field.targets) == text
     assert [unit.text for unit in by_field.units[:1]] == ["What is the time in Rome?"]
     ids = [
@@ -140,7 +142,9 @@ def test_a_call_is_the_text_that_the_template_writes_and_its_result_is_a_unit(fa
         *(i for t in by_field.targets for i in (t.token_id, *t.rest)),
     ]
     assert ids == list(lm.tokenizer.apply_chat_template(CHAT[:2], return_dict=False))[: len(ids)]
-    whole = noiser.attribute(lm, CHAT, target="action:1", target_unit="all", **asked)
+    whole = noiser.attribute(
+        lm, CHAT, target="action:1", target_unit="all", **{"unit": "token"} | asked
+    )
     assert float(by_field.scores[:, 0].sum()) == pytest.approx(float(whole.scores[0, 0]), rel=1e-4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -154,13 +158,13 @@ def test_a_template_without_calls_is_said_to_be_one(template):
     lm = model(template)
     chat = [CHAT[0], {"role": "assistant", "content": '{"name": "get_time"}'}]
     assert (
-        "".join(t.text for t in noiser.attribute(lm, chat, target="action").targets)
+        "".join(t.text for t in noiser.attribute(lm, chat, target="action", unit="token").targets)
         == '{"name": "get_time"}'
     )
     with pytest.raises(
         TargetError, match="does not write message 1 as an answer with its tool calls"
     ):
-        noiser.attribute(lm, CHAT[:2], target="action")
+        noiser.attribute(lm, CHAT[:2], target="action", unit="token")
     if template is GEMMA3:
         with pytest.raises(PromptError, match="must alternate"):
             noiser.attribute(lm, [CHAT[0], CHAT[2]], unit="turn")
@@ -174,14 +178,19 @@ def test_what_a_template_drops_is_said_and_actions_that_are_not_there():
         {"role": "user", "content": "Thanks."},
     ]
     with pytest.warns(UserWarning, match="drops the thoughts of message 1"):
-        att = noiser.attribute(lm, chat, **asked)
+        att = noiser.attribute(lm, chat, **{"unit": "token"} | asked)
     assert [unit.text.strip() for unit in att.units] == [message["content"] for message in chat]
     with pytest.warns(UserWarning, match="drops the tool calls of message 1"):
-        noiser.attribute(model(SMOLLM2), CHAT[:3], **asked)
+        noiser.attribute(model(SMOLLM2), CHAT[:3], **{"unit": "token"} | asked)
     for target in ("action", "action:0", "action:7"):
         with pytest.raises(TargetError, match="expected the assistant's message of an action"):
-            noiser.attribute(lm, CHAT[:1], target=target)
-    assert noiser.attribute(lm, "A text has no", target="action").targets[0].text.strip()[0] == "a"
+            noiser.attribute(lm, CHAT[:1], target=target, unit="token")
+    assert (
+        noiser.attribute(lm, "A text has no", target="action", unit="token")
+        .targets[0]
+        .text.strip()[0]
+        == "a"
+    )
 
 
 def test_fields():
@@ -318,7 +327,9 @@ def test_two_models_are_compared_by_paired_differences():
     shapley = noiser.KernelShap(samples=8, objective="logprob")
     found = noiser.diff_models(one, other, prompt, method=shapley, target=" near")
     asked = {"method": shapley, "unit": "word", "target": " near", "target_unit": "all"}
-    alone = [noiser.attribute(lm, prompt, **asked).scores for lm in (one, other)]
+    alone = [
+        noiser.attribute(lm, prompt, **{"unit": "token"} | asked).scores for lm in (one, other)
+    ]
     torch.testing.assert_close(found.scores, alone[1] - alone[0], atol=1e-4, rtol=0)
     same = noiser.diff_models(one, one, prompt, target=" near", method="kernel_shap")
     assert float(same.scores.abs().max()) < 1e-5

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution, markup
+from noiser.attribution.amounts import amounts_of, probability_text
 from noiser.attribution.display import DARK_PAPER, dark_ink, headings, label, tint, visible
 from noiser.attribution.heatmap import cells
 from noiser.attribution.markup import page
@@ -20,7 +21,7 @@ from noiser.attribution.relations import Arc, arcs
 from noiser.attribution.terminal import to_text
 from noiser.errors import ParameterError
 from noiser.numbers import number_format
-from noiser.types import Span, Target
+from noiser.types import Span, Target, Without
 
 ESCAPE = "\x1b"
 RAW = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028]")
@@ -190,9 +191,10 @@ def test_ink_can_be_read_on_every_tint():
 
 def test_a_number_has_the_digits_that_its_error_allows():
     expected = {
-        (31.2, NAN): "31.2", (0.0, NAN): "0.00", (1e-7, NAN): "1.00e-07", (2e9, NAN): "2.00e+09", (0.5, NAN): "0.500",
-        (12345.6, NAN): "12346", (-0.01863, 0.0123): "-0.019 ± 0.012", (-0.01863, 0.0723): "-0.02 ± 0.07",
-        (0.5, 0.0): "0.500 (exact)", (123.4, 56.0): "123 ± 56", (0.2, 1e-9): "0.200 (exact)",
+        (31.2, NAN): "31.2", (0.0, NAN): "0.00", (1e-7, NAN): "0.0000", (0.5, NAN): "0.500",
+        (2e9, NAN): "2\u00a0000\u00a0000\u00a0000", (12345.6, NAN): "12346",
+        (-0.01863, 0.0123): "-0.019 ± 0.012", (-0.01863, 0.0723): "-0.02 ± 0.07",
+        (0.5, 0.0): "0.500", (123.4, 56.0): "123 ± 56", (0.2, 1e-9): "0.200",
     }  # fmt: skip
     assert {each: number_format([each[0]]).with_error(*each) for each in expected} == expected
     show = number_format([0.3123, -0.00001, NAN])
@@ -239,11 +241,11 @@ def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_
 ):
     errors = torch.tensor([[0.1, 0.2, 0.6, 0.0]])
     att = make(("The trophy", " is", " too", " small"), ((-9.0, 6.0, 1.1, 0.5),), stderr=errors)
-    line = "for: is 6.0 ± 0.2 · small 0.50 (exact) · against: The trophy -9.00 ± 0.10"
+    line = "for: is 6.0 ± 0.2 nats · small 0.50 nats · against: The trophy -9.00 ± 0.10 nats"
     for text in (str(att), without_codes(coloured(att)), words_of(att.to_html())):
         assert line in " ".join(text.split())
     assert re.search(r"\n  too +1\.1 ± 0\.6  no signal\n", to_text([att], plain=True))
-    assert 'class="u g" tabindex=0 title="too: score 1.1 ± 0.6, no signal"' in att.to_html()
+    assert 'class="u g" tabindex=0 title="too: 1.1 ± 0.6 nats, no signal"' in att.to_html()
     colour = colours_of(att)["too"]
     assert max(colour) - min(colour) < 10  # not the hue of a weight
     assert "no unit has a signal" in str(make(("a", " b"), ((0.1, -0.2),), stderr=torch.ones(1, 2)))
@@ -289,13 +291,13 @@ def test_plain_text(capsys):
         "LeBron plays the sport of → basketball\n"
     )  # once, then a column for each target
     for line in (
-        r"  probability +0\.432 +0\.9",
+        r"  probability +43 % +90 %",
         r"  Bron +0\.120 +\(0\.300\)",
         r"  basket +\(0\.900\)",
         r"  Bron +0\.12 ± 0\.02  █+",
         r"  plays +-0\.050 ± 0\.003  ░+",
         "LeBron plays the sport of → basket",
-        r"  probability 0.432 · rank 1 · rather than “foot” \(0.1, rank 2\) · k_min 0.1",
+        r"  probability 43 % · rank 1 · rather than “foot” \(10 %, rank 2\) · k_min 0.1",
         r"  noiser@1 · gemma-3-270m @ 0123456789ab \(float32\) · unit token · seed 3",
     ):
         assert re.search(rf"^{line}$", out, re.MULTILINE), line
@@ -365,14 +367,16 @@ def test_comparison_in_text_and_html(coloured):
     one = rich_example()
     other = replace(one, method="occlusion@1", scores=one.scores + 1)
     out, shown = to_text([one, other], plain=True), page([one, other])
-    assert re.search(r"token +noiser +occlusion\n  Le +0\.310 ± 0\.010 +1\.310 ± 0\.010\n", out)
+    assert re.search(
+        r"token +noiser, nats +occlusion, nats\n  Le +0\.310 ± 0\.010 +1\.310 ± 0\.010\n", out
+    )
     assert out.count("gemma-3-270m") == 1
     assert re.search(
         r"\n  LeBron +2\.43 ± 0\.02 ", to_text([one, other.aggregate("word")], plain=True)
     )
     assert Page(shown).tags.count("table") == 2
     assert len(Page(page([one, other, one.aggregate("word")])).maps) == 6
-    said = "probability 0.432 · rank 1 · rather than “foot” (0.1, rank 2)"
+    said = "probability 43 % · rank 1 · rather than “foot” (10 %, rank 2)"
     for text in (
         out,
         " ".join(without_codes(coloured(one, other)).split()),
@@ -394,9 +398,11 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width, monkeypatch):
     text = to_text(compared, plain=True)
     assert max(map(len, text.splitlines())) <= width
     for att in compared:
-        show = number_format(att.scores[1].tolist())
+        show = amounts_of(att, 1)
         for score, error in zip(att.scores[1].tolist(), att.stderr[1].tolist(), strict=True):
-            assert re.search(rf"(?<!\S){re.escape(show(score, error))}(?!\S)", text), att.method
+            assert re.search(rf"(?<!\S){re.escape(show.show(score, error))}(?!\S)", text), (
+                att.method
+            )
 
 
 def test_the_question_is_shown_and_methods_of_one_name_have_headings_with_the_parameters_that_differ():
@@ -451,7 +457,7 @@ def test_html_shows_hostile_text_as_text_and_needs_no_network(make_html):
         name for name, _ in found.attributes if name.startswith("on") or name in ("src", "href")
     ]
     assert any(
-        value.startswith('"quoted": score ') for name, value in found.attributes if name == "title"
+        value.startswith('"quoted": ') for name, value in found.attributes if name == "title"
     )
     assert not RAW.search(text)
     assert not re.search(r"https?:|url\(|@import", text)
@@ -461,10 +467,10 @@ def test_html_shows_hostile_text_as_text_and_needs_no_network(make_html):
 def test_html_has_the_numbers_of_its_colours(tmp_path):
     text = rich_example().to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == text
-    facts = "default-src 'none'|probability 0.432|rank 1|k_min 0.1|rather than “foot”|samples=10|seed 3|float32|"
-    facts += 'title="Bron: score 0.12 ± 0.02, threshold 0.2"|<td>-0.050 ± 0.003</td><td>0.300</td>'
+    facts = "default-src 'none'|probability 43 %|rank 1|k_min 0.1|rather than “foot”|samples=10|seed 3|float32|"
+    facts += 'title="Bron: 0.12 ± 0.02 nats, threshold 0.2"|<td>-0.050 ± 0.003</td><td>0.300</td>'
     assert all(fact in text for fact in facts.split("|"))
-    assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: score -0\.05', text)
+    assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: -0\.05', text)
 
 
 def long_continuation(targets, units):
@@ -516,14 +522,66 @@ def test_arcs_join_their_lines():
     assert "<bdi>&lt;a&gt;</bdi>" in text
 
 
+@pytest.mark.parametrize("form", [str, Attribution.to_markdown, Attribution.to_html])
+def test_scores_without_a_unit_are_shares_of_all_effects(form):
+    att = make(
+        ("a", " b", " c"),
+        ((3e-7, -1e-7, 0.0),),
+        stderr=torch.tensor([[2e-8, 0.0, 0.0]]),
+        info={},
+    )
+    shown = form(att)
+    assert "75 ± 5 %" in shown
+    assert "-25 %" in shown.replace("\\", "")
+    assert "e-0" not in shown.lower()
+    assert "exact" not in shown
+    assert "A share is of the effects of all units, added without their signs." in shown
+    assert "A share" not in form(make())
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (Target(" Paris", 5, 0.357, 1), "36 %"),
+        (Target(" Monday", 5, 0.6, 1, rest=(6,)), "36 %"),  # the whole word's
+        (Target(" on Monday", 5, 0.6, 1, rest=(6,)), "60 % per token"),
+        (Target(" x", 5, 9.7e-6, 80), "under 0.1 %"),
+    ],
+)
+def test_a_probability_is_shown_in_percent(target, expected):
+    assert probability_text(target) == expected
+    assert f"probability {expected} · rank" in str(make(targets=(target,)))
+
+
+WITHOUT = (Without(0.0412, " German", 0.31), None, Without(0.5, " target0", 0.5), None)
+
+
+@pytest.mark.parametrize("form", [str, Attribution.to_markdown, Attribution.to_html])
+def test_what_the_model_says_without_a_unit_is_shown(form):
+    att = make(scores=((0.4, 0.3, 0.2, -0.1),), without=(WITHOUT,))
+    shown = form(att).replace("\\", "")
+    assert "without “Le”: German 31 % (target0 4.1 %)" in shown
+    assert "without “plays”: target0 50 %" in shown
+    assert "without “Bron”" not in shown
+    if form is not str:
+        assert "without it" in shown
+    assert "without “" not in form(make())
+
+
+def test_the_heat_maps_words_say_what_stands_without_them(coloured):
+    att = make(scores=((0.4, 0.3, 0.2, -0.1),), without=(WITHOUT,))
+    assert 'title="Le: 0.400 nats; without it German 31 % (target0 4.1 %)"' in att.to_html()
+    assert "without “Le”: German 31 %" in without_codes(coloured(att))
+
+
 def test_markdown():
     att = make(("a|b", " *c*"), ((0.25, -0.5),), stderr=None)
     assert att.to_markdown() == (
-        "a\\|b \\*c\\* → **target0**\n(probability 0.5 · rank 1)\n\n"
-        "| token | score |\n|---|---:|\n| a\\|b | 0.250 |\n| \\*c\\* | -0.500 |\n\n"
+        "a\\|b \\*c\\* → **target0**\n(probability 50 % · rank 1)\n\n"
+        "| token | nats |\n|---|---:|\n| a\\|b | 0.250 |\n| \\*c\\* | -0.500 |\n\n"
         "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3\n"
     )
-    assert rich_example().to_markdown().count("| token | score | threshold |") == 2
+    assert rich_example().to_markdown().count("| token | nats | threshold |") == 2
     for prompt, line in (
         ("- a", "\\- a"),
         ("12. a", "12\\. a"),

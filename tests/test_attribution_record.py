@@ -86,7 +86,7 @@ def test_perturbed_special_and_template_tokens_stay_alone(unit):
     lm = noiser.wrap(tiny("llama").model, chat_tokenizer())
     for prompt in ("It rains.</s> The fox", [{"role": "user", "content": "It rains. A fox"}]):
         options = {"method": "occlusion", "special_tokens": "perturbed", "max_new_tokens": 1}
-        tokens = noiser.attribute(lm, prompt, **options)
+        tokens = noiser.attribute(lm, prompt, **{"unit": "token"} | options)
         assert (
             tokens.aggregate(unit).units == noiser.attribute(lm, prompt, unit=unit, **options).units
         )
@@ -448,7 +448,11 @@ def test_a_character_of_several_tokens_is_shared_by_their_targets(answer):
     """Every piece of it reads as the whole character, so that targets cannot be found by their texts."""
     prompt = "The quick fox. It jumps."
     att = noiser.attribute(
-        tiny("llama"), prompt, target=answer, method=noiser.Occlusion(objective="logprob")
+        tiny("llama"),
+        prompt,
+        target=answer,
+        method=noiser.Occlusion(objective="logprob"),
+        unit="token",
     )
     first = len(tiny_tokenizer()(prompt)["input_ids"])
     weights = att.scores.double().nan_to_num(0.0).clamp_min(0)
@@ -473,7 +477,7 @@ def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
         "prompt": "The fox sings. A dog plays.",
         "method": noiser.Occlusion(objective="hellinger"),
     }
-    found = noiser.attribute(tiny("llama"), **asked).through()
+    found = noiser.attribute(tiny("llama"), **{"unit": "token"} | asked).through()
     torch.testing.assert_close(found.scores.sum(1), torch.ones(3))
     assert found.scores.shape == (3, 2)
     found.save(tmp_path / "a.json")
@@ -483,7 +487,7 @@ def test_of_a_model_every_row_of_positive_scores_sums_to_one(tmp_path):
         ({"target_unit": "token"}, "is not inside one target"),
     ):
         with pytest.raises(ParameterError, match=message):
-            noiser.attribute(tiny("llama"), **asked | change).through()
+            noiser.attribute(tiny("llama"), **{"unit": "token"} | asked | change).through()
 
 
 def test_drawing_has_a_line_for_each_sentence_and_an_arc_for_each_edge(tmp_path):

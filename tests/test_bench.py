@@ -104,7 +104,11 @@ def test_attributions_are_stored_and_their_facts_are_rows(whole, models):
     found = Store(whole).attributions("gemma3", "own", "noiser")
     assert [*found] == [f"own-{index}" for index in range(6)]
     again = noiser.attribute(
-        lm, PROMPTS[4], method=noiser.Noiser(samples=2, steps=3, bounding="k_max"), seed=7
+        lm,
+        PROMPTS[4],
+        method=noiser.Noiser(samples=2, steps=3, bounding="k_max"),
+        seed=7,
+        unit="token",
     )
     torch.testing.assert_close(found["own-4"].scores, again.scores, atol=1e-6, rtol=0)
     facts = by_key(whole)["gemma3", "own", "noiser", "attribution", "own-4"]["values"]
@@ -167,7 +171,7 @@ def test_settings_reach_metrics_and_judged_words_stay_out_of_rows(tmp_path, run_
     rows = by_key(tmp_path / "out")
     for metric, column in (("lds", "lds"), ("top_k", "drop@2")):
         for record in noiser.evaluate(
-            lm, PROMPTS[:2], "occlusion", metric, seed=3, **settings[metric]
+            lm, PROMPTS[:2], "occlusion", metric, seed=3, **{"unit": "token"} | settings[metric]
         ).records:
             values = rows["llama", "own", "occlusion", metric, f"own-{record['index']}"]["values"]
             assert column in values

@@ -151,7 +151,7 @@ def answers():
     """Six prompts with what the tiny Llama says."""
     lm, right = tiny("llama"), {}
     for prompt in (f"{a} {b}" for a in PROMPTS for b in PROMPTS):
-        (target,) = noiser.attribute(lm, prompt, method="random").targets
+        (target,) = noiser.attribute(lm, prompt, method="random", unit="token").targets
         if target.text.isprintable() and work.says(lm, prompt, target.text):
             right[prompt] = target.text
             if len(right) == 6:

@@ -23,7 +23,7 @@ CHEAP = {"IntegratedGradients": {"n_steps": 4}, "GradientShap": {"n_samples": 3}
 
 
 def attribute(method, family="gemma3", **options):
-    return noiser.attribute(tiny(family), PROMPT, method=method, **options)
+    return noiser.attribute(tiny(family), PROMPT, method=method, **{"unit": "token"} | options)
 
 
 def captum(name, **parameters):
@@ -68,9 +68,12 @@ def test_shapley_values_are_exact_and_a_window_may_be_of_two_tokens():
     )
     assert expected.info["exact"] == [True]
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-4)
-    one, two = (attribute(captum("Occlusion", sliding_window_shapes=[size, 32])) for size in (1, 2))
+    one, two = (
+        attribute(captum("Occlusion", sliding_window_shapes=[size, 32]), unit="token")
+        for size in (1, 2)
+    )
     torch.testing.assert_close(
-        one.scores, attribute("captum:FeatureAblation").scores, equal_nan=True
+        one.scores, attribute("captum:FeatureAblation", unit="token").scores, equal_nan=True
     )
     assert not torch.allclose(one.scores, two.scores)
 
@@ -81,7 +84,10 @@ def test_contract(name, unchecked):
     before, process = state_of(lm), state_of_process()
     tokens, unit = (1, "word") if name == "ShapleyValues" else (2, "token")
     options = {"max_new_tokens": tokens, "unit": unit, "seed": 3}
-    first, again = (noiser.attribute(lm, PROMPT, method=captum(name), **options) for _ in range(2))
+    first, again = (
+        noiser.attribute(lm, PROMPT, method=captum(name), **{"unit": "token"} | options)
+        for _ in range(2)
+    )
     query = query_of(lm, PROMPT, max_new_tokens=tokens, unit=unit)
     assert torch.equal(first.scores.isnan(), ~query.causal_mask)
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
@@ -112,16 +118,21 @@ def test_settings(tmp_path):
             make_method("captum:Lime", **{wrong: 3})
     method = captum("Lime", n_samples=12, baseline="mean", objective="logprob")
     assert (method.settings, method.baseline) == ({"n_samples": 12}, "mean")
-    att = attribute(method, seed=5)
+    att = attribute(method, seed=5, unit="token")
     att.save(tmp_path / "a.json")
     stored = noiser.Attribution.load(tmp_path / "a.json")
-    again = attribute(make_method(stored.method, **stored.parameters), seed=stored.seed)
+    again = attribute(
+        make_method(stored.method, **stored.parameters), seed=stored.seed, unit="token"
+    )
     assert torch.equal(att.scores, again.scores)
     of_class = captum("IntegratedGradients", multiply_by_inputs=False)
     assert not torch.equal(
-        attribute(of_class).scores, attribute(captum("IntegratedGradients")).scores
+        attribute(of_class, unit="token").scores,
+        attribute(captum("IntegratedGradients"), unit="token").scores,
     )
-    one, other = (attribute(captum("ShapleyValueSampling"), seed=seed).scores for seed in (0, 1))
+    one, other = (
+        attribute(captum("ShapleyValueSampling"), seed=seed, unit="token").scores for seed in (0, 1)
+    )
     assert not torch.equal(one, other)
 
 
@@ -150,7 +161,7 @@ def test_a_model_that_runs_out_of_memory_says_so(monkeypatch):
         "noiser.integrations.captum.TargetFunction.__call__", Mock(side_effect=MemoryError)
     )
     with pytest.raises(noiser.NoiserError, match="Not enough memory on cpu"):
-        attribute("captum:FeatureAblation")
+        attribute("captum:FeatureAblation", unit="token")
 
 
 def test_random_states_come_back_after_an_exception():
@@ -171,6 +182,8 @@ def test_prompts_side_by_side_draw_what_each_draws_alone():
         [PROMPT, "A teacher plays the violin", "The dog"],
         captum("Lime"),
     )
-    for prompt, found in zip(prompts, noiser.attribute(lm, prompts, method=method), strict=True):
-        expected = noiser.attribute(lm, prompt, method=method).scores
+    for prompt, found in zip(
+        prompts, noiser.attribute(lm, prompts, method=method, unit="token"), strict=True
+    ):
+        expected = noiser.attribute(lm, prompt, method=method, unit="token").scores
         torch.testing.assert_close(found.scores, expected, atol=1e-5, rtol=0)

@@ -181,7 +181,7 @@ def test_documents_that_the_template_writes_otherwise_are_no_sources():
         "{{ documents | tojson }}" + CHAT_TEMPLATE, documents=[{"text": 'A "fox" sings.'}]
     )
     with pytest.raises(UnitError, match=r"Source 1, .* is not in the prompt"):
-        noiser.attribute(lm, TEXT, sources=['A "fox" sings.'])
+        noiser.attribute(lm, TEXT, sources=['A "fox" sings.'], unit="token")
 
 
 @pytest.mark.parametrize(

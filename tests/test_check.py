@@ -48,7 +48,9 @@ def by_hand(att, odds_of, halves):
 @pytest.mark.parametrize("prompt", ["The quick fox sings now", "The quick fox sings now near"])
 def test_the_check_is_a_permutation_of_the_units_over_inputs_run_one_by_one(prompt):
     lm = tiny("llama")
-    att = noiser.attribute(lm, prompt, method="occlusion", unit="word", seed=3, check=10)
+    att = noiser.attribute(
+        lm, prompt, method="occlusion", unit="word", seed=3, check=10, target_unit="token"
+    )
     units = len(att.units)
     query = query_of(lm, prompt, unit="word")
     halves = half_masks_in_pairs(units, 10, torch.Generator().manual_seed(3 ^ 0x5EED))
@@ -131,7 +133,8 @@ def test_too_few_units_have_no_verdict_and_the_text_says_so():
 def test_a_check_changes_no_score_and_words_are_everywhere(method):
     lm = tiny("llama")
     plain, att = (
-        noiser.attribute(lm, PROMPT, method=method, check=n, max_new_tokens=2) for n in (0, 8)
+        noiser.attribute(lm, PROMPT, method=method, check=n, max_new_tokens=2, unit="token")
+        for n in (0, 8)
     )
     torch.testing.assert_close(plain.scores, att.scores, equal_nan=True)
     assert "check" not in plain.info
@@ -145,7 +148,9 @@ def test_sources_are_hidden_in_a_check():
     lm = tiny("llama")
     prompt = noiser.place_sources("Who sings? The", SOURCES)
     asked = {"unit": "source", "sources": SOURCES, "check": 8, "continuation_units": False}
-    found = noiser.attribute(lm, prompt, method="occlusion", **asked).info["check"]
+    found = noiser.attribute(lm, prompt, method="occlusion", **{"unit": "token"} | asked).info[
+        "check"
+    ]
     query = query_of(lm, prompt, unit="source", sources=SOURCES)
     assert (found["removal"], found["units"]) == ("hidden", "sources")
     assert found["token_forwards"] <= 8 * (len(query.token_ids) - query.sources_stop)

@@ -3,6 +3,8 @@ import importlib
 import json
 import math
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from noiser.errors import (
     UnitError,
 )
 from noiser.explain.citations_record import in_nats
+from noiser.text import read_documents
 from noiser.types import Pair, Source, Target
 from test_engine import masked
 from test_pages import chat_model
@@ -524,7 +527,7 @@ def test_many_questions_are_answered_as_one_by_one():
             found.attribution.scores, alone.attribution.scores, atol=1e-4, rtol=1e-4
         )
         assert found.losses == pytest.approx(alone.losses, abs=1e-4)
-    with pytest.raises(UnitError, match=r"Prompt 1: Source 1 is empty"):
+    with pytest.raises(UnitError, match=r"Prompt 1: All sources are empty"):
         noiser.cite(lm, questions, [SOURCES, [" "]], answer=ANSWER)
     with pytest.raises(ParameterError, match="sources is a list of 3 for 2 prompts"):
         noiser.cite(lm, questions, SOURCES)
@@ -557,3 +560,101 @@ def test_pairs_of_sources_are_marked(pairs, mark):
     if pairs == (EITHER,):
         assert "either would do: [1] or [2] (-1.20 ± 0.10)" in str(found)
         assert re.search(r'#\S+-1">\[1\]</a> or <a href="#\S+-2">\[2\]</a>', found.to_html())
+
+
+class _LangChain:
+    def __init__(self, page_content, metadata):
+        self.page_content = page_content
+        self.metadata = metadata
+
+
+class _LlamaIndex:
+    def __init__(self, text, metadata):
+        self.text = text
+        self.metadata = metadata
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_text("A fox. A dog.\n", encoding="utf-8")
+    (tmp_path / "sub" / "b.md").write_text("It rains.", encoding="utf-8")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"),
+    [
+        ({"Fox": "A fox.", "Rain": "It rains."}, [("Fox", "A fox."), ("Rain", "It rains.")]),
+        (["A fox.", ("Rain", "It rains.")], ["A fox.", ("Rain", "It rains.")]),
+        ([_LangChain("A fox.", {"source": "f.txt"})], [("f.txt", "A fox.")]),
+        ([_LangChain("A fox.", {"source": "f.txt", "title": "Fox"})], [("Fox", "A fox.")]),
+        ([_LangChain("A fox.", {"page": 3})], ["A fox."]),
+        ([_LlamaIndex("A fox.", {"file_name": "f.txt"})], [("f.txt", "A fox.")]),
+        ([SimpleNamespace(node=_LlamaIndex("A fox.", {}), score=0.5)], ["A fox."]),
+    ],
+    ids=["dict", "pairs", "langchain", "titled", "untitled", "llamaindex", "scored"],
+)
+def test_documents_come_in_many_forms(documents, expected):
+    assert read_documents(documents) == expected
+
+
+def test_folders_and_files_are_read(folder):
+    files = [("a.txt", "A fox. A dog.\n"), ("sub/b.md", "It rains.")]
+    assert read_documents(folder) == files
+    assert read_documents([folder / "a.txt", "Trains."]) == [files[0], "Trains."]
+    found = noiser.cite(tiny("llama"), QUESTION, folder, answer=" It rains.", contrast=False)
+    assert [source.title for source in found.sources] == ["a.txt", "sub/b.md"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        (Path("no/such/file.txt"), "cannot be read"),
+        ("docs", "or a pathlib.Path"),
+        ([3], "Source 1 is 3"),
+        (["", ("Rain", " ")], "All sources are empty"),
+    ],
+)
+def test_documents_that_are_none_are_refused(documents, message):
+    with pytest.raises(noiser.NoiserError, match=message):
+        noiser.cite(tiny("llama"), QUESTION, documents, answer=" It rains.")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(PromptError, match="has no text file"):
+        read_documents(tmp_path)
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+@pytest.mark.parametrize("unit", ["auto", "source", "sentence"])
+def test_an_empty_source_keeps_its_number(empty, unit):
+    asked = {"answer": " It rains. A dog.", "memory": -math.inf, "contrast": False, "unit": unit}
+    sources = ["A fox. A dog.", ("Rain", "It rains.")]
+    without = noiser.cite(tiny("llama"), QUESTION, sources, **asked)
+    sources.insert(empty, "  ")
+    found = noiser.cite(tiny("llama"), QUESTION, sources, **asked)
+    assert found.attribution.text == without.attribution.text
+    assert found.scores[:, empty].isnan().all()
+    others = [number for number in range(3) if number != empty]
+    torch.testing.assert_close(found.scores[:, others], without.scores)
+    cited = [[c.number for c in sentence.citations] for sentence in found.sentences]
+    assert cited == [
+        [others[c.number - 1] + 1 for c in sentence.citations] for sentence in without.sentences
+    ]
+    assert noiser.Citations.from_dict(found.to_dict()).scores.shape == found.scores.shape
+
+
+def test_sentences_and_quotes_have_their_places():
+    sources = ["\n  A fox. A dog.", ("Rain", " It rains.  It pours. ")]
+    asked = {"answer": " It rains. A dog runs.", "memory": -math.inf, "contrast": False}
+    found = noiser.cite(tiny("llama"), QUESTION, sources, unit="sentence", **asked)
+    for sentence in found.sentences:
+        assert found.answer[sentence.start : sentence.end] == sentence.text.strip()
+        for citation in sentence.citations:
+            given = sources[citation.number - 1]
+            text = given if isinstance(given, str) else given[1]
+            for quote in citation.quotes:
+                assert text[quote.start_in_source : quote.end_in_source] == quote.text
+    assert any(citation.quotes for sentence in found.sentences for citation in sentence.citations)

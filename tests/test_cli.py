@@ -431,3 +431,36 @@ def test_a_bar_only_for_what_takes_long_and_closed_after_an_error(monkeypatch, p
     text = stderr.getvalue()
     assert ("[/b] ⟨U+001B⟩]0;owned⟨U+0007⟩" in text) == shows
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor is shown again"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--source", "notes.txt", "news.txt"],  # as a shell writes --source *.txt
+        ["--source", "texts"],
+        ["notes.txt", "--source", "news.txt"],
+    ],
+    ids=["glob", "folder", "mixed"],
+)
+def test_sources_may_be_several_files_or_a_folder(noiser_command, sources, given):
+    Path("texts").mkdir()
+    for name, text in TEXTS:
+        Path("texts", name).write_text(text, encoding="utf-8")
+    asked = ["cite", WHERE, *given, "--answer", ANSWER, "--unit", "source", "--format", "json"]
+    titles = [source["title"] for source in json.loads(noiser_command(*asked).stdout)["sources"]]
+    assert sorted(titles) == ["news.txt", "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--source", "no.txt"], "no.txt"),
+        ([], "There is no source"),
+        (["--source", "empty"], "has no text file"),
+    ],
+)
+def test_sources_are_read_before_a_model_is_loaded(noiser_command, sources, given, message):
+    Path("empty").mkdir()
+    result = noiser_command("cite", WHERE, *given, "-m", "no/such/model")
+    assert message in result.stderr
+    assert "no/such/model" not in result.stderr.replace("Loading no/such/model ...", "")

@@ -181,7 +181,7 @@ def test_an_error_of_either_thread_ends_both():
     ("wrong", "message"),
     [
         ({"documents": [DOCUMENTS[0]] * 2}, "two documents have the same id"),
-        ({"documents": [{"id": "a", "text": " "}]}, "Source 1 is empty"),
+        ({"documents": [{"id": "a", "text": " "}]}, "All sources are empty"),
         ({"documents": [{"id": "a", "text": "x" * 2**21}]}, "more than 2,097,152 bytes"),
         ({"documents": [{"id": "a", "text": "fox " * 4000}]}, "tokens"),
         ({"tools": []}, "tools: Extra inputs are not permitted"),
@@ -243,9 +243,9 @@ def test_what_explains_does_not_run_the_prompt_again(family):
     assert ids
     assert lm.context((*read, *ids)).done == len(read) - 1
     assert lm.context(read[:-1]).done == 0
-    found = noiser.attribute(lm, prompt, target=tuple(ids), method="occlusion")
+    found = noiser.attribute(lm, prompt, target=tuple(ids), method="occlusion", unit="token")
     lm.known.clear()
-    expected = noiser.attribute(lm, prompt, target=tuple(ids), method="occlusion")
+    expected = noiser.attribute(lm, prompt, target=tuple(ids), method="occlusion", unit="token")
     torch.testing.assert_close(found.scores, expected.scores, equal_nan=True, atol=1e-5, rtol=0)
 
 

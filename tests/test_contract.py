@@ -60,7 +60,9 @@ def units_of(name):
 
 
 def run(lm, name, prompt=PROMPT, **options):
-    return noiser.attribute(lm, prompt, method=method_of(name), **units_of(name) | options)
+    return noiser.attribute(
+        lm, prompt, method=method_of(name), **{"unit": "token"} | units_of(name) | options
+    )
 
 
 def with_chat_template(family):
@@ -115,7 +117,7 @@ def test_a_result_names_what_makes_its_method_again(name, tmp_path):
     method = method_of(name)
     assert describe(make_method(name))[0] == METHODS.get(name).versioned_name
     options = {"max_new_tokens": 2, "seed": 3} | units_of(name)
-    att = noiser.attribute(tiny("llama"), PROMPT, method=method, **options)
+    att = noiser.attribute(tiny("llama"), PROMPT, method=method, **{"unit": "token"} | options)
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
     torch.testing.assert_close(loaded.scores, att.scores, atol=0, rtol=0, equal_nan=True)
@@ -194,7 +196,9 @@ def test_hyper_parameters_may_stand_in_the_name_and_functions_are_told_what_a_me
     with pytest.raises(
         ParameterError, match=r"returned a Tensor; a method is a coroutine: `await` a request"
     ):
-        noiser.attribute(tiny("llama"), PROMPT, method=lambda query, rng: query.causal_mask.float())
+        noiser.attribute(
+            tiny("llama"), PROMPT, method=lambda query, rng: query.causal_mask.float(), unit="token"
+        )
 
 
 class GeneratorOcclusion:
@@ -216,8 +220,8 @@ def generator_occlusion(query, rng):
 def test_a_method_that_is_a_generator_works_and_warns(method):
     lm = tiny("llama")
     with pytest.warns(DeprecationWarning, match="is a generator. Write it as a coroutine"):
-        old = noiser.attribute(lm, PROMPT, method=method)
-    expected = noiser.attribute(lm, PROMPT, method=noiser.Occlusion())
+        old = noiser.attribute(lm, PROMPT, method=method, unit="token")
+    expected = noiser.attribute(lm, PROMPT, method=noiser.Occlusion(), unit="token")
     torch.testing.assert_close(old.scores, expected.scores, atol=1e-6, rtol=1e-5, equal_nan=True)
 
 

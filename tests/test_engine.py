@@ -192,7 +192,9 @@ def test_what_cannot_be_removed_is_an_error():
     with pytest.raises(
         UnsupportedModelError, match=r"but not hidden\. Take a method with removal='delete'"
     ):
-        attribute(tiny("mamba"), PROMPT, target="dog", method=Occlusion(removal="hidden"))
+        attribute(
+            tiny("mamba"), PROMPT, target="dog", method=Occlusion(removal="hidden"), unit="token"
+        )
 
 
 @pytest.mark.parametrize("family", ["gemma3", "mamba"])
@@ -567,7 +569,12 @@ def test_a_failing_model_fails_loudly(read):
 def test_progress_counts_token_forwards(method, unit):
     lm, told = another(tiny("llama"), batch_tokens=100), []
     att = attribute(
-        lm, PROMPT, method=method, unit=unit, progress=lambda *counts: told.append(counts)
+        lm,
+        PROMPT,
+        method=method,
+        unit=unit,
+        target_unit="token",
+        progress=lambda *counts: told.append(counts),
     )
     length, done = len(lm.tokenizer(PROMPT)["input_ids"]), [each[0] for each in told]
     assert done == sorted(done)

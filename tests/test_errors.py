@@ -63,7 +63,7 @@ def test_errors_are_the_same_after_pickling(kind, again):
 
 def test_an_error_of_one_of_many_prompts_keeps_its_number():
     with pytest.raises(PromptError) as caught:
-        noiser.attribute(tiny("llama"), [PROMPT, ""])
+        noiser.attribute(tiny("llama"), [PROMPT, ""], unit="token")
     assert str(pickle.loads(pickle.dumps(caught.value))).startswith("Prompt 1: The prompt '' holds")
 
 
@@ -104,11 +104,11 @@ def test_load_model_says_what_takes_a_model(given):
 def test_a_missing_prompt_is_named(prompts, place):
     lm = noiser.wrap(tiny("llama").model, chat_tokenizer())
     with pytest.raises(PromptError, match=f"^Prompt {place}: The prompt is missing "):
-        noiser.attribute(lm, prompts)
+        noiser.attribute(lm, prompts, unit="token")
 
 
 def test_a_missing_prompt_alone_and_a_missing_message():
     with pytest.raises(PromptError, match=r"^The prompt is missing .None.; expected a text or"):
-        noiser.attribute(tiny("llama"), None)
+        noiser.attribute(tiny("llama"), None, unit="token")
     with pytest.raises(PromptError, match=r"^Message 1 is a NoneType without a role"):
-        noiser.attribute(tiny("llama"), [{"role": "user", "content": PROMPT}, None])
+        noiser.attribute(tiny("llama"), [{"role": "user", "content": PROMPT}, None], unit="token")

@@ -35,7 +35,10 @@ def evaluated(examples=PROMPTS, metrics="soft_scores", **options):
         if name in read
     }
     return noiser.evaluate(
-        tiny("llama"), examples, metrics=metrics, **({"method": FAST} | few | options)
+        tiny("llama"),
+        examples,
+        metrics=metrics,
+        **({"unit": "token"} | {"method": FAST} | few | options),
     )
 
 
@@ -66,7 +69,7 @@ def test_numbers_are_those_of_the_metrics_alone():
     lm, found = tiny("llama"), evaluated(metrics=["soft_scores", "mass_matched"])
     rows = found.rows
     for index, prompt in enumerate(PROMPTS):
-        att = noiser.attribute(lm, prompt, method=FAST, seed=index)
+        att = noiser.attribute(lm, prompt, method=FAST, seed=index, unit="token")
         alone = noiser.measure(lm, att, "soft_scores", masks=2, draws=2)
         alone |= noiser.measure(lm, att, "mass_matched", masks=2, draws=2, rates=(0.2, 0.8))
         assert {name: rows.loc[index, name] for name in alone} == pytest.approx(alone, abs=1e-5)
@@ -85,7 +88,7 @@ def test_numbers_are_those_of_the_metrics_alone():
 
 def test_every_kind_of_example():
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPTS[0], method="occlusion", max_new_tokens=2)
+    att = noiser.attribute(lm, PROMPTS[0], method="occlusion", max_new_tokens=2, unit="token")
     record = SimpleNamespace(prompt=PROMPTS[1], target=" violin", spans={"who": [(2, 9)]})
     found = evaluated([PROMPTS[0], att, record], ["soft_scores", "localisation"])
     assert found.rows["method"].tolist() == ["noiser@2", "occlusion@1", "noiser@2"]
@@ -130,7 +133,7 @@ def test_an_example_may_name_its_sources_spans_and_a_foil():
     assert "unit is 'spans' and the example names none" in found.skipped[0].error
     asked = {"target": " rain", "foil": " dog"}
     (found,) = evaluated({"prompt": PROMPTS[0], **asked}, "top_k", method="occlusion").records
-    att = noiser.attribute(lm, PROMPTS[0], method="occlusion", **asked)
+    att = noiser.attribute(lm, PROMPTS[0], method="occlusion", **{"unit": "token"} | asked)
     assert found["drop"] == pytest.approx(
         noiser.measure(lm, att, "top_k", draws=2)["drop"], abs=1e-6
     )
@@ -151,7 +154,7 @@ def test_nothing_is_left_out_silently():
         said in str(found) for said in ("2 of 4 prompts measured in full", "Skipped: prompt 1")
     )
     assert -1 <= found["spearman"].value < 1
-    att = noiser.attribute(tiny("llama"), PROMPTS[0], method=FAST)
+    att = noiser.attribute(tiny("llama"), PROMPTS[0], method=FAST, unit="token")
     assert "cannot be made again" in evaluated([att], "stability").skipped[0].error
 
 
@@ -236,7 +239,7 @@ def test_differences_are_those_of_minus_corrected_together():
 def test_authors_profile_scores_special_tokens_and_draws_one_mask():
     found = evaluated(PROMPTS[:2], method="noiser", profile="authors", masks=None)
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPTS[0], method=noiser.Noiser(profile="authors"))
+    att = noiser.attribute(lm, PROMPTS[0], method=noiser.Noiser(profile="authors"), unit="token")
     assert found.rows.loc[0, "units"] == len(att.units)
     alone = noiser.measure(lm, att, "soft_scores", profile="authors", draws=2)
     assert found.rows.loc[0, "soft_nc"] == pytest.approx(alone["soft_nc"], abs=1e-5)
@@ -250,7 +253,9 @@ def test_authors_profile_scores_special_tokens_and_draws_one_mask():
 def test_a_judge_is_shown_neither_special_tokens_nor_template_text(prompt, unit):
     lm, judge = noiser.wrap(tiny("llama").model, chat_tokenizer(CHAT_TEMPLATE)), Parrot()
     options = {"method": "occlusion", "unit": unit, "judge": judge, "profile": "authors"}
-    found = noiser.evaluate(lm, [prompt], metrics=["answerability", "minimum_top_k"], **options)
+    found = noiser.evaluate(
+        lm, [prompt], metrics=["answerability", "minimum_top_k"], **{"unit": "token"} | options
+    )
     assert not found.skipped
     assert len(found.rows.loc[0, "answerability_words"].split()) == 2
     assert {word for words in judge.shown for word in words} == {"The", "quick", "brown", "fox"}
@@ -421,7 +426,7 @@ def test_prompts_are_attributed_side_by_side_and_told_of_in_their_order():
     assert seen == [(step / 2, 8) for step in range(1, 17)]  # parts of prompts
     lm = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer)
     lm.abilities.supports_packing = False
-    alone = noiser.evaluate(lm, prompts, FAST, ["soft_scores"], masks=2, draws=2)
+    alone = noiser.evaluate(lm, prompts, FAST, ["soft_scores"], masks=2, draws=2, unit="token")
     assert [record["index"] for record in together.records] == list(range(len(prompts)))
     assert [(each.example, each.metric) for each in together.skipped] == [(1, None)]
     for one, other in zip(together.records, alone.records, strict=True):
@@ -460,7 +465,11 @@ def test_what_every_prompt_would_fail_at_is_an_error_at_once(wrong, said):
 
 def test_answerability_asks_the_judge_for_all_prompts_at_once():
     lm, judge = tiny("llama"), Parrot()
-    best = noiser.attribute(lm, "The quick fox sings", method=FAST).aggregate("word").top(2)
+    best = (
+        noiser.attribute(lm, "The quick fox sings", method=FAST, unit="token")
+        .aggregate("word")
+        .top(2)
+    )
     examples = [
         SimpleNamespace(prompt=PROMPTS[0], target=" fox"),
         SimpleNamespace(
@@ -493,3 +502,47 @@ def test_answerability_asks_the_judge_for_all_prompts_at_once():
         )
         > 3
     )
+
+
+def count_units(case):
+    return len(case.att.units)
+
+
+async def count_targets(case):
+    return len(case.att.targets)
+
+
+@pytest.fixture
+def own_metrics():
+    """Metrics that a test registers are forgotten after it."""
+    before = dict(METRICS._own)
+    yield
+    for name in METRICS._own.keys() - before.keys():
+        del METRICS._own[name]
+
+
+@pytest.mark.parametrize("measure", [count_units, count_targets])
+def test_a_metric_may_return_a_number(measure, own_metrics):
+    METRICS.register("counted", lambda: Metric(measure=measure), summary="how many")
+    att = noiser.attribute(tiny("llama"), PROMPTS[0], method="random", unit="token")
+    expected = len(att.units) if measure is count_units else 1
+    assert noiser.measure(tiny("llama"), att, "counted") == {"counted": expected}
+    found = evaluated([att], "counted")
+    assert found["counted"].value == expected
+    assert "counted" in str(found)
+
+
+def test_a_metric_that_returns_neither_number_nor_columns_is_refused(own_metrics):
+    METRICS.register("text", lambda: Metric(measure=lambda case: "much"), summary="a text")
+    att = noiser.attribute(tiny("llama"), PROMPTS[0], method="random", unit="token")
+    with pytest.raises(ParameterError, match="metric text returned a str; expected a number"):
+        noiser.measure(tiny("llama"), att, "text")
+
+
+def test_an_evaluation_as_latex():
+    text = evaluated(PROMPTS[:2]).to_latex()
+    assert text.startswith("% \\usepackage{booktabs}\n\\begin{table}")
+    assert "\\toprule\nnumber & value & interval & p & n \\\\\n\\midrule\n" in text
+    assert "soft\\_ns" in text
+    assert text.count("\\\\") == text.count(" & ") // 4
+    assert not re.search(r"(?<!\\)[%#_](?! \\usepackage)", text)

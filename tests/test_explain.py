@@ -26,7 +26,10 @@ KS = (0.0, 0.05, 0.2, 0.7)
 def attribution(family="llama", **options):
     method = options.pop("method", noiser.Noiser(samples=4, bounding="k_max_per_unit"))
     return noiser.attribute(
-        tiny(family), PROMPT, **({"max_new_tokens": 2, "seed": 3} | options), method=method
+        tiny(family),
+        PROMPT,
+        **({"unit": "token"} | {"max_new_tokens": 2, "seed": 3, "target_unit": "token"} | options),
+        method=method,
     )
 
 
@@ -110,7 +113,7 @@ def test_targets_that_the_unit_does_not_stand_before_have_no_values():
 def test_a_leader_that_is_part_of_a_character_is_named_alone():
     """This model leads with two bytes whose ids stand next to each other, and which would read as one character."""
     lm = noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer())
-    att = noiser.attribute(lm, "The quick brown fox", method="occlusion")
+    att = noiser.attribute(lm, "The quick brown fox", method="occlusion", unit="token")
     rows = tolerance(lm, att, 0, [0.0, 0.1, 0.2, 0.3, 0.5, 1.0]).leaders
     ids, texts = zip(
         *sorted({(leader.token_id, leader.text) for row in rows for leader in row}), strict=True
@@ -158,7 +161,7 @@ def test_it_prints_as_a_table_that_has_what_the_tensors_have():
     assert str(by_hand_worked()) == (
         "⟨U+001B⟩cat, with k times standard normal noise on fox\n"
         "       k  P(target)          most probable\n"
-        "       0  0.250 (exact)      ⟨U+001B⟩cat\n"
+        "       0  0.250              ⟨U+001B⟩cat\n"
         "    0.05  0.12 ± 0.03        dog  (flips)"
     )
     foil = torch.tensor([0.5, 0.75])
@@ -256,7 +259,6 @@ def test_a_chat_keeps_its_roles_and_messages_without_content():
         ([{"role": "user", "content": 1}], chats[1], "content of type int"),
         (chats[0], [chats[1][0], {**call, "name": "x"}, asked], "more than its content"),
         ("The dog", chats[1], "a text and the other a chat"),
-        (BEFORE, BEFORE, "same"),
     ):
         with pytest.raises(noiser.NoiserError, match=message):
             noiser.diff(lm, before, after)
@@ -280,7 +282,7 @@ def test_saved_edits_come_back(tmp_path):
     loaded = noiser.Diff.load(tmp_path / "d.json")
     assert loaded == found
     assert str(loaded) == str(found)
-    noiser.attribute(tiny("llama"), AFTER, method="random").save(tmp_path / "a.json")
+    noiser.attribute(tiny("llama"), AFTER, method="random", unit="token").save(tmp_path / "a.json")
     with pytest.raises(StoredFileError, match=r"noiser\.diff"):
         noiser.Diff.load(tmp_path / "a.json")
     for change, message in (
@@ -313,6 +315,36 @@ def test_edits_as_markdown():
         "| edit | nats | before | after |\n|---|---:|---|---|\n"
         "| 2 | +1.25 | ∅ | old |\n| 1 | -0.50 | The | A\\|B |\n"
     )
+
+
+@pytest.mark.parametrize("prompt", [BEFORE, [{"role": "user", "content": BEFORE}]], ids=type)
+def test_equal_versions_have_no_edits(prompt, tmp_path):
+    found = noiser.diff(
+        noiser.wrap(tiny("llama").model, chat_tokenizer()), prompt, prompt, max_new_tokens=1
+    )
+    assert found.edits == ()
+    assert found.log_p_before == found.log_p_after
+    for shown in (str(found), found.to_markdown(), found.to_html()):
+        assert "no edits: both versions are the same" in shown
+    found.save(tmp_path / "d.json")
+    assert noiser.Diff.load(tmp_path / "d.json") == found
+
+
+@pytest.mark.parametrize(
+    ("score", "stderr", "is_clear"),
+    [(0.5, 0.0, True), (-0.5, 0.1, True), (0.5, 0.3, False), (0.05, 0.0, False)],
+)
+def test_edits_without_a_clear_effect_are_called_so(score, stderr, is_clear):
+    found = noiser.Diff(
+        answer=" yes",
+        answer_before=" yes",
+        log_p_before=-2.0,
+        log_p_after=-2.0 + score,
+        edits=(noiser.explain.Edit(0, 0, "The", "A", score, stderr),),
+        pairs=(),
+        texts=((0, " fox"),),
+    )
+    assert ("no clear effect" in str(found)) is not is_clear
 
 
 @pytest.mark.parametrize(("limit", "status"), [(None, 0), (1e-9, 1), (math.inf, 0)])
@@ -355,8 +387,8 @@ JUMPS = "the quick brown fox jumps"
 )
 def test_methods_give_on_a_stored_game_what_they_give_on_its_model(method, score, tmp_path):
     lm = tiny("llama")
-    att = noiser.attribute(lm, JUMPS, method=method, max_new_tokens=2, seed=3)
-    game = noiser.Game(lm, JUMPS, objective=score, max_new_tokens=2)
+    att = noiser.attribute(lm, JUMPS, method=method, max_new_tokens=2, seed=3, unit="token")
+    game = noiser.Game(lm, JUMPS, objective=score, max_new_tokens=2, unit="token")
     assert torch.equal(game.score(method, seed=3).scores.nan_to_num(), att.scores.nan_to_num())
     game(games.subsets(len(game.units)).numpy())
     game.save(tmp_path / "game.json")
@@ -367,9 +399,11 @@ def test_methods_give_on_a_stored_game_what_they_give_on_its_model(method, score
 
 def test_a_contrast_is_played_on_its_log_odds_and_what_a_game_cannot_do(tmp_path):
     lm, file = tiny("llama"), tmp_path / "game.json"
-    att = noiser.attribute(lm, JUMPS, method="joint", foil=" river")
-    assert torch.equal(noiser.Game(lm, JUMPS, foil=" river").score("joint").scores, att.scores)
-    game = noiser.Game(lm, JUMPS)
+    att = noiser.attribute(lm, JUMPS, method="joint", foil=" river", unit="token")
+    assert torch.equal(
+        noiser.Game(lm, JUMPS, foil=" river", unit="token").play("joint").scores, att.scores
+    )
+    game = noiser.Game(lm, JUMPS, unit="token")
     game.save(file)
     for error, message, call in (
         (ParameterError, r"expected \[inputs, ", lambda: game([[True]])),
@@ -387,9 +421,12 @@ def test_a_contrast_is_played_on_its_log_odds_and_what_a_game_cannot_do(tmp_path
 
 def test_a_game_has_the_values_of_its_model_and_prompts_that_do_not_count_are_no_games():
     lm = tiny("llama")
-    said = noiser.attribute(lm, JUMPS, method="random").targets[0].text
+    said = noiser.attribute(lm, JUMPS, method="random", unit="token").targets[0].text
     asked = {"id": "own-1", "prompt": JUMPS, "target": said, "dataset": "own"}
-    row, game = games.play(lm, Example(**asked)), noiser.Game(lm, JUMPS, objective="prob")
+    row, game = (
+        games.play(lm, Example(**asked)),
+        noiser.Game(lm, JUMPS, objective="prob", unit="token"),
+    )
     values = game(games.subsets(len(game.units)).numpy())[0]
     torch.testing.assert_close(
         torch.tensor(row["prob"], dtype=torch.float64), values, rtol=1e-3, atol=1e-6

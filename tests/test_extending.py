@@ -89,7 +89,7 @@ def test_an_extension_is_short_and_knocks_at_doors(name):
 
 
 def test_a_method(lm, tmp_path):
-    att = noiser.attribute(lm, PROMPT, method="brevity")
+    att = noiser.attribute(lm, PROMPT, method="brevity", unit="token")
     assert att.top(1)[0].text == min((u.text for u in att.units), key=len).strip()
     shown = json.loads(command("attribute", PROMPT, "--method", "brevity", "--format", "json"))
     assert shown["method"] == "brevity@1"
@@ -97,8 +97,8 @@ def test_a_method(lm, tmp_path):
 
 
 def test_a_metric(lm, tmp_path):
-    found = noiser.evaluate(lm, [PROMPT], "occlusion", "first")
-    query_without = noiser.attribute(lm, PROMPT, method="occlusion")
+    found = noiser.evaluate(lm, [PROMPT], "occlusion", "first", unit="token")
+    query_without = noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
     expected = query_without.targets[0].probability - float(query_without.scores[0, 0])
     assert found.rows["without_first"][0] == pytest.approx(expected, abs=1e-6)
     assert "without_first" in command("evaluate", PROMPT, "--metrics", "first")
@@ -107,7 +107,7 @@ def test_a_metric(lm, tmp_path):
 
 def test_a_judge(lm, tmp_path):
     options = {"metrics": ["answerability"], "judge": "first_word"}
-    found = noiser.evaluate(lm, [PROMPT], "occlusion", **options)
+    found = noiser.evaluate(lm, [PROMPT], "occlusion", **{"unit": "token"} | options)
     assert found.settings["judge"] == "first_word"
     arguments = ["--metrics", "answerability", "--judge", "first_word"]
     assert "answerability" in command("evaluate", PROMPT, *arguments)
@@ -122,11 +122,13 @@ def test_a_data_set(lm, tmp_path):
 
 
 def test_an_objective(lm, tmp_path):
-    att = noiser.attribute(lm, PROMPT, method="occlusion:objective=minus_rank", target=" river")
+    att = noiser.attribute(
+        lm, PROMPT, method="occlusion:objective=minus_rank", target=" river", unit="token"
+    )
     assert att.scores.nan_to_num().frac().abs().max() == 0
     for refused in ("input_x_gradient:objective=minus_rank", "joint:objective=no_such"):
         with pytest.raises(noiser.NoiserError, match="Known: "):
-            noiser.attribute(lm, PROMPT, method=refused)
+            noiser.attribute(lm, PROMPT, method=refused, unit="token")
     shown = command("attribute", PROMPT, "--method", "occlusion", "--set", "objective=minus_rank")
     assert "occlusion" in shown
     run_plan(tmp_path, methods='[{ name = "occlusion", args = { objective = "minus_rank" } }]')
@@ -136,21 +138,21 @@ def test_an_objective(lm, tmp_path):
 def test_an_objective_without_a_contrast_has_no_foil(lm, method):
     """It never becomes another objective silently."""
     with pytest.raises(ParameterError, match="has no foil"):
-        noiser.attribute(lm, PROMPT, method=method, foil=" dog")
+        noiser.attribute(lm, PROMPT, method=method, foil=" dog", unit="token")
 
 
 def test_the_default_method_takes_a_foil_at_every_door(lm):
-    att = noiser.attribute(lm, PROMPT, foil=" dog")
+    att = noiser.attribute(lm, PROMPT, foil=" dog", unit="token")
     shown = json.loads(command("attribute", PROMPT, "--foil", " dog", "--format", "json"))
     assert shown["foil"] == att.to_dict()["foil"]
 
 
 def test_a_removal(lm, tmp_path):
-    att = noiser.attribute(lm, PROMPT, method="joint:removal=half")
+    att = noiser.attribute(lm, PROMPT, method="joint:removal=half", unit="token")
     assert att.parameters["removal"] == "half"
-    zero = noiser.attribute(lm, PROMPT, method="joint:removal=zero")
+    zero = noiser.attribute(lm, PROMPT, method="joint:removal=zero", unit="token")
     assert not torch.equal(att.scores, zero.scores)
-    noiser.evaluate(lm, [PROMPT], "occlusion", "erasure", removal="half")
+    noiser.evaluate(lm, [PROMPT], "occlusion", "erasure", removal="half", unit="token")
     command("attribute", PROMPT, "--set", "removal=half")
     run_plan(tmp_path, metrics='[{ name = "erasure", removal = "half" }]')
 
@@ -163,7 +165,7 @@ def test_a_kind_of_model(tmp_path):
 
 def test_a_form_of_output(lm, tmp_path):
     """Plans have no form of output: `noiser report` writes its own."""
-    att = noiser.attribute(lm, PROMPT, method="occlusion")
+    att = noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
     write_result(att, tmp_path / "a.tsv")
     table = pd.read_csv(tmp_path / "a.tsv", sep="\t")
     assert table["score"].tolist() == pytest.approx(att.to_dataframe()["score"].tolist())
@@ -173,15 +175,19 @@ def test_a_form_of_output(lm, tmp_path):
 
 SOURCES = ["The brown fox sings.", "A dog plays."]
 RESULTS = {
-    "attribution": lambda lm: noiser.attribute(lm, PROMPT, method="occlusion"),
-    "attributions": lambda lm: noiser.attribute(lm, [PROMPT, "The dog"], method="occlusion"),
-    "comparison": lambda lm: noiser.compare(lm, PROMPT, ["occlusion", "random"]),
+    "attribution": lambda lm: noiser.attribute(lm, PROMPT, method="occlusion", unit="token"),
+    "attributions": lambda lm: noiser.attribute(
+        lm, [PROMPT, "The dog"], method="occlusion", unit="token"
+    ),
+    "comparison": lambda lm: noiser.compare(lm, PROMPT, ["occlusion", "random"], unit="token"),
     "citations": lambda lm: noiser.cite(
         lm, "Who sings?", SOURCES, answer="The fox.", unit="source"
     ),
     "diff": lambda lm: noiser.diff(lm, PROMPT, PROMPT.replace("brown", "lazy")),
-    "tolerance": lambda lm: noiser.tolerance(lm, noiser.attribute(lm, PROMPT), 2),
-    "evaluation": lambda lm: noiser.evaluate(lm, [PROMPT, "The dog"], "occlusion", "erasure"),
+    "tolerance": lambda lm: noiser.tolerance(lm, noiser.attribute(lm, PROMPT, unit="token"), 2),
+    "evaluation": lambda lm: noiser.evaluate(
+        lm, [PROMPT, "The dog"], "occlusion", "erasure", unit="token"
+    ),
     "expectations": lambda lm: noiser.expect(lm, PROMPT, says=""),
     "slim": lambda lm: noiser.slim(
         lm, "Be brief. Be kind.", [{"user": f"{word} sings"} for word in ["A", "B", "C", "D"]]

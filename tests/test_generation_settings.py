@@ -58,7 +58,7 @@ def generated(model, **options):
 
 def explained(model):
     lm = noiser.wrap(model, tiny_tokenizer())
-    att = noiser.attribute(lm, PROMPT, method="random", max_new_tokens=COUNT)
+    att = noiser.attribute(lm, PROMPT, method="random", max_new_tokens=COUNT, unit="token")
     return [target.token_id for target in att.targets]
 
 
@@ -134,7 +134,7 @@ def test_two_tokens_within_half_precisions_rounding_are_said():
     model = tiny_model("llama").eval()
     lm = noiser.wrap(model, tiny_tokenizer())
     first, again = (
-        noiser.attribute(lm, PROMPT, method="random", foil=foil).targets[0].token_id
+        noiser.attribute(lm, PROMPT, method="random", foil=foil, unit="token").targets[0].token_id
         for foil in (5, 6)
     )
     assert first == again
@@ -142,7 +142,7 @@ def test_two_tokens_within_half_precisions_rounding_are_said():
         model.lm_head.weight[7] = model.lm_head.weight[first]
     half = noiser.wrap(model.bfloat16(), tiny_tokenizer())
     with pytest.warns(UserWarning, match="leads by less than bfloat16 rounds, so generate"):
-        att = noiser.attribute(half, PROMPT, method="random")
+        att = noiser.attribute(half, PROMPT, method="random", unit="token")
     assert att.info["near_ties"] == [0]
-    named = noiser.attribute(half, PROMPT, method="random", target=first)
+    named = noiser.attribute(half, PROMPT, method="random", target=first, unit="token")
     assert "near_ties" not in named.info

@@ -93,7 +93,9 @@ def test_integrals_equal_autograd_in_every_family(family, score, foil):
 @pytest.mark.parametrize("reduce", ["l2", "sum"])
 def test_dimensions_are_reduced_before_tokens_are_summed(reduce):
     lm = tiny("qwen2")
-    att = noiser.attribute(lm, PROMPT, method=InputXGradient(reduce=reduce), unit="word")
+    att = noiser.attribute(
+        lm, PROMPT, method=InputXGradient(reduce=reduce), unit="word", target_unit="token"
+    )
     query = query_of(lm, PROMPT, unit="word")
     whole, _ = ask(
         lm,
@@ -111,7 +113,7 @@ def test_integrated_gradients_are_complete_and_say_what_is_left():
     lm = tiny("gpt2")
     for steps, most in ((50, 1e-4), (2, 1)):
         att = noiser.attribute(
-            lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2
+            lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2, unit="token"
         )
         query = query_of(lm, PROMPT, max_new_tokens=2)
         (p,) = distributions(lm, query, [replace(movable(query), query.baseline("zero"))])
@@ -127,12 +129,16 @@ def test_integrated_gradients_are_complete_and_say_what_is_left():
 @pytest.mark.slow
 def test_expected_gradients_converge_to_integrated_gradients_within_their_standard_errors():
     lm = tiny("gpt2")
-    exact = noiser.attribute(lm, PROMPT, method=IntegratedGradients(n_steps=200)).scores
-    found = noiser.attribute(lm, PROMPT, method=GradientShap(samples=2000))
+    exact = noiser.attribute(
+        lm, PROMPT, method=IntegratedGradients(n_steps=200), unit="token"
+    ).scores
+    found = noiser.attribute(lm, PROMPT, method=GradientShap(samples=2000), unit="token")
     assert ((found.scores - exact).abs() < 4 * found.stderr + 1e-5).all()
     assert (found.stderr < 0.1 * exact.abs().max()).all()
     runs = [
-        noiser.attribute(lm, PROMPT, method=GradientShap(samples=64, stdev=0.1), seed=seed)
+        noiser.attribute(
+            lm, PROMPT, method=GradientShap(samples=64, stdev=0.1), seed=seed, unit="token"
+        )
         for seed in range(40)
     ]
     spread, claimed = (
@@ -141,13 +147,15 @@ def test_expected_gradients_converge_to_integrated_gradients_within_their_standa
     )
     assert ((claimed / spread - 1).abs() < 0.5).all(), claimed / spread
     for without in (GradientShap(samples=1), GradientShap(reduce="l2")):
-        assert noiser.attribute(lm, PROMPT, method=without).stderr is None
+        assert noiser.attribute(lm, PROMPT, method=without, unit="token").stderr is None
 
 
 def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
     lm = tiny("gpt2")
     method = SequentialIntegratedGradients(n_steps=100)
-    att = noiser.attribute(lm, PROMPT, method=method, unit="word", max_new_tokens=2)
+    att = noiser.attribute(
+        lm, PROMPT, method=method, unit="word", max_new_tokens=2, target_unit="token"
+    )
     query = query_of(lm, PROMPT, unit="word", max_new_tokens=2)
     ends = [replace(unit.token_indices, query.baseline("zero")) for unit in query.units]
     for u, p in enumerate(distributions(lm, query, ends)):
@@ -168,7 +176,7 @@ def test_half_precision_is_near(family, dtype, least):
     target = int(clean(query_of(lm, PROMPT))[0].argsort(descending=True)[40])
     # of an improbable token: its slope is below what float16 can hold
     scores = [
-        noiser.attribute(each, PROMPT, method=method, target=target).scores[0]
+        noiser.attribute(each, PROMPT, method=method, target=target, unit="token").scores[0]
         for each in (lm, half)
     ]
     assert torch.corrcoef(torch.stack(scores))[0, 1] > least
@@ -214,11 +222,11 @@ def test_a_layer_without_a_backward_pass_is_refused(method, kind, reason):
     model = tiny_model("llama").eval()
     model.model.layers[1].self_attn.v_proj.__class__ = kind
     lm = noiser.wrap(model, tiny_tokenizer())
-    assert noiser.attribute(lm, PROMPT, method="occlusion").scores.isfinite().all()
+    assert noiser.attribute(lm, PROMPT, method="occlusion", unit="token").scores.isfinite().all()
     with pytest.raises(
         UnsupportedModelError, match=rf"No gradient passes through this LlamaForCausalLM.*{reason}"
     ):
-        noiser.attribute(lm, PROMPT, method=method)
+        noiser.attribute(lm, PROMPT, method=method, unit="token")
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -261,8 +269,10 @@ def test_equal_the_models_own_weights(family, unit):
     over_units = lambda row: torch.tensor(
         [sum(row[list(unit.token_indices)]) for unit in query.units]
     ).float()
-    last = noiser.attribute(lm, BY_RIVER, method=LastAttention(), **question)
-    rolled = noiser.attribute(lm, BY_RIVER, method=AttentionRollout(), **question)
+    last = noiser.attribute(lm, BY_RIVER, method=LastAttention(), **{"unit": "token"} | question)
+    rolled = noiser.attribute(
+        lm, BY_RIVER, method=AttentionRollout(), **{"unit": "token"} | question
+    )
     for g, row in enumerate(query.logit_positions):
         seen = query.causal_mask[g]
         assert last.scores[g, ~seen].isnan().all()
@@ -285,7 +295,7 @@ def test_the_authors_attention_is_the_softmax_of_the_weights(special_tokens):
         (LastAttention(profile="authors"), lambda row: maps[-1][row]),
         (AttentionRollout(profile="authors"), lambda row: by_hand(maps, row)),
     ):
-        att = noiser.attribute(lm, BY_RIVER, method=method, **question)
+        att = noiser.attribute(lm, BY_RIVER, method=method, **{"unit": "token"} | question)
         for g, row in enumerate(query.logit_positions):
             seen = query.causal_mask[g]
             expected = softmax(raw(row)[: row + 1])
@@ -326,7 +336,7 @@ def test_layers_without_attention_are_left_out():
     )
     maps = attention_maps(lm, torch.arange(3, 9))
     assert len(maps) == 2
-    att = noiser.attribute(lm, BY_RIVER, method=AttentionRollout())
+    att = noiser.attribute(lm, BY_RIVER, method=AttentionRollout(), unit="token")
     assert torch.isfinite(att.scores).all()
 
 
@@ -353,7 +363,9 @@ def test_attention_gradient_equals_differences_of_whole_runs(family):
     asked = {"prompt": " ".join([*SOURCES, "Who sings? The"]), "unit": "source", "sources": SOURCES}
     asked |= {"max_new_tokens": 3, "target_unit": "all", "continuation_units": False}
     gates = (0.1, 0.5, 1.0)
-    att = noiser.attribute(lm, method=AttentionGradient(gates=gates, objective="logprob"), **asked)
+    att = noiser.attribute(
+        lm, method=AttentionGradient(gates=gates, objective="logprob"), **{"unit": "token"} | asked
+    )
     query = query_of(lm, **asked)
     own = eager(lm)
     inside = [i for unit in query.units for i in unit.token_indices]
@@ -407,5 +419,7 @@ def test_attention_gradient_of_larger_units_is_answered(unit):
 def test_attention_gradient_of_words_in_named_sources_is_answered():
     prompt = " ".join([*SOURCES, "Who sings? The"])
     asked = {"unit": "word", "sources": SOURCES, "continuation_units": False}
-    att = noiser.attribute(tiny("llama"), prompt, method="attention_gradient", **asked)
+    att = noiser.attribute(
+        tiny("llama"), prompt, method="attention_gradient", **{"unit": "token"} | asked
+    )
     assert att.scores.isfinite().all()

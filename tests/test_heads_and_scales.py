@@ -33,8 +33,11 @@ def test_a_target_that_the_head_cannot_predict(method):
         with pytest.raises(
             TargetError, match=r"id 350, which .* reads and cannot predict: .* 300 of"
         ):
-            noiser.attribute(lm, PROMPT, method=method, **question)
-    assert noiser.attribute(lm, PROMPT, method=method, target=299).targets[0].token_id == 299
+            noiser.attribute(lm, PROMPT, method=method, **{"unit": "token"} | question)
+    assert (
+        noiser.attribute(lm, PROMPT, method=method, target=299, unit="token").targets[0].token_id
+        == 299
+    )
 
 
 def test_a_prompt_may_have_tokens_that_the_head_cannot_predict():
@@ -44,7 +47,9 @@ def test_a_prompt_may_have_tokens_that_the_head_cannot_predict():
         for text in ("The quick river bank", "children sing along", "museums, markets")
         if max(tiny_tokenizer()(text)["input_ids"]) >= 300
     )
-    att = noiser.attribute(noiser.wrap(model, tiny_tokenizer()), prompt, method="occlusion")
+    att = noiser.attribute(
+        noiser.wrap(model, tiny_tokenizer()), prompt, method="occlusion", unit="token"
+    )
     ids = torch.tensor([tiny_tokenizer()(prompt)["input_ids"]])
     with torch.no_grad():
         expected = model(ids).logits[0, -1].softmax(-1).max()
@@ -52,7 +57,7 @@ def test_a_prompt_may_have_tokens_that_the_head_cannot_predict():
 
 
 def test_a_result_of_a_model_with_a_larger_head():
-    att = noiser.attribute(tiny("llama"), PROMPT, target=350, method="random")
+    att = noiser.attribute(tiny("llama"), PROMPT, target=350, method="random", unit="token")
     with pytest.raises(ParameterError, match="cannot predict the target id 350"):
         run_one(noiser.wrap(with_small_head(), tiny_tokenizer()), restore(tiny("llama"), att))
 
@@ -69,7 +74,9 @@ def test_the_text_of_a_padded_row_beside_half_a_character():
     with torch.no_grad():  # a padded row is the most probable token
         model.lm_head.weight[padded] = 3 * model.lm_head.weight[:padded].abs().max()
     for target in (None, padded, half[0]):
-        noiser.attribute(lm, PROMPT + " 🦊", method="random", max_new_tokens=4, target=target)
+        noiser.attribute(
+            lm, PROMPT + " 🦊", method="random", max_new_tokens=4, target=target, unit="token"
+        )
 
 
 def rwkv():
@@ -92,7 +99,7 @@ def test_a_model_that_rescales_its_weights_gets_them_back(state, method):
         model(torch.tensor([[0, 5]]))
     before = copy.deepcopy(model)
     lm = noiser.wrap(model, tiny_tokenizer())
-    att = noiser.attribute(lm, PROMPT, method=method)
+    att = noiser.attribute(lm, PROMPT, method=method, unit="token")
     read = lm.encode(PROMPT).token_ids
     write(lm, read, lambda *_: True, max_new_tokens=3, temperature=0)
     assert (model.training, model.rwkv.layers_are_rescaled) == (

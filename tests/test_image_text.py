@@ -87,7 +87,7 @@ def test_families_that_are_no_causal_language_models_are_refused(family, tmp_pat
 
 def explain(folder):
     lm = noiser.load_model(folder, device="cpu")
-    return noiser.attribute(lm, PROMPT, method="occlusion", target=TARGET)
+    return noiser.attribute(lm, PROMPT, method="occlusion", target=TARGET, unit="token")
 
 
 def save_t5(folder):
@@ -173,7 +173,9 @@ def test_the_chat_template_of_an_older_processor_is_read(tmp_path):
     (tmp_path / "chat_template.json").write_text(template)
     lm = noiser.load_model(tmp_path, device="cpu")
     assert lm.chats
-    found = noiser.attribute(lm, [{"role": "user", "content": "The fox"}], method="occlusion")
+    found = noiser.attribute(
+        lm, [{"role": "user", "content": "The fox"}], method="occlusion", unit="token"
+    )
     assert "".join(unit.text for unit in found.units).split() == ["The", "fox"]
     before = lm.identity.revision
     changed = json.dumps({"chat_template": CHAT_TEMPLATE + " "})

@@ -55,7 +55,12 @@ def run(lm, method, prompts=PROMPT, said=PROMPT + TARGET, **options):
 def ours(lm, prompt=PROMPT, *, method=None, **options):
     method = method or noiser.Noiser(samples=SMALL["samples"], steps=SMALL["steps"])
     return noiser.attribute(
-        lm, prompt, method=method, seed=SMALL["seed"], target_unit="token", **options
+        lm,
+        prompt,
+        method=method,
+        seed=SMALL["seed"],
+        target_unit="token",
+        **{"unit": "token"} | options,
     )
 
 
@@ -199,7 +204,7 @@ def test_command_line(no_bos, tmp_path):
 def test_numbers_are_those_of_inseq(name):
     lm = tiny("gemma3")
     att = noiser.attribute(
-        lm, PROMPT, method=f"inseq:{name}", target=TARGET, special_tokens="perturbed"
+        lm, PROMPT, method=f"inseq:{name}", target=TARGET, special_tokens="perturbed", unit="token"
     )
     out = run(lm, name, said=PROMPT + "".join(target.text for target in att.targets))[0]
     out = out if out.target_attributions.ndim == 2 else out.aggregate(normalize=False)
@@ -230,19 +235,24 @@ def test_ours_where_both_are_right(name, method):
     settings = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
     theirs = make_method(f"inseq:{name}", reduce=method.reduce, **settings)
     asked = {"target": TARGET, "target_unit": "token", "special_tokens": "perturbed"}
-    a, b = (noiser.attribute(lm, PROMPT, method=each, **asked) for each in (theirs, method))
+    a, b = (
+        noiser.attribute(lm, PROMPT, method=each, **{"unit": "token"} | asked)
+        for each in (theirs, method)
+    )
     torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-3, equal_nan=True)
 
 
 def test_foil_is_the_difference():
     lm = tiny("llama")
     options = {"target": " dog", "foil": " fox"}
-    a = noiser.attribute(lm, PROMPT, method=InseqMethod("input_x_gradient"), **options)
-    b = noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(), **options)
+    a = noiser.attribute(
+        lm, PROMPT, method=InseqMethod("input_x_gradient"), **{"unit": "token"} | options
+    )
+    b = noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(), **{"unit": "token"} | options)
     torch.testing.assert_close(a.scores, b.scores, atol=1e-5, rtol=1e-4)
     for method in (InseqMethod("attention"), InseqMethod("saliency", attributed_fn="entropy")):
         with pytest.raises(ParameterError, match="has no place for a foil"):
-            noiser.attribute(lm, PROMPT, method=method, **options)
+            noiser.attribute(lm, PROMPT, method=method, **{"unit": "token"} | options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -273,12 +283,17 @@ def test_parameters_reach_inseq():
     coarse, fine = (
         make_method("inseq:integrated_gradients", n_steps=n, reduce="sum") for n in (2, 100)
     )
-    a, b = (noiser.attribute(lm, PROMPT, method=method).scores for method in (coarse, fine))
+    a, b = (
+        noiser.attribute(lm, PROMPT, method=method, unit="token").scores
+        for method in (coarse, fine)
+    )
     assert not torch.allclose(a, b)
     method = make_method("inseq:integrated_gradients", multiply_by_inputs=False, n_steps=4)
     assert method.settings == {"multiply_by_inputs": False, "n_steps": 4}
-    att = noiser.attribute(lm, PROMPT, method=method)
-    again = noiser.attribute(lm, PROMPT, method=make_method(att.method, **att.parameters))
+    att = noiser.attribute(lm, PROMPT, method=method, unit="token")
+    again = noiser.attribute(
+        lm, PROMPT, method=make_method(att.method, **att.parameters), unit="token"
+    )
     assert torch.equal(att.scores, again.scores)
 
 
@@ -298,4 +313,6 @@ def test_parameters_reach_inseq():
 )
 def test_names_and_errors(name, settings, message):
     with pytest.raises(noiser.NoiserError, match=message):
-        noiser.attribute(tiny("llama"), PROMPT, method=make_method(f"inseq:{name}", **settings))
+        noiser.attribute(
+            tiny("llama"), PROMPT, method=make_method(f"inseq:{name}", **settings), unit="token"
+        )

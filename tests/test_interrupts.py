@@ -84,7 +84,7 @@ def test_real_interrupts(train):
         ["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"]
     )
     for method in itertools.islice(methods, 5):
-        noiser.attribute(lm, PROMPT, method=method)
+        noiser.attribute(lm, PROMPT, method=method, unit="token")
     before = state_of(lm)
     former = signal.signal(
         signal.SIGINT, signal.default_int_handler
@@ -94,7 +94,7 @@ def test_real_interrupts(train):
             timer = threading.Timer(chance.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
             try:
                 timer.start()
-                noiser.attribute(lm, PROMPT, method=next(methods))
+                noiser.attribute(lm, PROMPT, method=next(methods), unit="token")
                 timer.join()
             except KeyboardInterrupt:
                 stopped += 1

@@ -42,7 +42,8 @@ def test_a_model_offloaded_to_disk_gives_the_same_scores(tmp_path):
     for _ in range(2):
         assert model.get_input_embeddings().weight.device.type == "meta"
         found, expected = (
-            noiser.attribute(each, PROMPT, method=method).scores for each in (lm, tiny("gemma3"))
+            noiser.attribute(each, PROMPT, method=method, unit="token").scores
+            for each in (lm, tiny("gemma3"))
         )
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
@@ -60,7 +61,7 @@ def test_positions_go_to_a_model_on_several_devices_as_plain_numbers(monkeypatch
     model.forward = watched
     lms = wrap(model, tiny_tokenizer()), tiny("gpt2")
     torch.testing.assert_close(
-        *(noiser.attribute(lm, PROMPT, method="occlusion").scores for lm in lms)
+        *(noiser.attribute(lm, PROMPT, method="occlusion", unit="token").scores for lm in lms)
     )
     assert all(isinstance(each, int | list) for each in kept)
 
@@ -76,7 +77,7 @@ def test_threads_take_turns_with_a_model():
     one, other = tiny("gemma3"), wrap(tiny("gemma3").model, tiny_tokenizer())
 
     def scores(lm, method):
-        return noiser.attribute(lm, PROMPT, method=method).scores
+        return noiser.attribute(lm, PROMPT, method=method, unit="token").scores
 
     expected = [scores(one, method) for method in methods]
     with ThreadPoolExecutor(4) as pool:
@@ -92,10 +93,12 @@ def test_threads_take_turns_with_a_model():
 
 @pytest.mark.parametrize("method", ["attn_lrp", "noiser"])
 def test_a_caller_in_inference_mode_or_autocast_gets_the_same_scores(method):
-    expected = noiser.attribute(tiny("llama"), PROMPT, method=method)
+    expected = noiser.attribute(tiny("llama"), PROMPT, method=method, unit="token")
     lm = wrap(tiny("llama").model, tiny_tokenizer())
     with torch.inference_mode():
-        assert torch.equal(noiser.attribute(lm, PROMPT, method=method).scores, expected.scores)
+        assert torch.equal(
+            noiser.attribute(lm, PROMPT, method=method, unit="token").scores, expected.scores
+        )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert wrap(tiny("gemma3").model, tiny_tokenizer()).abilities == tiny("gemma3").abilities
 
@@ -103,7 +106,9 @@ def test_a_caller_in_inference_mode_or_autocast_gets_the_same_scores(method):
 def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
     """As CTRL does, which scales its embeddings."""
     lm = wrap(tiny_model("llama").eval(), tiny_tokenizer())
-    expected = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3).scores
+    expected = noiser.attribute(
+        lm, PROMPT, method="occlusion", max_new_tokens=3, unit="token"
+    ).scores
 
     def spoil(_module, _args, given):
         rows = given["inputs_embeds"].clone()
@@ -111,7 +116,7 @@ def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
         return (), given | {"inputs_embeds": rows}
 
     lm.model.model.register_forward_pre_hook(spoil, with_kwargs=True)
-    again = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3).scores
+    again = noiser.attribute(lm, PROMPT, method="occlusion", max_new_tokens=3, unit="token").scores
     torch.testing.assert_close(again, expected, equal_nan=True)
 
 
@@ -129,9 +134,9 @@ def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
     long = " and ".join([PROMPT] * 4)
     assert not lm.abilities.supports_packing
     for method in ("occlusion", noiser.Noiser(samples=3)):
-        together = noiser.attribute(lm, [PROMPT, long], method=method)
+        together = noiser.attribute(lm, [PROMPT, long], method=method, unit="token")
         for prompt, found in zip([PROMPT, long], together, strict=True):
-            alone = noiser.attribute(lm, prompt, method=method)
+            alone = noiser.attribute(lm, prompt, method=method, unit="token")
             torch.testing.assert_close(found.scores, alone.scores, atol=1e-6, rtol=1e-3)
         ids = lm.tokenizer(long)["input_ids"]
         assert found.targets[0].token_id == int(model(torch.tensor([ids])).logits[0, -1].argmax())
@@ -178,7 +183,10 @@ def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
 @pytest.mark.parametrize("error", [TypeError, RuntimeError])
 def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     lm = wrap(tiny_model("llama"), tiny_tokenizer())
-    expected, inner = noiser.attribute(lm, PROMPT, method="occlusion").scores, lm.model.forward
+    expected, inner = (
+        noiser.attribute(lm, PROMPT, method="occlusion", unit="token").scores,
+        lm.model.forward,
+    )
 
     @functools.wraps(inner)
     def forward(*args, **kwargs):
@@ -189,7 +197,7 @@ def test_what_an_architecture_refuses_is_a_finding(error, monkeypatch):
     monkeypatch.setattr(lm.model, "forward", forward)
     other = wrap(lm.model, tiny_tokenizer())
     assert not other.abilities.supports_packing
-    found = noiser.attribute(other, PROMPT, method="occlusion").scores
+    found = noiser.attribute(other, PROMPT, method="occlusion", unit="token").scores
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
@@ -226,7 +234,8 @@ def test_a_model_has_arguments_for_its_chat_template(tmp_path):
     assert [unit.text for unit in att.units] == ["The", " fox", " sings"]
     assert att.info["chat_template_kwargs"] == arguments
     assert (
-        "chat_template_kwargs" not in noiser.attribute(lm, "The fox sings", method="occlusion").info
+        "chat_template_kwargs"
+        not in noiser.attribute(lm, "The fox sings", method="occlusion", unit="token").info
     )
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
@@ -234,9 +243,9 @@ def test_a_model_has_arguments_for_its_chat_template(tmp_path):
     assert loaded.info["chat_template_kwargs"] == arguments
     again = [run_one(model, restore(model, loaded)).encoding for model in (lm, plain)]
     assert again == [query_of(lm, chat, max_new_tokens=1).encoding] * 2
-    assert noiser.attribute(plain, chat, method="occlusion", max_new_tokens=1).text.endswith(
-        "<|assistant|>"
-    )
+    assert noiser.attribute(
+        plain, chat, method="occlusion", max_new_tokens=1, unit="token"
+    ).text.endswith("<|assistant|>")
 
 
 @pytest.mark.parametrize("name", ["add_generation_prompt", "enable_thnking"])
@@ -246,7 +255,7 @@ def test_arguments_that_a_chat_template_cannot_get(name):
         ParameterError,
         match=f"chat_template_kwargs has '{name}', which noiser sets itself, or which",
     ):
-        noiser.attribute(lm, [{"role": "user", "content": "The fox sings"}])
+        noiser.attribute(lm, [{"role": "user", "content": "The fox sings"}], unit="token")
 
 
 def dynamic_steps(linear):
@@ -284,8 +293,10 @@ def test_a_model_whose_numbers_depend_on_its_batch_runs_one_sequence_at_a_time(k
         UserWarning, match="LlamaForCausalLM: numbers depend on what else is in a batch"
     ):
         assert not lm.abilities.supports_packing
-    att = noiser.attribute(lm, PROMPT, method="occlusion")
-    slopes = noiser.attribute(lm, PROMPT, method=noiser.IntegratedGradients(n_steps=4))
+    att = noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
+    slopes = noiser.attribute(
+        lm, PROMPT, method=noiser.IntegratedGradients(n_steps=4), unit="token"
+    )
     query = query_of(lm, PROMPT)  # run by the same products, which round alike
     p = lambda removed: float(
         predict(lm, query, query.logit_positions[0], removed)[query.target_ids[0]]
@@ -318,7 +329,9 @@ def test_what_generate_says_is_explained(settings):
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
     )
     said = whole[0, ids.shape[1] :]
-    att = noiser.attribute(wrap(model, tokenizer), prompt, method="random", max_new_tokens=12)
+    att = noiser.attribute(
+        wrap(model, tokenizer), prompt, method="random", max_new_tokens=12, unit="token"
+    )
     found = [target.token_id for target in att.targets]
     assert found == said.tolist()[: len(found)]
     assert len(found) == 12 or said[len(found)] in (1, 7, 33)
@@ -401,7 +414,7 @@ def test_a_models_distributions_stay_and_layers_that_others_changed_are_left_alo
     changed.forward = own = lambda x: nn.functional.linear(x, changed.weight)
 
     def scores():
-        return noiser.attribute(lm, "The quick fox sings", method="occlusion").scores
+        return noiser.attribute(lm, "The quick fox sings", method="occlusion", unit="token").scores
 
     expected = scores()
     monkeypatch.setattr(products, "SMALLEST", 0)

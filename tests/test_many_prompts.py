@@ -48,7 +48,7 @@ def assert_same(many, ones):
 
 
 def one_by_one(lm, prompts, **options):
-    return [noiser.attribute(lm, prompt, **options) for prompt in prompts]
+    return [noiser.attribute(lm, prompt, **{"unit": "token"} | options) for prompt in prompts]
 
 
 @pytest.fixture
@@ -81,7 +81,10 @@ def test_same_numbers_as_one_by_one(family, method):
     lm = tiny(family)
     assert lm.abilities.supports_packing is (family != "falcon")
     options = {"method": METHODS[method], "max_new_tokens": 2}
-    assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
+    assert_same(
+        noiser.attribute(lm, PROMPTS, **{"unit": "token"} | options),
+        one_by_one(lm, PROMPTS, **options),
+    )
 
 
 @pytest.mark.parametrize(("batch_tokens", "most"), [(1, 64), (30, 2)])
@@ -92,7 +95,7 @@ def test_numbers_do_not_depend_on_the_passes(batch_tokens, most, monkeypatch, pa
     lm = noiser.wrap(tiny("gemma3").model, tiny("gemma3").tokenizer, batch_tokens=batch_tokens)
     assert lm.abilities.supports_packing
     passes.clear()
-    found = noiser.attribute(lm, tuple(PROMPTS), **options)
+    found = noiser.attribute(lm, tuple(PROMPTS), **{"unit": "token"} | options)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=0)
         assert torch.equal(one.k_min, other.k_min)
@@ -104,7 +107,7 @@ def test_passes_are_shared_and_stay_within_the_budget(passes):
     lm, method = tiny("llama"), METHODS["noiser"]
     alone = sum(att.info["passes"] for att in one_by_one(lm, PROMPTS, method=method))
     passes.clear()
-    noiser.attribute(lm, PROMPTS, method=method)
+    noiser.attribute(lm, PROMPTS, method=method, unit="token")
     assert passes[0] == (len(PROMPTS), sum(len(lm.tokenizer(p)["input_ids"]) for p in PROMPTS))
     assert max(tokens for _, tokens in passes) <= lm.batch_tokens
     assert len(passes) < alone / 2
@@ -115,17 +118,30 @@ def test_a_target_foil_and_seed_for_all_or_for_each_and_progress_of_prompts():
     targets, foils, seeds = ["rain", None, 7, " the"], [3, 5, 8, 11], [4, 3, 2, 1]
     progress = lambda *counts: told.append(counts)
     found = noiser.attribute(
-        lm, PROMPTS, target=targets, foil=foils, seed=seeds, method=method, progress=progress
+        lm,
+        PROMPTS,
+        target=targets,
+        foil=foils,
+        seed=seeds,
+        method=method,
+        progress=progress,
+        unit="token",
     )
     asked = zip(PROMPTS, targets, foils, seeds, strict=True)
     assert_same(
         found,
-        [noiser.attribute(lm, p, target=t, foil=f, seed=s, method=method) for p, t, f, s in asked],
+        [
+            noiser.attribute(lm, p, target=t, foil=f, seed=s, method=method, unit="token")
+            for p, t, f, s in asked
+        ],
     )
     assert [att.seed for att in found] == seeds
     assert told == [(done, len(PROMPTS)) for done in range(1, len(PROMPTS) + 1)]
     options = {"target": 7, "method": method}
-    assert_same(noiser.attribute(lm, PROMPTS, **options), one_by_one(lm, PROMPTS, **options))
+    assert_same(
+        noiser.attribute(lm, PROMPTS, **{"unit": "token"} | options),
+        one_by_one(lm, PROMPTS, **options),
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,8 +157,11 @@ def test_a_target_foil_and_seed_for_all_or_for_each_and_progress_of_prompts():
 )
 def test_chats_texts_and_several_sizes_of_units(prompts, options):
     lm, options = with_chat_template("llama"), {"method": "occlusion", **options}
-    assert_same(noiser.attribute(lm, prompts, **options), one_by_one(lm, prompts, **options))
-    assert isinstance(noiser.attribute(lm, CHAT, **options), noiser.Attribution)
+    assert_same(
+        noiser.attribute(lm, prompts, **{"unit": "token"} | options),
+        one_by_one(lm, prompts, **options),
+    )
+    assert isinstance(noiser.attribute(lm, CHAT, **{"unit": "token"} | options), noiser.Attribution)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +183,7 @@ def test_what_cannot_be_read_or_asked_is_named(prompts, options, message, passes
     assert lm.abilities.supports_packing
     passes.clear()
     with pytest.raises(noiser.NoiserError, match=message):
-        noiser.attribute(lm, prompts, **{"method": "occlusion"} | options)
+        noiser.attribute(lm, prompts, **{"unit": "token"} | {"method": "occlusion"} | options)
     assert not passes or "99999" in message  # all prompts are read before anything runs
 
 
@@ -189,28 +208,30 @@ def test_methods_side_by_side_are_those_of_attribute(tmp_path):
         assert att not in ("att", noiser.attribute(lm, FOX, method=method, seed=3, unit="word"))
     text = str(found)
     assert text.count("seed 2") == 1
-    assert "(exact)" in text  # of joint, for three units
+    assert "exact" not in text  # scores of joint for three units have no error, and no remark
     table = found.to_dataframe()
     assert {"joint", "occlusion baseline=mean objective=logprob"} < {*table["method"]}
     assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()
     assert found.to_html(tmp_path / "a.html") == (tmp_path / "a.html").read_text(encoding="utf-8")
     for wrong in ((FOX, "joint"), ([FOX, "The lazy dog"], ["joint"])):
         with pytest.raises(ParameterError, match="expected one prompt and a list of methods"):
-            noiser.compare(lm, *wrong)
+            noiser.compare(lm, *wrong, unit="token")
 
 
 def test_a_chat_model_that_ends_at_once_is_hinted_at(monkeypatch):
     lm, first = (
         with_chat_template("llama"),
-        noiser.attribute(tiny("llama"), FOX, method="random").targets[0],
+        noiser.attribute(tiny("llama"), FOX, method="random", unit="token").targets[0],
     )
     monkeypatch.setattr(type(lm), "end_tokens", frozenset({first.token_id}))
     with pytest.warns(
         UserWarning, match="is a chat model, and says nothing after this text. Pass a chat"
     ):
-        noiser.attribute(lm, FOX, method="random")
-    noiser.attribute(lm, FOX, method="random", target=" fox")  # warnings are errors here
-    noiser.attribute(tiny("llama"), FOX, method="random")
+        noiser.attribute(lm, FOX, method="random", unit="token")
+    noiser.attribute(
+        lm, FOX, method="random", target=" fox", unit="token"
+    )  # warnings are errors here
+    noiser.attribute(tiny("llama"), FOX, method="random", unit="token")
 
 
 def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
@@ -235,7 +256,12 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
 def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):
     methods, done = ["joint", "occlusion:objective=hellinger"], []
     found = noiser.compare(
-        tiny("llama"), FOX, methods, foil=" dog", progress=lambda *each: done.append(each)
+        tiny("llama"),
+        FOX,
+        methods,
+        foil=" dog",
+        progress=lambda *each: done.append(each),
+        unit="token",
     )
     assert [att.method for att in found] == ["joint@2"]
     (failure,) = found.failures
@@ -246,6 +272,6 @@ def test_a_method_that_cannot_answer_leaves_the_others_answers(tmp_path):
     assert done[0][0] == 0 < done[1][0] <= 1 < done[-1][0] <= 2
     assert done == sorted(done)
     with pytest.raises(ParameterError, match="has no foil"):
-        noiser.compare(tiny("llama"), FOX, methods[1:], foil=" dog")
+        noiser.compare(tiny("llama"), FOX, methods[1:], foil=" dog", unit="token")
     with pytest.raises(noiser.NoiserError, match="oclusion"):
-        noiser.compare(tiny("llama"), FOX, ["joint", "oclusion"])
+        noiser.compare(tiny("llama"), FOX, ["joint", "oclusion"], unit="token")

@@ -31,11 +31,13 @@ def lm(monkeypatch):
 
 def bounded(lm, passes, method=OCCLUSION, prompt=PROMPT, **options):
     """An attribution that ends after so many passes, of which the first runs the prompt."""
-    return noiser.attribute(lm, prompt, method=method, max_seconds=passes + 0.5, **options)
+    return noiser.attribute(
+        lm, prompt, method=method, max_seconds=passes + 0.5, **{"unit": "token"} | options
+    )
 
 
 def whole(method=OCCLUSION, prompt=PROMPT, **options):
-    return noiser.attribute(tiny("llama"), prompt, method=method, **options)
+    return noiser.attribute(tiny("llama"), prompt, method=method, **{"unit": "token"} | options)
 
 
 def close(found, expected):
@@ -199,7 +201,7 @@ def test_citations(lm):
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "2"])
 def test_a_bound_is_a_positive_number(seconds):
     with pytest.raises(ParameterError, match=r"max_seconds is .* expected a positive number"):
-        noiser.attribute(tiny("llama"), PROMPT, max_seconds=seconds)
+        noiser.attribute(tiny("llama"), PROMPT, max_seconds=seconds, unit="token")
 
 
 def test_a_saved_result_still_says_it(lm, tmp_path):
@@ -209,5 +211,5 @@ def test_a_saved_result_still_says_it(lm, tmp_path):
 
 def test_the_chat_of_a_page_has_a_bound_too():
     lm = noiser.wrap(tiny_model("llama").eval(), chat_tokenizer())
-    found = noiser.compare(lm, PROMPT, ["occlusion"], max_seconds=1000.0)
+    found = noiser.compare(lm, PROMPT, ["occlusion"], max_seconds=1000.0, unit="token")
     assert "unfinished" not in found.attributions[0].info

@@ -13,7 +13,7 @@ LEBRON = "LeBron James professionally plays the sport of"
 
 @pytest.mark.parametrize("name", ["occlusion", "kernel_shap", "lime:samples=200"])
 def test_the_name_and_the_sport_matter_most(name, gemma):
-    att = noiser.attribute(gemma, LEBRON, method=name)
+    att = noiser.attribute(gemma, LEBRON, method=name, unit="token")
     assert att.targets[0].text == " basketball"
     assert {unit.text for unit in att.top(4)} == {"Le", "Bron", "sport", "of"}
 
@@ -57,5 +57,5 @@ def test_injected_instructions_are_told_from_the_users(case, smol):
     """Of the development seed; docs/howto/agents.md has the numbers of another."""
     example = draw_actions(case, seed=11)[1]
     asked = {"target": example.target, "target_unit": "all", "unit": "turn", "method": "joint"}
-    att = noiser.attribute(smol, messages_of(example), **asked)
+    att = noiser.attribute(smol, messages_of(example), **{"unit": "token"} | asked)
     assert bool(att.info.get("unasked")) is (case == "injected")

@@ -50,7 +50,7 @@ def expected(lm, att, *, row=0, divisor=1.0, **options):
 def test_equals_the_reference_in_every_family(family, targets):
     lm = tiny(family)
     method = noiser.Noiser(samples=2, steps=5, search="bisection")
-    att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=targets)
+    att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=targets, unit="token")
     for row in range(len(att.targets)):
         assert_equal(att, *expected(lm, att, row=row), row)
 
@@ -70,11 +70,11 @@ def test_certified_search_finds_noise_that_flips_nothing(family):
     lm = tiny(family)
     method = noiser.Noiser(samples=3, steps=6)
     assert method.certifies
-    att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2)
+    att = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=2, unit="token")
     for row in range(len(att.targets)):
         k = float(att.k_min[row])
         same = noiser.attribute(
-            lm, PROMPT, method=noiser.Noiser(samples=3, bounding=k), max_new_tokens=2
+            lm, PROMPT, method=noiser.Noiser(samples=3, bounding=k), max_new_tokens=2, unit="token"
         )
         torch.testing.assert_close(
             att.scores[row], same.scores[row], atol=1e-6, rtol=1e-5, equal_nan=True
@@ -83,7 +83,9 @@ def test_certified_search_finds_noise_that_flips_nothing(family):
 
 def test_authors_profile_perturbs_special_tokens_and_returns_the_last_probe():
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, profile="authors"))
+    att = noiser.attribute(
+        lm, PROMPT, method=noiser.Noiser(samples=3, steps=5, profile="authors"), unit="token"
+    )
     assert att.units[0].text == "<s>"
     assert_equal(att, *expected(lm, att, last_probe=True, divisor=math.sqrt(32)))
 
@@ -103,7 +105,7 @@ def norm_of_noise(norm, dim):
 def test_noise_is_divided_by_its_norm_before_the_search(family, norm, unit):
     lm, asked = tiny(family), {"unit": unit, "max_new_tokens": 2}
     method = noiser.Noiser(samples=3, steps=6, search="bisection", noise_norm=norm)
-    att = noiser.attribute(lm, PROMPT, method=method, **asked)
+    att = noiser.attribute(lm, PROMPT, method=method, **{"unit": "token"} | asked)
     for row in range(len(att.targets)):
         assert_equal(att, *expected(lm, att, row=row, divisor=norm_of_noise(norm, 32)), row)
 
@@ -119,7 +121,9 @@ def test_noise_divided_before_the_search_has_the_size_of_the_bounding_times_k(no
 
 
 def assert_same_scores(lm, one, other):
-    first, second = (noiser.attribute(lm, PROMPT, method=method) for method in (one, other))
+    first, second = (
+        noiser.attribute(lm, PROMPT, method=method, unit="token") for method in (one, other)
+    )
     torch.testing.assert_close(first.scores, second.scores, atol=1e-6, rtol=1e-4)
 
 
@@ -128,8 +132,10 @@ def test_a_search_saturates_where_no_unit_flips_at_its_largest_k(search):
     """Gemma tolerates all noise of the l2 norm; raw noise flips it, so it does not saturate."""
     lm, steps = tiny("gemma3"), 6
     options = {"samples": 3, "steps": steps, "search": search}
-    raw = noiser.attribute(lm, PROMPT, method=noiser.Noiser(**options))
-    att = noiser.attribute(lm, PROMPT, method=noiser.Noiser(**options, noise_norm="l2"))
+    raw = noiser.attribute(lm, PROMPT, method=noiser.Noiser(**options), unit="token")
+    att = noiser.attribute(
+        lm, PROMPT, method=noiser.Noiser(**options, noise_norm="l2"), unit="token"
+    )
     assert raw.info["saturated"] == [False]
     assert att.info["saturated"] == [True]
     assert float(att.k_min) == 1 - 2**-steps
@@ -142,8 +148,10 @@ def test_a_search_saturates_where_no_unit_flips_at_its_largest_k(search):
 def test_saturated_scores_are_those_of_the_norm_to_the_resolution_of_the_search():
     lm = tiny("gemma3")
     method = noiser.Noiser(samples=3, steps=14, noise_norm="l2")
-    att = noiser.attribute(lm, PROMPT, method=method)
-    bound = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, bounding="norm_l2"))
+    att = noiser.attribute(lm, PROMPT, method=method, unit="token")
+    bound = noiser.attribute(
+        lm, PROMPT, method=noiser.Noiser(samples=3, bounding="norm_l2"), unit="token"
+    )
     assert att.info["saturated"] == [True]
     assert "saturated" not in bound.info
     torch.testing.assert_close(att.scores, bound.scores, atol=1e-5, rtol=1e-3)
@@ -164,7 +172,7 @@ def test_the_authors_profile_divides_by_the_limits_of_the_norms_for_many_dimensi
     assert noiser.Noiser(profile="authors", bounding="norm_linf").divisor(32) == 1
     assert noiser.Noiser().divisor(32) == noiser.Noiser(noise_norm="none").divisor(32) == 1
     drawn = noiser.Noiser(profile="authors", bounding="norm_linf", samples=2)
-    (k,) = {*noiser.attribute(tiny("llama"), PROMPT, method=drawn).info["k"][0]}
+    (k,) = {*noiser.attribute(tiny("llama"), PROMPT, method=drawn, unit="token").info["k"][0]}
     assert k == pytest.approx(1 / limits["linf"])
 
 
@@ -183,7 +191,7 @@ def test_tolerance_of_an_attribution_has_its_noise():
     """At its own threshold a unit does not flip, and at the next k of the search one does."""
     lm, steps = tiny("qwen2"), 6
     method = noiser.Noiser(samples=3, steps=steps, search="bisection", noise_norm="l2")
-    att = noiser.attribute(lm, PROMPT, method=method)
+    att = noiser.attribute(lm, PROMPT, method=method, unit="token")
     unit, k = int(att.thresholds[0].nan_to_num(2).argmin()), float(att.k_min)
     assert k < 1 - 2**-steps
     curve = noiser.tolerance(lm, att, unit, [k, k + 2**-steps])
@@ -194,16 +202,20 @@ def test_foil_replaces_p_and_flips_when_the_pair_turns():
     lm = tiny("llama")
     second = int(query_of(lm, PROMPT).clean[0].topk(2).indices[1])
     method = noiser.Noiser(samples=3, steps=6, search="bisection")
-    att = noiser.attribute(lm, PROMPT, method=method, foil=second)
+    att = noiser.attribute(lm, PROMPT, method=method, foil=second, unit="token")
     assert att.foil.token_id == second
     assert_equal(att, *expected(lm, att, foil=second))
 
 
 def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
     lm = tiny("llama")
-    greedy = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3))
+    greedy = noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3), unit="token")
     other = noiser.attribute(
-        lm, PROMPT, method=noiser.Noiser(samples=3), target=(greedy.targets[0].token_id + 1) % 384
+        lm,
+        PROMPT,
+        method=noiser.Noiser(samples=3),
+        target=(greedy.targets[0].token_id + 1) % 384,
+        unit="token",
     )
     assert other.k_min == greedy.k_min
     assert other.targets[0].rank > 1
@@ -223,7 +235,7 @@ def test_a_target_that_is_not_the_greedy_token_keeps_its_flips():
 )
 def test_fixed_boundings(bounding, k):
     att = noiser.attribute(
-        tiny("gemma3"), PROMPT, method=noiser.Noiser(samples=2, bounding=bounding)
+        tiny("gemma3"), PROMPT, method=noiser.Noiser(samples=2, bounding=bounding), unit="token"
     )
     (found,) = {*att.info["k"][0]}
     assert att.thresholds.isnan().all()
@@ -242,7 +254,7 @@ def test_fixed_boundings(bounding, k):
 def test_relative_noise_is_in_proportion_to_each_embedding():
     lm = tiny("gemma3")
     method = noiser.Noiser(samples=4, bounding="relative", r=1.5, objective="hellinger")
-    att = noiser.attribute(lm, PROMPT, method=method)
+    att = noiser.attribute(lm, PROMPT, method=method, unit="token")
     query, noise, scale = asked(lm, att), embedding_noise(lm, 4), lm.abilities.embedding_scale
     row, table = query.logit_positions[0], lm.model.get_input_embeddings().weight
     with lm.running():
@@ -273,7 +285,7 @@ def test_own_noise_is_used_and_checked_and_says_how_many_samples_there_are():
     lm = tiny("llama")
     drawn = embedding_noise(lm, 3)
     given, own = (
-        noiser.attribute(lm, PROMPT, method=noiser.Noiser(**noise), seed=seed)
+        noiser.attribute(lm, PROMPT, method=noiser.Noiser(**noise), seed=seed, unit="token")
         for noise, seed in (({"noise": drawn[:, 0]}, 9), ({"samples": 3}, 0))
     )
     assert torch.equal(given.scores, own.scores)
@@ -284,7 +296,7 @@ def test_own_noise_is_used_and_checked_and_says_how_many_samples_there_are():
         torch.full((3, 32), math.nan),
     ):
         with pytest.raises(ParameterError, match="noise"):
-            noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=bad))
+            noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=bad), unit="token")
     with pytest.raises(ParameterError, match=r"\[samples, positions, 32\]"):
         noiser.attribute(lm, PROMPT, method=noiser.Noiser(noise=drawn[:, 0]), unit="sentence")
     noise = torch.zeros(3, 32)
@@ -316,9 +328,11 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
         UserWarning,
         match=r"leads its strongest rival by less than 0\.\d+ in log odds, which bfloat16",
     ):
-        noiser.attribute(half, PROMPT, target=order[100], foil=order[105], method=method)
-    noiser.attribute(half, PROMPT, target=order[0], foil=order[-1], method=method)
-    noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method)
+        noiser.attribute(
+            half, PROMPT, target=order[100], foil=order[105], method=method, unit="token"
+        )
+    noiser.attribute(half, PROMPT, target=order[0], foil=order[-1], method=method, unit="token")
+    noiser.attribute(full, PROMPT, target=order[100], foil=order[105], method=method, unit="token")
 
 
 SHORT = "Water boils at"
@@ -326,7 +340,7 @@ SHORT = "Water boils at"
 
 @pytest.mark.slow
 def test_a_seed_gives_the_same_scores_in_two_processes(smol):
-    found = noiser.attribute(smol, SHORT, method="noiser", seed=3).scores
+    found = noiser.attribute(smol, SHORT, method="noiser", seed=3, unit="token").scores
     program = (
         f"import noiser, torch; torch.set_num_threads({torch.get_num_threads()})\n"
         "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
@@ -338,7 +352,7 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     )
     assert found[:, 0].isnan().all()  # the first token, which SmolLM2 leans on
     assert eval(done.stdout) == found[:, 1:].tolist()
-    other = noiser.attribute(smol, SHORT, method="noiser", seed=4).scores
+    other = noiser.attribute(smol, SHORT, method="noiser", seed=4, unit="token").scores
     assert not torch.allclose(other[:, 1:], found[:, 1:], atol=1e-3)
 
 
@@ -493,7 +507,11 @@ def assert_whole_sequences_say_so(lm, att, score="prob", foil=None, baseline=Non
 )
 def test_equals_whole_sequences_in_every_family(family, score):
     att = noiser.attribute(
-        tiny(family), IN_THE_RAIN, method=noiser.Occlusion(objective=score), max_new_tokens=2
+        tiny(family),
+        IN_THE_RAIN,
+        method=noiser.Occlusion(objective=score),
+        max_new_tokens=2,
+        unit="token",
     )
     assert_whole_sequences_say_so(tiny(family), att, score)
 
@@ -501,7 +519,7 @@ def test_equals_whole_sequences_in_every_family(family, score):
 @pytest.mark.parametrize("score", ["prob", "logprob"])
 def test_a_foil_is_contrasted(score):
     att = noiser.attribute(
-        tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(objective=score), foil=77
+        tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(objective=score), foil=77, unit="token"
     )
     assert_whole_sequences_say_so(tiny("llama"), att, score, foil=77)
     assert (att.scores < 0).any()
@@ -541,7 +559,9 @@ def test_the_mean_leaves_out_rows_that_belong_to_no_token():
 def test_a_baseline_that_the_tokenizer_lacks():
     message = "baseline='pad' asks for the tokenizer's pad_token, which it does not have. Use baseline='zero'"
     with pytest.raises(ParameterError, match=message):
-        noiser.attribute(tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(removal="pad"))
+        noiser.attribute(
+            tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(removal="pad"), unit="token"
+        )
     beyond = with_special_tokens("llama", unk_token="<unk>")
     beyond.tokenizer.add_tokens(
         [f"<extra{i}>" for i in range(400 - len(beyond.tokenizer))] + ["<late>"]
@@ -554,7 +574,9 @@ def test_a_baseline_that_the_tokenizer_lacks():
 
 
 def test_random_scores_are_the_softmax_of_uniform_numbers():
-    att = noiser.attribute(tiny("llama"), IN_THE_RAIN, method="random", max_new_tokens=3, seed=4)
+    att = noiser.attribute(
+        tiny("llama"), IN_THE_RAIN, method="random", max_new_tokens=3, seed=4, unit="token"
+    )
     numbers = torch.Generator().manual_seed(4)
     for row in att.scores:
         seen = row[~row.isnan()]

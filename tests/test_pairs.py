@@ -190,7 +190,7 @@ def test_the_gold_pair_is_found_and_named_right(text, pairs, gold, expected):
 
 def test_lds_with_pairs_is_that_of_the_scores_and_grows_by_the_right_pair(monkeypatch):
     """max(x, y) + z / 4 + w / 8: the interaction of x and y is -1, and together with it all is exact."""
-    lm, att = attributed(prompt="red fox sings now", unit="word", max_new_tokens=1)
+    lm, att = attributed(prompt="red fox sings now", unit="word", target_unit="token")
     att = dataclasses.replace(att, scores=torch.tensor([[0.5, 0.5, 0.25, 0.125]]))
     weights = torch.tensor([0, 0, 0.25, 0.125])
     game = SimpleNamespace(
@@ -226,7 +226,7 @@ def test_pairs_are_saved(tmp_path):
 def test_pairs_are_shown_in_words_equal_ones_with_their_place(form):
     first, second, third = (unit.text.strip() for unit in ATT.units[:3])
     shown = form(ATT).replace("\\", "")
-    assert f"either would do: “{first}” or “{third}” (-1.50 ± 0.10)" in shown
+    assert f"either would do: “{first}” or “{third}” (-1.50 ± 0.10 nats)" in shown
     assert f"only together: “{second}” with “{third}” (0.50" in shown
     units = (ATT.units[0], ATT.units[1]._replace(text=ATT.units[0].text), *ATT.units[2:])
     shown = form(dataclasses.replace(ATT, units=units)).replace("\\", "")

@@ -64,7 +64,9 @@ def without(positions):
 
 
 def attributed(lm, method, target=TARGET, foil=LONG, **options):
-    return noiser.attribute(lm, PROMPT, target=target, foil=foil, method=method, **options)
+    return noiser.attribute(
+        lm, PROMPT, target=target, foil=foil, method=method, **{"unit": "token"} | options
+    )
 
 
 @pytest.mark.parametrize("score", ["prob", "logprob", "logit"])
@@ -244,7 +246,7 @@ def test_relevance_of_both_runs_is_that_of_each_alone():
     for method in (noiser.AttnLrp(), noiser.DeepLift(objective="logprob")):
         whole = attributed(lm, method).scores
         sides = [
-            noiser.attribute(lm, PROMPT, target=text, method=method).scores
+            noiser.attribute(lm, PROMPT, target=text, method=method, unit="token").scores
             for text in (TARGET, LONG)
         ]
         torch.testing.assert_close(whole, sides[0] - sides[1], atol=1e-3, rtol=1e-3)
@@ -264,9 +266,11 @@ def test_many_prompts_with_foils_of_all_lengths():
     lm, prompts = tiny("llama"), [PROMPT, "A dog", "Trains run"]
     targets, foils = [TARGET, None, " late"], [LONG, " rain", " river bank"]
     options = {"method": "occlusion", "target": targets, "foil": foils}
-    many = noiser.attribute(lm, prompts, **options)
+    many = noiser.attribute(lm, prompts, **{"unit": "token"} | options)
     for prompt, target, foil, found in zip(prompts, targets, foils, many, strict=True):
-        alone = noiser.attribute(lm, prompt, method="occlusion", target=target, foil=foil)
+        alone = noiser.attribute(
+            lm, prompt, method="occlusion", target=target, foil=foil, unit="token"
+        )
         torch.testing.assert_close(found.scores, alone.scores, atol=1e-5, rtol=0)
         assert found.foil == alone.foil._replace(probability=found.foil.probability)
 

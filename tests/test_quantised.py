@@ -54,11 +54,11 @@ def test_int8_gives_nearly_the_scores_of_float_or_says_that_it_has_no_gradients(
             with pytest.raises(
                 UnsupportedModelError, match=r"No gradient passes through this Llama.*occlusion"
             ):
-                noiser.attribute(lm, PROMPT, method=method)
+                noiser.attribute(lm, PROMPT, method=method, unit="token")
         else:
             assert_near(
                 *(
-                    noiser.attribute(each, PROMPT, method=method, target=" a")
+                    noiser.attribute(each, PROMPT, method=method, target=" a", unit="token")
                     for each in (lm, plain)
                 )
             )
@@ -73,7 +73,10 @@ def test_noise_on_a_quantised_table_is_on_the_rows_that_it_stands_for():
     assert (lm.embedding_dim, lm.vocabulary_size) == (plain.embedding_dim, plain.vocabulary_size)
     method = noiser.Noiser(bounding="relative", samples=3)
     assert_near(
-        *(noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain))
+        *(
+            noiser.attribute(each, PROMPT, method=method, target=" a", unit="token")
+            for each in (lm, plain)
+        )
     )
 
 
@@ -92,7 +95,8 @@ def test_a_folder_that_transformers_quantised_is_loaded(tmp_path):
         lm = noiser.load_model(int8, device="cpu")
     assert lm.identity.dtype.endswith(", torchao")
     found, expected = (
-        noiser.attribute(each, PROMPT, method="occlusion").scores for each in (lm, wrap(model))
+        noiser.attribute(each, PROMPT, method="occlusion", unit="token").scores
+        for each in (lm, wrap(model))
     )
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
@@ -138,7 +142,9 @@ def test_layers_of_packed_bytes_give_the_scores_of_what_they_stand_for(packed, m
     assert {weight.dtype for weight in lm.model.parameters()} == {torch.float32, torch.uint8}
     assert lm.abilities.supports_packing
     assert lm.dtype == torch.float32
-    found, expected = (noiser.attribute(each, PROMPT, method=method) for each in packed)
+    found, expected = (
+        noiser.attribute(each, PROMPT, method=method, unit="token") for each in packed
+    )
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=1e-3)
 
 
@@ -182,7 +188,8 @@ def test_a_model_that_was_explained_can_still_be_trained(repacking, training):
     lm, plain = wrap(repacking.train(training)), wrap(tiny_model("llama"))
     for method in [*WITHOUT_GRADIENTS, *WITH_GRADIENTS]:
         found, expected = (
-            noiser.attribute(each, PROMPT, method=method, target=" a") for each in (lm, plain)
+            noiser.attribute(each, PROMPT, method=method, target=" a", unit="token")
+            for each in (lm, plain)
         )
         torch.testing.assert_close(found.scores, expected.scores)
     assert not any(hasattr(module, "packed") for module in repacking.modules())
@@ -202,6 +209,6 @@ def test_kernels_without_a_backward_pass_are_refused(repacking, method, mode):
         with pytest.raises(
             UnsupportedModelError, match=r"^No gradient passes through this Llama.*occlusion"
         ):
-            noiser.attribute(wrap(repacking), PROMPT, method=method)
+            noiser.attribute(wrap(repacking), PROMPT, method=method, unit="token")
     finally:
         torch._C._set_autograd_fallback_mode(before)

@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import re
 from functools import partial
 
 import numpy as np
@@ -79,13 +80,13 @@ def test_bad_questions(arguments, error, message, unchecked):
     if arguments.keys() == {"target_unit"}:
         arguments = arguments | {"target": " near the river"}
     with pytest.raises(error, match=message):
-        noiser.attribute(tiny("llama"), **({"prompt": PROMPT} | arguments))
+        noiser.attribute(tiny("llama"), **({"unit": "token"} | {"prompt": PROMPT} | arguments))
 
 
 def test_hyper_parameters_that_are_passed_to_attribute_are_sent_to_their_method():
     """Python's own error, with a note that has the caller's own argument in its place."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'samples'") as caught:
-        noiser.attribute(tiny("llama"), PROMPT, method="noiser", samples=5)
+        noiser.attribute(tiny("llama"), PROMPT, method="noiser", samples=5, unit="token")
     assert caught.value.__notes__ == [
         "Hyper-parameters belong to the method: method=noiser.Noiser(samples=5)."
     ]
@@ -96,7 +97,7 @@ def test_half_precision_overflow_and_tokens_that_the_model_does_not_have_are_nam
     with torch.no_grad():
         model.lm_head.weight.mul_(60000)
     with pytest.raises(NumericalError, match=r"NaN or infinite \(dtype float16\).*bfloat16"):
-        noiser.attribute(noiser.wrap(model, tokenizer), PROMPT)
+        noiser.attribute(noiser.wrap(model, tokenizer), PROMPT, unit="token")
     tokenizer.add_tokens(["zyx"])
     lm = noiser.wrap(tiny_model("llama"), tokenizer)
     with pytest.raises(PromptError, match="has the token 'zyx', id 384; expected ids below 384"):
@@ -205,7 +206,7 @@ def test_a_greedy_continuation_equals_the_obvious_loop(family):
 )
 def test_a_saved_result_is_the_same_question(question, tmp_path):
     lm = tiny("llama")
-    att = noiser.attribute(lm, PROMPT, method="occlusion", **question)
+    att = noiser.attribute(lm, PROMPT, method="occlusion", **{"unit": "token"} | question)
     att.save(tmp_path / "a.json")
     loaded = noiser.Attribution.load(tmp_path / "a.json")
     asked, again = query_of(lm, PROMPT, **question), run_one(lm, restore(lm, loaded))
@@ -229,7 +230,8 @@ def test_a_result_that_the_model_cannot_ask_again():
     lm = tiny("llama")
     asked = {"method": "occlusion", "target": 5}
     att, own = (
-        noiser.attribute(lm, PROMPT, of=of, **asked) for of in (None, noiser.objectives.entropy)
+        noiser.attribute(lm, PROMPT, of=of, **{"unit": "token"} | asked)
+        for of in (None, noiser.objectives.entropy)
     )
     changed = lambda **changes: dataclasses.replace(
         att, targets=(att.targets[0]._replace(**changes),)
@@ -260,7 +262,7 @@ def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
 
     model.forward = peeking
     with pytest.raises(Unsupported, match="does not predict from embeddings what it predicts"):
-        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT)
+        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, unit="token")
 
 
 BERT = {
@@ -283,12 +285,16 @@ def test_models_that_read_what_follows_are_refused(name, sizes):
     lm = noiser.wrap(kind(kind.config_class(**sizes)).eval(), tiny_tokenizer())
     for method in ("noiser", "last_attention", "integrated_gradients", "position"):
         with pytest.raises(Unsupported, match=f"{name} predicts a token from those that follow it"):
-            noiser.attribute(lm, PROMPT, method=method)
+            noiser.attribute(lm, PROMPT, method=method, unit="token")
     if name == "BertLMHeadModel":
         decoder = noiser.wrap(
             kind(kind.config_class(**sizes, is_decoder=True)).eval(), tiny_tokenizer()
         )
-        assert noiser.attribute(decoder, PROMPT, method="occlusion").scores.isfinite().all()
+        assert (
+            noiser.attribute(decoder, PROMPT, method="occlusion", unit="token")
+            .scores.isfinite()
+            .all()
+        )
 
 
 def test_numpy_and_tensors_are_lists_and_numbers():
@@ -305,16 +311,21 @@ def test_numpy_and_tensors_are_lists_and_numbers():
     ]  # fmt: skip
     for given, plain in pairs:
         atts = [
-            noiser.attribute(lm, PROMPT, **({"method": method} | options))
+            noiser.attribute(lm, PROMPT, **({"unit": "token"} | {"method": method} | options))
             for options in (given, plain)
         ]
         assert atts[0].to_dict() == atts[1].to_dict()
     both = noiser.attribute(
-        lm, np.array([PROMPT, "A dog"]), method=method, target=np.array([7, 8]), seed=np.arange(2)
+        lm,
+        np.array([PROMPT, "A dog"]),
+        method=method,
+        target=np.array([7, 8]),
+        seed=np.arange(2),
+        unit="token",
     )
     assert [(att.targets[0].token_id, att.seed) for att in both] == [(7, 0), (8, 1)]
     with pytest.raises(ParameterError, match="seed is np"):
-        noiser.attribute(lm, PROMPT, seed=np.float64(1))
+        noiser.attribute(lm, PROMPT, seed=np.float64(1), unit="token")
 
 
 def test_what_is_no_model_tokenizer_or_attribution_is_named():
@@ -330,7 +341,7 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
     t5 = transformers.T5ForConditionalGeneration(
         transformers.T5Config(decoder_start_token_id=0, **sizes)
     )
-    att = noiser.attribute(lm, PROMPT, method="random")
+    att = noiser.attribute(lm, PROMPT, method="random", unit="token")
     calls = [
         ("tokenizer is 'gpt2'; expected a tokenizer", lambda: noiser.wrap(network, "gpt2")),
         (
@@ -363,3 +374,49 @@ def test_what_is_no_model_tokenizer_or_attribution_is_named():
     for message, call in calls:
         with pytest.raises(noiser.NoiserError, match=message):
             call()
+
+
+@pytest.mark.parametrize("prompt", ["A dog sings. The trains", "Café 🎻", "The dog"])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_predicted_piece_of_a_word_goes_on_to_its_end(prompt, tokens):
+    lm = tiny("llama")
+    pieces = noiser.attribute(
+        lm, prompt, method="random", unit="token", max_new_tokens=tokens + 14
+    ).targets
+    words = noiser.attribute(lm, prompt, method="random", max_new_tokens=tokens).targets
+    ids = [token for word in words for token in word.token_ids]
+    assert ids == [piece.token_id for piece in pieces][: len(ids)]
+    # The fewest tokens, at least as many as were asked for, after which no word goes on.
+    text = "".join(piece.text for piece in pieces)
+    ends = np.cumsum([len(piece.text) for piece in pieces])
+    whole = [end for end in ends[tokens - 1 :] if not re.match(r"\w\w", text[end - 1 : end + 1])]
+    assert ends[len(ids) - 1] == whole[0]
+    for word in words:
+        of_tokens = [piece.probability for piece in pieces if piece.token_id in word.token_ids]
+        assert word.probability >= min(of_tokens) * (1 - 1e-4)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"unit": "token"}, {"target_unit": "token"}, {"foil": 70}, {"of": np.square}], ids=str
+)
+def test_tokens_stay_as_they_are_where_tokens_are_asked_for(asked):
+    lm = tiny("llama")
+    query = query_of(lm, "A dog sings. The trains", **{"unit": "word", "target_unit": None} | asked)
+    assert query.target_texts == ("H",)  # of "Hwa"
+    assert len(query.context.inputs) == len(query.token_ids)
+
+
+def test_a_word_is_completed_only_as_far_as_the_model_can_read():
+    lm = tiny("llama")
+    prompt = "A dog sings. The trains"
+    prompt = "x" * (lm.context_length - len(lm.encode(prompt).token_ids)) + prompt
+    query = query_of(lm, prompt, unit="word", target_unit=None)
+    assert len(query.token_ids) == lm.context_length
+    assert len(query.target_ids) == 1
+
+
+def test_a_completed_word_leaves_no_token_after_it():
+    lm = tiny("llama")
+    query = query_of(lm, "A dog sings. The trains", unit="word", target_unit=None)
+    assert query.target_texts == ("Hwa",)
+    assert len(query.context.inputs) == len(query.token_ids)

@@ -50,7 +50,9 @@ def llama(address, folder):
 
 
 def assert_same_scores(served, local, prompt, options):
-    found, expected = (noiser.attribute(lm, prompt, **options) for lm in (served, local))
+    found, expected = (
+        noiser.attribute(lm, prompt, **{"unit": "token"} | options) for lm in (served, local)
+    )
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=0, equal_nan=True)
 
 

@@ -34,7 +34,7 @@ def test_overlap_is_the_cosine_with_question_and_answer():
     prompt = noiser.place_sources(QUESTION, SOURCES)
     options = {"sources": SOURCES, "unit": "source", "continuation_units": False}
     options |= {"target": " in the attic", "target_unit": "all"}
-    found = noiser.attribute(tiny("llama"), prompt, method="overlap", **options)
+    found = noiser.attribute(tiny("llama"), prompt, method="overlap", **{"unit": "token"} | options)
     expected = cosines(SOURCES, "Question: Where is the lute? Answer: in the attic")
     assert found.scores[0].tolist() == pytest.approx(expected, abs=1e-6)
     assert found.scores[0].argmax() == 0
@@ -56,7 +56,7 @@ def test_overlap_of_an_earlier_target_does_not_depend_on_later_text():
 
 
 def test_a_unit_without_a_word_has_no_overlap():
-    found = noiser.attribute(tiny("llama"), "! ?", target="!", method="overlap")
+    found = noiser.attribute(tiny("llama"), "! ?", target="!", method="overlap", unit="token")
     assert found.scores.nan_to_num(0).abs().sum() == 0
 
 

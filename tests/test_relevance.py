@@ -80,7 +80,7 @@ def test_equals_a_second_implementation(implementation):
     model = tiny_model("llama").eval()
     model.config._attn_implementation = implementation
     lm = noiser.wrap(model, tiny_tokenizer())
-    att = noiser.attribute(lm, PROMPT, method=AttnLrp(), max_new_tokens=2)
+    att = noiser.attribute(lm, PROMPT, method=AttnLrp(), max_new_tokens=2, unit="token")
     query = query_of(lm, PROMPT, max_new_tokens=2)
     columns = [unit.token_indices[0] for unit in att.units]
     for g, (row, token) in enumerate(zip(query.logit_positions, query.target_ids, strict=True)):
@@ -108,7 +108,9 @@ def test_conserves_exactly_where_neither_bias_nor_softmax_takes_any(family):
         if family == "mixtral"
         else tiny(family)
     )
-    att = noiser.attribute(lm, PROMPT, method=AttnLrp(softmax="constant"), max_new_tokens=2)
+    att = noiser.attribute(
+        lm, PROMPT, method=AttnLrp(softmax="constant"), max_new_tokens=2, unit="token"
+    )
     assert att.info["conservation"] == pytest.approx([1] * len(att.targets), abs=1e-4)
     scored = att.scores.nan_to_num(0).sum(-1) + torch.tensor(att.info["frozen"])
     torch.testing.assert_close(scored, torch.tensor(att.info["explained"]), atol=1e-4, rtol=1e-4)
@@ -222,7 +224,7 @@ class Secant(nn.Module):
 def test_equals_autograd_through_secants(score, baseline, foil):
     lm = tiny("llama")
     att = noiser.attribute(
-        lm, PROMPT, method=DeepLift(objective=score, baseline=baseline), foil=foil
+        lm, PROMPT, method=DeepLift(objective=score, baseline=baseline), foil=foil, unit="token"
     )
     model, free = (
         copy.deepcopy(lm.model).double(),
@@ -255,9 +257,9 @@ def test_equals_autograd_through_secants(score, baseline, foil):
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"mamba"}))
 def test_is_no_gradient_and_says_what_is_missing_in_every_family(family):
     lm = tiny(family)
-    found = noiser.attribute(lm, PROMPT, method=DeepLift(), max_new_tokens=2)
+    found = noiser.attribute(lm, PROMPT, method=DeepLift(), max_new_tokens=2, unit="token")
     plain = noiser.attribute(
-        lm, PROMPT, method=InputXGradient(reduce="sum"), max_new_tokens=2
+        lm, PROMPT, method=InputXGradient(reduce="sum"), max_new_tokens=2, unit="token"
     ).scores.nan_to_num(0)
     scores = found.scores.nan_to_num(0)
     assert (scores - plain).abs().max() > 1e-2 * plain.abs().max()
@@ -275,7 +277,7 @@ def test_is_no_gradient_and_says_what_is_missing_in_every_family(family):
 )
 def test_a_model_without_a_part_that_has_a_rule_is_refused(method, part):
     with pytest.raises(noiser.NoiserError, match=f"MambaForCausalLM has no {part}"):
-        noiser.attribute(tiny("mamba"), PROMPT, method=method)
+        noiser.attribute(tiny("mamba"), PROMPT, method=method, unit="token")
 
 
 def test_secant_and_where_it_turns_into_the_gradient():
@@ -308,7 +310,8 @@ def test_experts_have_gradients_however_they_are_run(experts_per_token, implemen
     )
     lms = [noiser.wrap(model, tiny_tokenizer()) for model in models]
     expected, found = (
-        noiser.attribute(lm, PROMPT, method=DeepLift(objective="logprob")).scores for lm in lms
+        noiser.attribute(lm, PROMPT, method=DeepLift(objective="logprob"), unit="token").scores
+        for lm in lms
     )
     assert expected.isfinite().all()
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)

@@ -243,3 +243,23 @@ def test_command_refuses_what_it_cannot_do(folder, tmp_path, monkeypatch):
     assert (ran.exit_code, "is a file" in ran.stderr) == (2, True)
     assert Path("taken.md").read_text() == "mine"
     assert "There is no benchmark in" in run(tmp_path).stderr
+
+
+def test_a_report_of_some_methods_and_metrics(folder):
+    text = run(folder, "--method", "occlusion", "--metric", "faithfulness").stdout
+    assert "occlusion" in text
+    assert "noiser |" not in text
+    assert "minimum" not in text
+    whole = run(folder).stdout
+    assert "noiser |" in whole
+    assert "minimum" in whole
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(["--method", "oclusion"], "occlusion"), (["--metric", "faithfullness"], "faithfulness")],
+)
+def test_a_label_that_the_plan_does_not_have_is_refused(folder, given, message):
+    ran = run(folder, *given)
+    assert ran.exit_code == 2
+    assert f"Did you mean '{message}'" in ran.stderr

@@ -164,9 +164,9 @@ def test_a_setting_that_selects_asks_for_a_longer_trial():
 def test_double_precision_packs_and_hides():
     lm = noiser.wrap(tiny_model("llama").eval().double(), tiny_tokenizer())
     hidden = noiser.Occlusion(removal="hidden")
-    found = noiser.attribute(lm, SHORT, method=hidden).scores
+    found = noiser.attribute(lm, SHORT, method=hidden, unit="token").scores
     single = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer())
-    expected = noiser.attribute(single, SHORT, method=hidden).scores
+    expected = noiser.attribute(single, SHORT, method=hidden, unit="token").scores
     assert lm.abilities.supports_packing
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
@@ -179,7 +179,7 @@ def test_a_model_of_mixed_types_runs_under_the_callers_autocast():
             parameter.data = parameter.data.bfloat16()
     lm = noiser.wrap(model, tiny_tokenizer())
     with torch.autocast("cpu", torch.bfloat16):
-        att = noiser.attribute(lm, SHORT, method="occlusion")
+        att = noiser.attribute(lm, SHORT, method="occlusion", unit="token")
         _, expected = by_a_loop(model, att)
     torch.testing.assert_close(att.scores[0], expected, atol=2e-2, rtol=0)
     assert float(expected.abs().max()) > 0.05

@@ -50,7 +50,10 @@ def address(vllm):
 )
 def test_gives_the_local_models_numbers_by_deletion(address, local, prompt, options):
     served = noiser.load_model(address, logprobs=2)
-    found, expected = (noiser.attribute(lm, prompt, **OPTIONS | options) for lm in (served, local))
+    found, expected = (
+        noiser.attribute(lm, prompt, **{"unit": "token"} | OPTIONS | options)
+        for lm in (served, local)
+    )
     assert_same(found, expected)
 
 
@@ -61,7 +64,7 @@ def test_one_request_scores_all_targets_of_a_sequence_and_many_prompts_run_at_on
     vllm.bodies.clear()
     prompts = [PROMPT, "A teacher plays the violin in the village"]
     found = noiser.attribute(
-        served, prompts, target=" sings a song", target_unit="token", **OPTIONS
+        served, prompts, target=" sings a song", target_unit="token", **{"unit": "token"} | OPTIONS
     )
     assert len(vllm.bodies) == len(prompts) + sum(
         len(one.units) for one in found
@@ -69,12 +72,24 @@ def test_one_request_scores_all_targets_of_a_sequence_and_many_prompts_run_at_on
     for one, prompt in zip(found, prompts, strict=True):
         assert_same(
             one,
-            noiser.attribute(local, prompt, target=" sings a song", target_unit="token", **OPTIONS),
+            noiser.attribute(
+                local,
+                prompt,
+                target=" sings a song",
+                target_unit="token",
+                **{"unit": "token"} | OPTIONS,
+            ),
         )
     vllm.trouble = lambda number: 503 if number % 3 == 0 else None  # what may pass is sent again
     assert_same(
         found[0],
-        noiser.attribute(served, PROMPT, target=" sings a song", target_unit="token", **OPTIONS),
+        noiser.attribute(
+            served,
+            PROMPT,
+            target=" sings a song",
+            target_unit="token",
+            **{"unit": "token"} | OPTIONS,
+        ),
     )
 
 
@@ -89,7 +104,7 @@ def test_what_cannot_pass_ends_everything_with_a_reason(
     assert vllm.keys[-1] == "Bearer sk-0123456789"
     vllm.trouble = lambda number: trouble
     with pytest.raises(ModelError, match=message) as caught:
-        noiser.attribute(served, PROMPT, **OPTIONS)
+        noiser.attribute(served, PROMPT, **{"unit": "token"} | OPTIONS)
     assert "sk-0123456789" not in str(caught.value)
 
 
@@ -129,7 +144,7 @@ def test_methods_that_change_tokens_or_look_inside_are_refused(address):
     served = noiser.load_model(address)
     for method, message in (("noiser", "delete"), ("input_x_gradient", "occlusion")):
         with pytest.raises(UnsupportedModelError, match=message):
-            noiser.attribute(served, PROMPT, method=method)
+            noiser.attribute(served, PROMPT, method=method, unit="token")
 
 
 def test_what_was_not_sent_is_spread_evenly():
@@ -174,4 +189,4 @@ def test_what_would_take_all_memory_or_time_is_refused(compressed):
 def test_what_is_no_distribution_is_refused(vllm, address, change):
     vllm.change = change
     with pytest.raises(ModelError, match="not a distribution's"):
-        noiser.attribute(noiser.load_model(address), PROMPT, **OPTIONS)
+        noiser.attribute(noiser.load_model(address), PROMPT, **{"unit": "token"} | OPTIONS)

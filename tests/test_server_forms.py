@@ -47,7 +47,9 @@ def load(address, folder, form=None, **settings):
 
 def compare(served, local, prompt=PROMPT, **options):
     options = {"method": OCCLUSION, "unit": "word"} | options
-    found, expected = (noiser.attribute(lm, prompt, **options) for lm in (served, local))
+    found, expected = (
+        noiser.attribute(lm, prompt, **{"unit": "token"} | options) for lm in (served, local)
+    )
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=0, equal_nan=True)
     for one, other in zip(found.targets, expected.targets, strict=True):
         assert one.token_id == other.token_id
@@ -97,7 +99,7 @@ def test_deletion_gives_the_local_models_scores(form, local, folder, options):
 @pytest.mark.parametrize("stub", [LlamaCpp, EchoOfText])
 def test_every_method_by_deletion_does(stub, name, local, folder):
     with serving(stub(local)) as address, load(address, folder) as served:
-        compare(served, local, method=METHODS[name], target=" sings near")
+        compare(served, local, method=METHODS[name], target=" sings near", unit="token")
 
 
 @pytest.mark.parametrize("stub", [Vllm, LlamaCpp, Echo])
@@ -106,7 +108,7 @@ def test_a_server_of_token_ids_cuts_nothing_anew(stub, local, folder):
     half = local.tokenizer.convert_tokens_to_ids("Ã")
     with serving(stub(local)) as address, load(address, folder, logprobs=2) as served:
         compare(served, local, target=half, unit="token")
-        compare(served, local, CHAT, target=" sings")
+        compare(served, local, CHAT, target=" sings", unit="token")
 
 
 def test_metrics_and_citations_by_deletion(local, folder):
@@ -124,7 +126,13 @@ def test_metrics_and_citations_by_deletion(local, folder):
         )
         evaluated = [
             noiser.evaluate(
-                lm, [PROMPT], method=OCCLUSION, metrics="lds", removal="delete", masks=6
+                lm,
+                [PROMPT],
+                method=OCCLUSION,
+                metrics="lds",
+                removal="delete",
+                masks=6,
+                unit="token",
             ).summary()
             for lm in (served, local)
         ]
@@ -142,8 +150,10 @@ def test_a_text_that_the_server_cuts_into_other_tokens(local, folder):
 
     options = {"method": OCCLUSION, "unit": "word"}
     with serving(Letters(local)) as address, load(address, folder) as served:
-        found = noiser.attribute(served, PROMPT, target=" dog", **options)
-    expected = noiser.attribute(local, PROMPT, target=tuple(letters), target_unit="all", **options)
+        found = noiser.attribute(served, PROMPT, target=" dog", **{"unit": "token"} | options)
+    expected = noiser.attribute(
+        local, PROMPT, target=tuple(letters), target_unit="all", **{"unit": "token"} | options
+    )
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=0)
 
 
@@ -165,19 +175,21 @@ def test_a_target_within_a_token_of_the_server_is_refused(local, folder):
         load(address, folder) as served,
         pytest.raises(TargetError, match=r"cuts the text elsewhere .* begins a word"),
     ):
-        noiser.attribute(served, PROMPT, method=OCCLUSION, target=tuple(letters))
+        noiser.attribute(served, PROMPT, method=OCCLUSION, target=tuple(letters), unit="token")
 
 
 def test_few_log_probabilities_give_lower_bounds_and_say_so(local, folder):
     """Without a word the target is not among those sent: the smallest of them stands for it."""
     options = {"method": OCCLUSION, "unit": "word"}
-    expected = noiser.attribute(local, PROMPT, target=likely(local), **options)
+    expected = noiser.attribute(local, PROMPT, target=likely(local), **{"unit": "token"} | options)
     with (
         serving(LmStudio(local)) as address,
         load(address, folder, logprobs=4) as served,
         pytest.warns(UserWarning, match=r"were not among the 4 .* lower bounds.*logprobs="),
     ):
-        found = noiser.attribute(served, PROMPT, target=likely(local), **options)
+        found = noiser.attribute(
+            served, PROMPT, target=likely(local), **{"unit": "token"} | options
+        )
     assert found.targets[0].probability == pytest.approx(expected.targets[0].probability, abs=1e-5)
     short = expected.scores - found.scores
     assert short.min() > -1e-4
@@ -199,7 +211,7 @@ def test_a_target_that_is_not_sent_is_refused_in_one_sentence(local, folder):
         load(address, folder, logprobs=3) as served,
         pytest.raises(TargetError) as caught,
     ):
-        noiser.attribute(served, PROMPT, method=OCCLUSION, target=" sings")
+        noiser.attribute(served, PROMPT, method=OCCLUSION, target=" sings", unit="token")
     message = str(caught.value)
     assert "takes prompts as text and scores the most probable next tokens alone" in message
     assert "' sing' is not among them" in message  # the first token of the target
@@ -213,7 +225,7 @@ def test_half_a_character_is_refused_by_a_server_of_text(local, folder):
         load(address, folder) as served,
         pytest.raises(TargetError, match=r"takes prompts as text .* within a character"),
     ):
-        noiser.attribute(served, PROMPT, method=OCCLUSION, target=half)
+        noiser.attribute(served, PROMPT, method=OCCLUSION, target=half, unit="token")
 
 
 def test_a_server_without_log_probabilities_is_refused_when_it_is_loaded(local, folder):
@@ -275,7 +287,7 @@ def test_methods_that_change_tokens_are_refused(form, local, folder):
         load(address, folder, form[0]) as served,
         pytest.raises(UnsupportedModelError, match="removal='delete'"),
     ):
-        noiser.attribute(served, PROMPT, method="noiser", target=" sings")
+        noiser.attribute(served, PROMPT, method="noiser", target=" sings", unit="token")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +325,7 @@ def test_the_connections_are_closed(local, folder):
         client = served.model.predict.__self__.client
         assert not client.is_closed()
         with served:
-            compare(served, local, target=" dog")
+            compare(served, local, target=" dog", unit="token")
         assert client.is_closed()
 
 
@@ -339,4 +351,4 @@ def test_the_connections_are_closed_when_a_server_cannot_be_used(local, folder, 
 
 def test_a_local_model_may_be_closed_too():
     with noiser.wrap(tiny_model("llama").eval(), chat_tokenizer()) as lm:
-        assert noiser.attribute(lm, PROMPT, method="occlusion").targets
+        assert noiser.attribute(lm, PROMPT, method="occlusion", unit="token").targets

@@ -80,10 +80,16 @@ def test_an_answer_that_is_in_no_document_has_no_word_of_theirs():
 
 def test_the_model_is_asked_for_the_whole_answer():
     lm, prompt = tiny("llama"), "The quick fox"
-    own = noiser.attribute(lm, prompt, max_new_tokens=2, target_unit="all").targets[0].text
+    own = (
+        noiser.attribute(lm, prompt, max_new_tokens=2, target_unit="all", unit="token")
+        .targets[0]
+        .text
+    )
     said = labels._read(lm, [(prompt, own), (prompt, " dog in")])
     assert [each[0] for each in said] == [True, False]
-    tokens = noiser.attribute(lm, prompt, target=" dog in", target_unit="token").targets
+    tokens = noiser.attribute(
+        lm, prompt, target=" dog in", target_unit="token", unit="token"
+    ).targets
     assert said[1][1] == pytest.approx(
         sum(math.log(token.probability) for token in tokens), abs=1e-3
     )

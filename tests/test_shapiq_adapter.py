@@ -31,7 +31,7 @@ def shapiq(request):
 
 
 def attribute(method, family="gemma3", prompt="The quick fox sings", **options):
-    return noiser.attribute(tiny(family), prompt, method=method, **options)
+    return noiser.attribute(tiny(family), prompt, method=method, **{"unit": "token"} | options)
 
 
 @pytest.mark.parametrize("name", ["KernelSHAP", "SVARM", "UnbiasedKernelSHAP", "kADDSHAP"])
@@ -87,7 +87,9 @@ def test_seeds_and_the_callers_random_states():
     method = make_method("shapiq:PermutationSamplingSV", budget=20)
     torch.manual_seed(7)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # beartype draws from Python's
-    one, again, other = (attribute(method, prompt=PROMPT, seed=seed).scores for seed in (1, 1, 2))
+    one, again, other = (
+        attribute(method, prompt=PROMPT, seed=seed, unit="token").scores for seed in (1, 1, 2)
+    )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -105,7 +107,11 @@ def test_unknown_names_and_parameters():
         make_method("shapiq:KernelSHAP", budget=1)
     method = make_method("shapiq:PermutationSamplingSV", budget=9, batch_size=2, objective="logit")
     assert (method.budget, method.settings) == (9, {"batch_size": 2})
-    assert attribute(make_method("shapiq:KernelSHAP", pairing_trick=True)).scores.isfinite().all()
+    assert (
+        attribute(make_method("shapiq:KernelSHAP", pairing_trick=True), unit="token")
+        .scores.isfinite()
+        .all()
+    )
 
 
 def test_what_shapiq_refuses_says_what_to_do():

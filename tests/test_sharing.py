@@ -65,7 +65,7 @@ def test_threads_take_turns_with_what_models_share(make):
 
     def scores(job):
         lm, prompt, method = job
-        return noiser.attribute(lm, prompt, method=method).scores
+        return noiser.attribute(lm, prompt, method=method, unit="token").scores
 
     expected = [scores(job) for job in jobs]
     with ThreadPoolExecutor(2) as pool:

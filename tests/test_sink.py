@@ -35,7 +35,9 @@ def without_start_token(family):
 
 
 def attribute(family, prompt=PROMPT, method="occlusion", **options):
-    return noiser.attribute(without_start_token(family), prompt, method=method, **options)
+    return noiser.attribute(
+        without_start_token(family), prompt, method=method, **{"unit": "token"} | options
+    )
 
 
 def probability(family, prompt, target, removed=(), skip=0):
@@ -68,7 +70,7 @@ def test_a_first_word_is_scored_by_its_other_tokens(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_unit_that_is_only_the_first_token_is_scored_by_deleting_it(family):
-    att = attribute(family)
+    att = attribute(family, unit="token")
     assert att.units[0].token_indices == (0,)
     target = att.targets[0].token_id
     expected = probability(family, PROMPT, target) - probability(family, PROMPT, target, skip=1)
@@ -84,7 +86,7 @@ TOKEN_METHODS = [name for name in METHODS.names() if name != "attention_gradient
 @pytest.mark.parametrize("name", TOKEN_METHODS)
 def test_every_method_deletes_a_lone_first_token_or_gives_it_no_score(name):
     method = make_method(name, **SMALL.get(name, {}))
-    att = attribute("llama", method=method)
+    att = attribute("llama", method=method, unit="token")
     if getattr(method, "needs_internals", False) or name.startswith("noiser"):
         assert att.scores[0, 0].isnan()
         assert "is the first token of the input" in att.to_markdown()
@@ -93,7 +95,7 @@ def test_every_method_deletes_a_lone_first_token_or_gives_it_no_score(name):
     assert not aggregated.scores.isnan().any()  # the rest of a word is its score
     if name in REMOVING:
         assert not att.scores[0, 0].isnan()
-        again = attribute("llama", method=method, special_tokens="perturbed")
+        again = attribute("llama", method=method, special_tokens="perturbed", unit="token")
         assert again.info["first_token"] == "disturbed"
 
 
@@ -124,7 +126,7 @@ def test_hidden_sources_keep_the_first_token_in_sight():
     prompt = noiser.place_sources("Who sings? The", sources)
     asked = {"sources": sources, "unit": "source", "continuation_units": False}
     method = noiser.Occlusion(objective="logprob", removal="hidden")
-    att = noiser.attribute(lm, prompt, method=method, **asked)
+    att = noiser.attribute(lm, prompt, method=method, **{"unit": "token"} | asked)
     query = query_of(lm, prompt, **asked)
     read = query.objective("logprob")
     positions = att.units[0].token_indices
@@ -141,7 +143,7 @@ async def answered(request):
 def test_metrics_neither_remove_nor_mask_the_first_token():
     """A metric has the same numbers whatever score the first token is given."""
     lm = without_start_token("llama")
-    att = attribute("llama", "The quick fox sings now")
+    att = attribute("llama", "The quick fox sings now", unit="token")
     for name in ("lds", "erasure", "erasure_curves", "top_k", "mass_matched", "soft_scores"):
         found = []
         for first in (-5.0, 5.0):
@@ -155,7 +157,7 @@ def test_metrics_neither_remove_nor_mask_the_first_token():
 def test_a_saved_attribution_is_measured_in_the_way_that_it_was_made(tmp_path):
     lm = without_start_token("llama")
     for special in ("frozen", "perturbed"):
-        att = attribute("llama", special_tokens=special)
+        att = attribute("llama", special_tokens=special, unit="token")
         path = tmp_path / f"{special}.json"
         att.save(path)
         query = run_one(lm, noiser.explain.restore(lm, noiser.Attribution.load(path)))
@@ -164,5 +166,7 @@ def test_a_saved_attribution_is_measured_in_the_way_that_it_was_made(tmp_path):
 
 def test_a_prompt_of_one_token_is_refused():
     with pytest.raises(UnitError, match=r"'a', the first token of the input, is the only unit"):
-        attribute("llama", "a")
-    assert not attribute("llama", "a", special_tokens="perturbed").scores.isnan().any()
+        attribute("llama", "a", unit="token")
+    assert (
+        not attribute("llama", "a", special_tokens="perturbed", unit="token").scores.isnan().any()
+    )

@@ -73,7 +73,10 @@ def test_sources_are_units_and_nothing_else_is():
 def test_sources_may_be_given_in_another_order_than_they_stand_in(unit):
     lm, prompt = tiny("llama"), noiser.place_sources(QUESTION, SOURCES)
     orders, asked = (SOURCES[::-1], SOURCES), {"method": "occlusion", "unit": unit}
-    found, expected = (noiser.attribute(lm, prompt, sources=sources, **asked) for sources in orders)
+    found, expected = (
+        noiser.attribute(lm, prompt, sources=sources, **{"unit": "token"} | asked)
+        for sources in orders
+    )
     assert found.units == expected.units
     assert torch.equal(found.scores, expected.scores)
     assert found.info["sources"] == expected.info["sources"][::-1]
@@ -155,7 +158,7 @@ def test_auto_begins_with_sources_and_their_parts_add_up():
     [
         (["A cat."], "Source 1, 'A cat.', is not in the prompt, word for word"),
         (["The fox sings.", "sings. A dog"], r"Spans \(0, 14\) and \(8, 20\) of sources overlap"),
-        (["The fox sings.", " \n"], "Source 2 is empty"),
+        (["", " \n"], "All sources are empty"),
         ([("a", "b", "c")], r"Source 1 is \('a', 'b', 'c'\); expected a text, or a pair"),
         ([], r"sources is \[\]; expected a list"),
         ("The fox sings.", "sources is 'The fox sings.'; expected a list"),
@@ -165,7 +168,7 @@ def test_auto_begins_with_sources_and_their_parts_add_up():
 def test_bad_sources(sources, message, unchecked):
     asked = {"prompt": "The fox sings. A dog plays.", "method": "occlusion", "unit": "source"}
     with pytest.raises(UnitError, match=message):
-        noiser.attribute(tiny("llama"), sources=sources, **asked)
+        noiser.attribute(tiny("llama"), sources=sources, **{"unit": "token"} | asked)
 
 
 THREE = ["The fox sings.", "A dog plays along.", "It rains."]

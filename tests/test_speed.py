@@ -79,7 +79,9 @@ def test_a_device_is_measured_until_memory_ends(monkeypatch):
 def test_operations_are_what_the_weights_multiply(family):
     """Against a count of every product in the linear layers, while a method runs."""
     lm = tiny(family)
-    question = Question(prompt="The quick brown fox jumps over the lazy dog", max_new_tokens=2)
+    question = Question(
+        prompt="The quick brown fox jumps over the lazy dog", max_new_tokens=2, unit="token"
+    )
     query = run_one(lm, prepare(lm, question))
     counted = 0
 

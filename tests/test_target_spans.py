@@ -57,7 +57,7 @@ def test_words_sentences_and_spans_group_the_tokens_of_the_target():
         unit: spans_of(lm, target_unit=unit).target_texts
         for unit in ("token", "word", "sentence", "all")
     }
-    assert texts["word"] == (" near", " the", " river", ".", " Trains", " run", " late")
+    assert texts["word"] == (" near", " the", " river.", " Trains", " run", " late")
     assert texts["sentence"] == (" near the river.", " Trains run late")
     assert texts["all"] == (ANSWER,)
     assert {"".join(parts) for parts in texts.values()} == {ANSWER}
@@ -72,16 +72,20 @@ def test_a_unit_counts_for_a_span_if_it_stands_before_all_of_it():
         for unit, column in zip(query.units, query.causal_mask.T.tolist(), strict=True)
     }
     assert seen[" sings"] == [True, True]
-    assert seen[" near"] == seen["."] == [False, True]
+    assert seen[" near"] == seen[" river."] == [False, True]
     assert " Trains" not in seen  # before no target
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, method="occlusion", target_unit="all")
+    att = noiser.attribute(
+        lm, PROMPT, target=ANSWER, method="occlusion", target_unit="all", unit="token"
+    )
     assert "".join(unit.text for unit in att.units) == PROMPT
 
 
 def test_the_record_says_what_a_span_is():
     lm = tiny("llama")
     query, answer = spans_of(lm), lm.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, method="occlusion", target_unit=SPANS)
+    att = noiser.attribute(
+        lm, PROMPT, target=ANSWER, method="occlusion", target_unit=SPANS, unit="token"
+    )
     assert [target.text for target in att.targets] == [" near the", " Trains"]
     continuation = [
         token for target in att.targets for token in (*target.before, *target.token_ids)
@@ -103,7 +107,9 @@ def test_occlusion(family, kind):
     asked = (
         {"of": kind, "method": "occlusion"} if own else {"method": noiser.Occlusion(objective=kind)}
     )
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, target_unit=SPANS, **asked)
+    att = noiser.attribute(
+        lm, PROMPT, target=ANSWER, target_unit=SPANS, **{"unit": "token"} | asked
+    )
     assert att.info.get("of") == (name_of(kind) if own else None)
     for g, row in enumerate(att.scores):
         rest = value(lm, query, kind, g)
@@ -119,7 +125,8 @@ def test_a_span_flips_when_any_of_its_tokens_does():
     lm, ks = tiny("llama"), [0.01, 0.03, 0.1, 0.2, 0.5, 1.0]
     asked = {"method": "random", "max_new_tokens": 3, "continuation_units": False}
     tokens, span = (
-        noiser.attribute(lm, PROMPT, target_unit=unit, **asked) for unit in ("token", "all")
+        noiser.attribute(lm, PROMPT, target_unit=unit, **{"unit": "token"} | asked)
+        for unit in ("token", "all")
     )
     each, whole = (
         torch.stack([noiser.tolerance(lm, a, u, ks).flips for u in range(5)])
@@ -140,7 +147,9 @@ def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, p
     """In passes that do not grow with its tokens."""
     lm = tiny("llama")
     query = spans_of(lm)
-    att = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, target_unit=SPANS)
+    att = noiser.attribute(
+        lm, PROMPT, target=ANSWER, method=method, target_unit=SPANS, unit="token"
+    )
     assert att.info["passes"] == passes
     for g, rows in enumerate(query.target_rows):
         moved = [i for i in range(1, len(query.token_ids)) if i - 1 not in rows]
@@ -155,9 +164,17 @@ def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, p
 def test_attention_of_a_span_is_the_mean_over_its_tokens_and_relevance_the_sum(method):
     lm = tiny("llama")
     tokens = noiser.attribute(
-        lm, PROMPT, target=ANSWER, method=method, target_unit="token", continuation_units=False
+        lm,
+        PROMPT,
+        target=ANSWER,
+        method=method,
+        target_unit="token",
+        continuation_units=False,
+        unit="token",
     )
-    span = noiser.attribute(lm, PROMPT, target=ANSWER, method=method, target_unit="all")
+    span = noiser.attribute(
+        lm, PROMPT, target=ANSWER, method=method, target_unit="all", unit="token"
+    )
     expected = tokens.scores.sum(0) if method == "attn_lrp" else tokens.scores.mean(0)
     torch.testing.assert_close(
         span.scores[0], expected, rtol=1e-3, atol=1e-3 if method == "attn_lrp" else 1e-6
@@ -206,7 +223,9 @@ def test_every_method_answers_or_refuses(name):
         method = noiser.methods.make_method(
             own.method, **(dict(own.parameters) | {"objective": "logprob"})
         )
-        named = noiser.attribute(lm, PROMPT, method=method, target=5, **units_of(name))
+        named = noiser.attribute(
+            lm, PROMPT, method=method, target=5, **{"unit": "token"} | units_of(name)
+        )
         torch.testing.assert_close(own.scores, named.scores, rtol=1e-3, atol=1e-4)
         if named.stderr is not None:
             torch.testing.assert_close(
@@ -234,10 +253,12 @@ def test_every_method_answers_or_refuses(name):
 def test_functions_that_cannot_be(of, options, message, unchecked):
     asked = {"target": 5, "method": "occlusion", "of": of}
     with pytest.raises(ParameterError, match=message):
-        noiser.attribute(tiny("llama"), PROMPT, **asked | options)
+        noiser.attribute(tiny("llama"), PROMPT, **{"unit": "token"} | asked | options)
     if options:  # what cannot be differentiated has scores without errors
         att = noiser.attribute(
-            tiny("llama"), PROMPT, **asked | {"method": noiser.Noiser(samples=3, bounding=0.5)}
+            tiny("llama"),
+            PROMPT,
+            **{"unit": "token"} | asked | {"method": noiser.Noiser(samples=3, bounding=0.5)},
         )
         assert att.scores.isfinite().all()
         assert att.stderr.isnan().all()

@@ -9,6 +9,7 @@ from noiser.errors import PromptError, UnitError
 from noiser.text import (
     Encoding,
     encode,
+    end_of_word,
     extend,
     make_target_spans,
     make_units,
@@ -71,7 +72,7 @@ def check(encoding, units):
         ),
         (
             "word",
-            [("LeBron", (0, 1)), (" James", (2,)), (" plays", (3,)), (".", (4,)), (" Then", (5,))],
+            [("LeBron", (0, 1)), (" James", (2,)), (" plays.", (3, 4)), (" Then", (5,))],
         ),
         ("sentence", [("LeBron James plays.", (0, 1, 2, 3, 4)), (" Then", (5,))]),
         ([(0, 6), (7, 12)], [("LeBron", (0, 1)), ("James", (2,))]),
@@ -242,7 +243,7 @@ def pieces(spans, text):
 def test_words():
     expected = {
         "plays the sport of": ["plays", " the", " sport", " of"],
-        "one, two": ["one", ",", " two"],
+        "one, two": ["one,", " two"],
         "don't rock’n’roll": ["don't", " rock’n’roll"],
         "Audible.com 8.1 1,000 well-known": ["Audible.com", " 8.1", " 1,000", " well-known"],
         "and/or a@b.c AT&T 10:30 snake_case": [
@@ -252,22 +253,67 @@ def test_words():
             " 10:30",
             " snake_case",
         ],
-        "a,b": ["a", ",", "b"],  # a comma joins digits only
-        "wait... what?!": ["wait", "...", " what", "?!"],  # more than one mark joins nothing
-        "'tis the dogs' end.": ["'", "tis", " the", " dogs", "'", " end", "."],
-        "$5 (50%) C++": ["$", "5", " (", "50", "%)", " C", "++"],
+        "a,b": ["a,", "b"],  # a comma joins digits only
+        "wait... what?!": ["wait...", " what?!"],
+        "'tis the dogs' end.": ["'tis", " the", " dogs'", " end."],
+        "$5 (50%) C++": ["$", "5", " (50%)", " C", "++"],
         "नमस्ते दुनिया": ["नमस्ते", " दुनिया"],
         "cafe\u0301 x": ["cafe\u0301", " x"],
         "می\u200cخواهم": ["می\u200cخواهم"],
         "ok 👨‍👩‍👧 👍🏽❤️!": ["ok", " 👨‍👩‍👧", " 👍🏽❤️!"],
-        "我爱 NLP。": ["我", "爱", " NLP", "。"],
+        "我爱 NLP。": ["我", "爱", " NLP。"],
         "กำ": ["ก", "ำ"],
         "  a  b \n": ["  a", "  b \n"],
         " \n ": [" \n "],
+        # Punctuation that touches no word, and openings.
+        "Well - so …": ["Well -", " so …"],
+        "- one\n- two\n---\nend": ["- one", "\n- two", "\n---\nend"],
+        'f(x) ["a", (b)] dog—cat': ["f", "(x)", ' ["a",', " (b)]", " dog—", "cat"],
+        "¿Qué? “So,”": ["¿Qué?", " “So,”"],
+        "3 + 4 = 7": ["3", " +", " 4", " =", " 7"],  # symbols mean something by themselves
+        "...": ["..."],
         "x": ["x"],
         "": [],
     }
     assert {text: pieces(word_spans(text), text) for text in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hi. ... So? !!\nNext.", ["Hi. ...", " So? !!", "\nNext."]),
+        ("One.\n---\nTwo.\n* * *\n", ["One.\n---", "\nTwo.\n* * *\n"]),
+        ("---\nOne.", ["---\nOne."]),
+        ("...", ["..."]),
+    ],
+)
+def test_punctuation_alone_is_no_sentence(text, expected):
+    assert pieces(sentence_spans(text), text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "goes_on", "ended"),
+    [
+        ("Mond", 4, None, 4),
+        ("Monday is", 4, 6, 6),
+        ("Paris", 5, None, 5),
+        ("Paris, which", 5, 5, 5),
+        ("8.", 1, None, 1),  # of 8.1, or of a sentence's end
+        ("8.1 m", 1, 3, 3),
+        ("日本", 1, 1, 1),
+    ],
+)
+def test_the_end_of_a_word(text, place, goes_on, ended):
+    assert end_of_word(text, place, is_all=False) == goes_on
+    assert end_of_word(text, place, is_all=True) == ended
+
+
+@pytest.mark.parametrize("unit", ["word", "sentence"])
+def test_white_space_at_the_beginning_is_no_unit(unit):
+    encoding = by_hand("\n", "\n", "Le", "Bron", "\n\n", " plays")
+    units = make_units(encoding, unit)
+    assert all(span.text.strip() for span in units)
+    assert units[0].text.startswith("\n\nLeBron")
 
 
 def test_sentences():

@@ -280,8 +280,12 @@ def test_with_all_inputs_it_is_its_definition(score, units):
 )  # with noise, other draws are another game
 def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
     lm, prompt = tiny("llama"), PROMPT + " near"
-    whole = noiser.attribute(lm, prompt, method=noiser.Joint(removal=removal, samples=EVERY))
-    drawn = noiser.attribute(lm, prompt, method=noiser.Joint(removal=removal, samples=50))
+    whole = noiser.attribute(
+        lm, prompt, method=noiser.Joint(removal=removal, samples=EVERY), unit="token"
+    )
+    drawn = noiser.attribute(
+        lm, prompt, method=noiser.Joint(removal=removal, samples=50), unit="token"
+    )
     assert not whole.stderr.any()
     assert drawn.stderr.all()
     assert float(((drawn.scores - whole.scores) / drawn.stderr).abs().max()) < 4
@@ -291,8 +295,8 @@ def test_drawn_scores_are_near_the_exact_ones_whatever_the_removal(removal):
 @pytest.mark.parametrize("samples", [16, EVERY])
 def test_a_targets_scores_do_not_depend_on_later_targets(samples, removal):
     lm, method = tiny("llama"), noiser.Joint(samples=samples, removal=removal)
-    alone = noiser.attribute(lm, PROMPT, method=method)
-    together = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3)
+    alone = noiser.attribute(lm, PROMPT, method=method, unit="token")
+    together = noiser.attribute(lm, PROMPT, method=method, max_new_tokens=3, unit="token")
     units = alone.scores.shape[1]
     torch.testing.assert_close(together.scores[0, :units], alone.scores[0], atol=1e-6, rtol=0)
 

@@ -149,14 +149,20 @@ def test_numbers_are_those_of_the_obvious_loop(name):
         torch.manual_seed(0)
         model = MODELS[name]().eval()
     lm, indexed = noiser.wrap(model, tiny_tokenizer()), name.endswith("indexed")
-    assert noiser.attribute(lm, PROMPT, method="last_attention").scores.isfinite().all()
+    assert (
+        noiser.attribute(lm, PROMPT, method="last_attention", unit="token").scores.isfinite().all()
+    )
     if indexed:  # which tokens are attended to has no slope
         with pytest.raises(UnsupportedModelError, match=r"No gradient passes .*indexer"):
-            noiser.attribute(lm, PROMPT, method="deeplift")
+            noiser.attribute(lm, PROMPT, method="deeplift", unit="token")
     else:
-        assert noiser.attribute(lm, PROMPT, method="deeplift").scores.isfinite().all()
-    att = noiser.attribute(lm, PROMPT, method="occlusion")
-    slopes = None if indexed else noiser.attribute(lm, PROMPT, method=noiser.InputXGradient())
+        assert noiser.attribute(lm, PROMPT, method="deeplift", unit="token").scores.isfinite().all()
+    att = noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
+    slopes = (
+        None
+        if indexed
+        else noiser.attribute(lm, PROMPT, method=noiser.InputXGradient(), unit="token")
+    )
     expected = obvious(lm)
     model.config.return_dict = True  # without it the model's own class fails
     assert expected.abs().max() > 1e-4
@@ -174,7 +180,7 @@ def test_an_architecture_whose_own_code_fails_is_one_clear_error():
     ).eval()
     lm = noiser.wrap(model, tiny_tokenizer())
     with pytest.raises(ModelError, match=r"^Gemma4ForCausalLM failed while it ran: TypeError"):
-        noiser.attribute(lm, PROMPT)
+        noiser.attribute(lm, PROMPT, unit="token")
 
 
 @pytest.mark.parametrize("how", ["layers", "whole", "wrapped", "forward"])
@@ -191,7 +197,10 @@ def test_a_compiled_model_scores_as_it_is_written(how):
     before = [dict(vars(module)) for module in model.modules()]
     lms = noiser.wrap(model, tiny_tokenizer()), tiny("llama")
     for method in ("occlusion", "input_x_gradient", "last_attention", "attn_lrp"):
-        found = [noiser.attribute(lm, "The quick fox sings", method=method).scores for lm in lms]
+        found = [
+            noiser.attribute(lm, "The quick fox sings", method=method, unit="token").scores
+            for lm in lms
+        ]
         torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4, msg=method)
     assert [dict(vars(module)) for module in model.modules()] == before
 
@@ -232,7 +241,11 @@ def test_the_adapted_model_is_explained(kind, options, tokens):
     """A learned prompt stands before the tokens, and its rows before those of their logits."""
     model = adapted("llama", kind, **options)
     att = noiser.attribute(
-        noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion", max_new_tokens=tokens
+        noiser.wrap(model, tiny_tokenizer()),
+        PROMPT,
+        method="occlusion",
+        max_new_tokens=tokens,
+        unit="token",
     )
     ids = [*tiny_tokenizer()(PROMPT)["input_ids"]]
     for target, scores in zip(att.targets, att.scores, strict=True):
@@ -255,8 +268,8 @@ def test_the_head_runs_where_it_is_needed_alone():
     model.get_output_embeddings().register_forward_hook(
         lambda *call: rows.append(call[-1].shape[1])
     )
-    noiser.attribute(lm, PROMPT, method="input_x_gradient")
-    noiser.attribute(lm, PROMPT, method="occlusion")
+    noiser.attribute(lm, PROMPT, method="input_x_gradient", unit="token")
+    noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
     assert set(rows) == {1}
 
 
@@ -268,5 +281,7 @@ def test_rows_of_an_adapted_embedding_table_keep_their_scale():
     merged = noiser.wrap(model.merge_and_unload(), tiny_tokenizer())
     noise = torch.randn(10, 1, 32, generator=torch.Generator().manual_seed(0))
     method = noiser.Noiser(bounding=0.05, noise=noise)
-    found, expected = (noiser.attribute(one, PROMPT, method=method).scores for one in (lm, merged))
+    found, expected = (
+        noiser.attribute(one, PROMPT, method=method, unit="token").scores for one in (lm, merged)
+    )
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)

@@ -60,8 +60,8 @@ def test_gives_the_local_models_numbers_and_says_which_model_it_is(
     served, local, folder, name, question
 ):
     options = QUESTIONS[question] | {"method": method_of(name)}
-    found = noiser.attribute(served, PROMPT, **options)
-    assert_same(found, noiser.attribute(local, PROMPT, **options))
+    found = noiser.attribute(served, PROMPT, **{"unit": "token"} | options)
+    assert_same(found, noiser.attribute(local, PROMPT, **{"unit": "token"} | options))
     assert (found.model.name, len(found.model.revision)) == (f"vllm:{folder}", 64)
     assert found.model[2:] == local.identity[2:]
     assert (served.context_length, engine_of(served).settings["max_num_seqs"]) == (199, 8)
@@ -71,9 +71,11 @@ def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
     prompts = [PROMPT, CHAT, "A teacher plays the violin in the village"]
     llm = engine_of(served)
     llm.calls.clear()
-    found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=2)
+    found = noiser.attribute(served, prompts, method="occlusion", max_new_tokens=2, unit="token")
     for one, prompt in zip(found, prompts, strict=True):
-        assert_same(one, noiser.attribute(local, prompt, method="occlusion", max_new_tokens=2))
+        assert_same(
+            one, noiser.attribute(local, prompt, method="occlusion", max_new_tokens=2, unit="token")
+        )
     assert (
         len(llm.calls) == 3
     )  # two tokens of every continuation, then what all prompts ask together
@@ -117,7 +119,7 @@ def test_refuses_methods_that_look_inside_before_anything_runs(served, name):
     llm = engine_of(served)
     llm.calls.clear()
     with pytest.raises(UnsupportedModelError, match=r"runs outside .*; expected .*occlusion"):
-        noiser.attribute(served, PROMPT, method=name)
+        noiser.attribute(served, PROMPT, method=name, unit="token")
     assert not llm.calls
 
 
@@ -130,7 +132,7 @@ def test_the_bench_and_the_page_take_it_as_any_model(served):
     )  # as the page does, to look for a stop before every pass
     try:
         with pytest.raises(Stopped):
-            noiser.attribute(served, PROMPT, method="occlusion")
+            noiser.attribute(served, PROMPT, method="occlusion", unit="token")
     finally:
         hook.remove()
     with pytest.raises(ParameterError, match="expected judge='local:NAME'"):
@@ -147,11 +149,16 @@ def test_a_failure_of_vllm_is_a_model_error_and_an_interrupt_leaves_nothing_wron
     ):
         llm.trouble = trouble
         with pytest.raises(expected, match=r"vLLM failed: RuntimeError: Dead|^$"):
-            noiser.attribute(served, PROMPT, method="occlusion")
-        assert_same(*(noiser.attribute(lm, PROMPT, method="occlusion") for lm in (served, local)))
+            noiser.attribute(served, PROMPT, method="occlusion", unit="token")
+        assert_same(
+            *(
+                noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
+                for lm in (served, local)
+            )
+        )
     monkeypatch.setattr(llm, "collective_rpc", lambda method: [([], b"")])
     with pytest.raises(ModelError, match="vLLM failed: StopIteration"):
-        noiser.attribute(served, PROMPT, method="occlusion")
+        noiser.attribute(served, PROMPT, method="occlusion", unit="token")
 
 
 def test_the_workers_keep_the_rows_of_requests(monkeypatch):
@@ -229,7 +236,10 @@ def test_vllm_gives_the_local_models_numbers(both, name):
     ):
         if name == "noiser_relative" and "foil" in options:
             continue
-        found, expected = (noiser.attribute(lm, QUESTION, method=method, **options) for lm in both)
+        found, expected = (
+            noiser.attribute(lm, QUESTION, method=method, **{"unit": "token"} | options)
+            for lm in both
+        )
         assert_same(found, expected, atol=1e-3)
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from noiser.explain import rule as rule
     from noiser.explain import slim as slim
     from noiser.explain import tolerance as tolerance
+    from noiser.explain import without as without
     from noiser.methods import Added as Added
     from noiser.methods import AttentionGradient as AttentionGradient
     from noiser.methods import AttentionRollout as AttentionRollout
@@ -72,7 +73,7 @@ _NAMES = {
     "attribution": "Attribution Attributions",
     "evaluation": "Evaluation evaluate measure",
     "explain": "Citations Diff Expectations Game Guarded Rule Slim attribute cite compare diff diff_models "
-    "expect guard rule slim tolerance",
+    "expect guard rule slim tolerance without",
     "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
     "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
     "Random Search SequentialIntegratedGradients ShapleySampling",

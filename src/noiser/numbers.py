@@ -62,9 +62,8 @@ def duration(seconds: float) -> str:
 class NumberFormat(NamedTuple):
     """The format of numbers that stand together."""
 
-    decimals: int | None
-    """The decimals of a number without an error; a number with an error has at most one more.
-    None for scientific notation."""
+    decimals: int
+    """The decimals of a number without an error; a number with an error has at most one more."""
 
     def __call__(self, value: float, stderr: float = math.nan) -> str:
         """The value, rounded to the first digit of its standard error.
@@ -75,21 +74,18 @@ class NumberFormat(NamedTuple):
         >>> show(-0.01863, 0.0123), show(-0.01863, 0.0723), show(-0.01863)
         ('-0.019', '-0.02', '-0.0186')
         """
-        if self.decimals is None:
-            return f"{value:z.2e}"
         decimals = self.decimals
         if stderr > 0 and math.isfinite(stderr):
             # 0.0123 is written "1.2e-02": the first digit is 1, so three decimals are shown.
             digits, exponent = f"{stderr:.1e}".split("e")
             extra = 1 if digits < "2" else 0
             decimals = min(decimals + 1, max(0, extra - int(exponent)))
-        return f"{value:z.{decimals}f}"
+        text = f"{value:z.{decimals}f}"
+        return text if abs(value) < 1e6 else f"{value:,.0f}".replace(",", "\u00a0")
 
     def with_error(self, value: float, stderr: float) -> str:
-        """The value and its standard error, both rounded; the value alone if the error is NaN."""
-        if is_exact(value, stderr):
-            return f"{self(value)} (exact)"
-        if math.isnan(stderr):
+        """The value and its standard error, both rounded; the value alone where it is exact."""
+        if math.isnan(stderr) or is_exact(value, stderr):
             return self(value)
         return f"{self(value, stderr)} ± {self(stderr, stderr)}"
 
@@ -102,11 +98,26 @@ def is_exact(value: float, stderr: float) -> bool:
 def number_format(values: Iterable[float]) -> NumberFormat:
     """A format with the same number of decimals for all values without an error.
 
-    The largest value has three significant digits.
+    The largest value has three significant digits, but no number has more than four decimals.
     """
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if largest and not 1e-4 <= largest < 1e6:
-        return NumberFormat(None)
     if not largest:
         return NumberFormat(2)
-    return NumberFormat(min(6, max(0, 2 - math.floor(math.log10(largest)))))
+    return NumberFormat(min(4, max(0, 2 - math.floor(math.log10(largest)))))
+
+
+def percentage(share: float) -> str:
+    """The text of a probability in percent.
+
+    >>> percentage(0.357), percentage(0.042), percentage(9.7e-6), percentage(0.9996)
+    ('36 %', '4.2 %', 'under 0.1 %', 'over 99.9 %')
+    """
+    percent = 100 * share
+    if math.isnan(percent):
+        return "–"
+    if 0 < percent < 0.1:
+        return "under 0.1 %"
+    if 99.9 < percent < 100:
+        return "over 99.9 %"
+    is_near_an_end = 0 < percent < 9.95 or 99 < percent < 100
+    return f"{percent:.1f} %" if is_near_an_end else f"{percent:.0f} %"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
@@ -25,6 +26,9 @@ Prompts = list[str] | tuple[str, ...] | list[Prompt] | Sequence[Sequence[Message
 
 Sources = Sequence[str | tuple[str, str]]
 """Documents in a prompt: texts, or (title, text) pairs."""
+
+Documents = Sources | Mapping[str, str] | PathLike[str] | Sequence[Any]
+"""Sources, {title: text}, a folder or paths of text files, or documents of LangChain or LlamaIndex."""
 
 TextUnitName = Literal["token", "word", "field", "sentence", "line", "paragraph"]
 UnitName = Literal["token", "word", "field", "sentence", "line", "paragraph", "turn", "source"]
@@ -86,13 +90,15 @@ class Span(NamedTuple):
 class Source(NamedTuple):
     """A document in the prompt: its title or "", and its text there, characters `start` to `end` (of a rendered chat).
 
-    The text begins with the title's line if that is in the prompt.
+    The text begins with the title's line if that is in the prompt. It is without the whitespace around the document,
+    `lead` characters of which stood in front of it.
     """
 
     title: str
     text: str
     start: Place
     end: Place
+    lead: Place = 0
 
 
 class Target(NamedTuple):
@@ -143,6 +149,21 @@ class Pair(NamedTuple):
     kind: Literal["together", "either"]
 
 
+class Without(NamedTuple):
+    """What the model says to the prompt without one unit.
+
+    Attributes:
+        probability: the target's then; of a span the geometric mean of its tokens' probabilities.
+        leader: the token that is the most probable one then, at the first token of the target that
+            is not; the target's own text where each of its tokens still is.
+        leader_probability: the leader's probability.
+    """
+
+    probability: float
+    leader: str
+    leader_probability: float
+
+
 class ModelIdentity(NamedTuple):
     """The facts needed to load the same model again.
 
@@ -173,7 +194,7 @@ class Question:
         ParameterError: a value has the wrong type. UnknownNameError: an unknown name.
 
     >>> Question(prompt="The capital of France is", max_new_tokens=2).unit
-    'token'
+    'word'
     """
 
     prompt: Prompt
@@ -181,7 +202,7 @@ class Question:
     foil: str | int | None = None
     max_new_tokens: int | None = None
     target_unit: TargetUnit | None = None
-    unit: Unit | AutoUnit = "token"
+    unit: Unit | AutoUnit = "word"
     sources: Sources | None = None
     sources_begin: int = 0
     continuation_units: bool | None = None

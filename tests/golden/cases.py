@@ -43,7 +43,7 @@ def listed(found):
 
 
 def attributed(lm, prompt, **options):
-    return numbers_of(*listed(noiser.attribute(lm, prompt, **options)))
+    return numbers_of(*listed(noiser.attribute(lm, prompt, **{"unit": "token"} | options)))
 
 
 def cited(lm, question, sources, **options):
@@ -81,12 +81,12 @@ TOKEN = {"target_unit": "token"}
 QUESTIONS = {
     "token": (PROMPT, {}),
     "bytes": ("Café 🎻 señor", {}),
-    "word": (LONG, {"unit": "word"}),
-    "sentence": (LONG, {"unit": "sentence"}),
-    "spans": (PROMPT, {"unit": [(4, 9), (10, 19)]}),
+    "word": (LONG, {"unit": "word", **TOKEN}),
+    "sentence": (LONG, {"unit": "sentence", **TOKEN}),
+    "spans": (PROMPT, {"unit": [(4, 9), (10, 19)], **TOKEN}),
     "chat": (CHAT, {"unit": "word", "target": " rain", **TOKEN}),
-    "turn": (CHAT, {"unit": "turn", "max_new_tokens": 1}),
-    "source": (IN_SOURCES, {"sources": SOURCES, "unit": "source"}),
+    "turn": (CHAT, {"unit": "turn", "max_new_tokens": 1, **TOKEN}),
+    "source": (IN_SOURCES, {"sources": SOURCES, "unit": "source", **TOKEN}),
     "source_sentence": (
         IN_SOURCES,
         {"sources": SOURCES, "unit": "sentence", "target": " attic", **TOKEN},
@@ -111,7 +111,7 @@ QUESTIONS = {
         MANY,
         {"target": [None, " rain", None], "foil": [None, " dog", None], "seed": [0, 5, 2]},
     ),
-    "many_words": ([PROMPT, LONG], {"unit": "word", "max_new_tokens": 2}),
+    "many_words": ([PROMPT, LONG], {"unit": "word", "max_new_tokens": 2, **TOKEN}),
     "seed": (PROMPT, {"seed": 7}),
 }
 
@@ -251,7 +251,7 @@ def metrics(lm):
     for question, (prompt, options) in MEASURED.items():
         for name, settings in METRIC_SETTINGS:
             if name == "stability":
-                again = partial(noiser.attribute, lm, prompt, **options)
+                again = partial(noiser.attribute, lm, prompt, **{"unit": "token"} | options)
                 settings = {"reattribute": lambda seed, again=again: again(seed=seed)}
             label = " ".join(
                 f"{key}={value}"
@@ -265,7 +265,9 @@ def metrics(lm):
 
 
 def _measured(lm, prompt, options, name, settings):
-    columns = noiser.measure(lm, noiser.attribute(lm, prompt, **options), name, **settings)
+    columns = noiser.measure(
+        lm, noiser.attribute(lm, prompt, **{"unit": "token"} | options), name, **settings
+    )
     return {column: value for column, value in columns.items() if isinstance(value, int | float)}
 
 

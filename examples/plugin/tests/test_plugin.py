@@ -38,12 +38,14 @@ def lm() -> noiser.LanguageModel:
 
 
 def test_method(lm):
-    att = noiser.attribute(lm, "The capital of France is", method="leave_one_in", target="Paris")
+    att = noiser.attribute(
+        lm, "The capital of France is", method="leave_one_in", target="Paris", unit="token"
+    )
     assert att.method == "leave_one_in@1"
     assert att.scores.isfinite().all()
-    alone = noiser.attribute(lm, "France", method="leave_one_in", target="Paris")
+    alone = noiser.attribute(lm, "France", method="leave_one_in", target="Paris", unit="token")
     occluded = noiser.attribute(
-        lm, "France", method=noiser.Occlusion(objective="prob"), target="Paris"
+        lm, "France", method=noiser.Occlusion(objective="prob"), target="Paris", unit="token"
     )
     torch.testing.assert_close(
         alone.scores, occluded.scores
@@ -59,6 +61,7 @@ def test_data_metric_and_judge(lm):
         method="leave_one_in",
         metrics=["concentration", "answerability"],
         judge="last_word",
+        unit="token",
     )
     assert not found.skipped
     assert all(1 <= record["effective_units"] <= 5 for record in found.records)

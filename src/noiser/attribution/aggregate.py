@@ -13,7 +13,7 @@ from torch import Tensor
 from noiser.checks import check_choice
 from noiser.errors import UnitError
 from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap
-from noiser.types import Span, Unit
+from noiser.types import Span, Unit, Without
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AnyRecord, AttributionRecord
@@ -53,15 +53,29 @@ def aggregate(att: AnyRecord, unit: Unit | str, reduce: str) -> AnyRecord:
         unit=unit if isinstance(unit, str) else "spans",
         stderr=stderr,
         pairs=(),
+        without=_without(att, groups),
         thresholds=thresholds,
         info=info,
     )
 
 
+def _without(
+    att: AttributionRecord, groups: Sequence[UnitColumns]
+) -> tuple[tuple[Without | None, ...], ...] | None:
+    """What the model says without each new unit: it is known of a unit that was one before."""
+    if att.without is None:
+        return None
+    rows: list[tuple[Without | None, ...]] = []
+    for row in att.without:
+        rows.append(tuple(row[group[0]] if len(group) == 1 else None for group in groups))
+    return tuple(rows)
+
+
 def _groups(att: AttributionRecord, unit: Unit | str) -> list[UnitColumns]:
     """The columns of `att` that make up each new unit, in order."""
     if unit == "source" and att.info.get("sources"):
-        unit = [(source["start"], source["end"]) for source in att.info["sources"]]
+        sources = att.info["sources"]
+        unit = [(each["start"], each["end"]) for each in sources if each["start"] < each["end"]]
     if not isinstance(unit, str):
         return _groups_of_spans(att, unit)
     check_choice("unit", unit, _ORDER, "A list of (start, end) character spans is possible too.")

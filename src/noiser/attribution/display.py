@@ -24,6 +24,8 @@ _POSITIVE = (230, 159, 0)
 _NEGATIVE = (86, 180, 233)
 _GREY = (128, 128, 128)
 
+_SHARES = "A share is of the effects of all units, added without their signs."
+
 # Invisible characters, except joiners and Arabic signs.
 _HIDDEN = regex.compile(
     r"[[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]--[\u200c\u200d\u0600-\u0605\u06dd\u070f\u08e2]]", regex.V1
@@ -93,11 +95,19 @@ def notes(*attributions: AttributionRecord) -> list[str]:
     for name, att in zip(headings(attributions), attributions, strict=True):
         prefix = f"{name}: " if len(attributions) > 1 else ""
         texts = [stop_text(att), first_token_text(att)]
+        if len(attributions) == 1 and not all(in_nats(att, row) for row in range(len(att.targets))):
+            texts.append(_SHARES)
         check = att.info.get("check")
         if check:
             texts.append(check_text(check))
         sentences += [prefix + text for text in texts if text]
     return sentences
+
+
+def in_nats(att: AttributionRecord, row: int) -> bool:
+    """Whether the scores of a target are in nats."""
+    units = att.info.get("score_units")
+    return bool(units) and units[row] == "nats"
 
 
 def first_token_text(att: AttributionRecord) -> str:

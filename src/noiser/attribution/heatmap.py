@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from noiser.attribution.amounts import amounts_of, probability_text, without_text
 from noiser.attribution.display import headings, label, labels, visible
 from noiser.attribution.relations import sentences
 from noiser.numbers import number_format
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
 
 _STRONGEST = 5  # units whose scores are put into words
+_WITHOUT = 3  # units of which it is put into words what the model says without them
 
 UNASKED = "message {}, a tool's result, speaks for it; the user's words do not"
 
@@ -57,6 +59,7 @@ class HeatMap(NamedTuple):
         strongest: for "for" and "against" labels and scores, five in all, the strongest first.
         pairs: lines about units that decide only together, or of which either would do, and
             UNASKED.
+        without: lines about what the model says without each of the strongest units.
         largest: the largest magnitude of a cell's score, which has the strongest colour; "" without
             one.
         meaning: the colours that occur, in words.
@@ -69,6 +72,7 @@ class HeatMap(NamedTuple):
     facts: str
     strongest: dict[str, list[tuple[str, str]]]
     pairs: list[str]
+    without: list[str]
     largest: str
     meaning: dict[str, str]
 
@@ -87,12 +91,14 @@ class NumberRows(NamedTuple):
 
     Attributes:
         head: the kind of the units, then a heading for each column of numbers.
+        has_bars: whether the numbers are those of one attribution, which are shown with bars.
         rows: a unit's label, then its numbers as text, "" where there is none.
         weights: for each row and attribution the colour, in [-1, 1]; None without a signal.
         note: how many units were left out, or "".
     """
 
     head: list[str]
+    has_bars: bool
     rows: list[list[str]]
     weights: list[list[float | None]]
     note: str
@@ -118,8 +124,9 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
         facts=facts,
         strongest=_strongest_units(att, row),
         pairs=[*sentences(att, row), *unasked],
+        without=_without_strongest(att, row),
         # Without its error, by which it would be rounded: the weights are exact shares of it.
-        largest=number_format(att.scores[row].tolist())(largest) if largest else "",
+        largest=amounts_of(att, row)(largest) if largest else "",
         meaning=_meaning(att, row, target_cells) if largest else {},
     )
 
@@ -134,11 +141,9 @@ def _question(att: AttributionRecord, row: int) -> str:
 
 
 def _prediction(target: Target, separator: str) -> str:
-    """Probability and rank; of several tokens their mean probability and largest rank."""
-    if not target.rest:
-        return f"{target.probability:.3g}{separator}rank {target.rank}"
-    up_to = "up to " if target.rank > 1 else ""
-    return f"per token {target.probability:.3g}{separator}rank {up_to}{target.rank}"
+    """Probability and rank; of several tokens their largest rank."""
+    up_to = "up to " if target.rest and target.rank > 1 else ""
+    return f"{probability_text(target)}{separator}rank {up_to}{target.rank}"
 
 
 def _strongest_units(att: AttributionRecord, row: int) -> dict[str, list[tuple[str, str]]]:
@@ -146,16 +151,36 @@ def _strongest_units(att: AttributionRecord, row: int) -> dict[str, list[tuple[s
     scores = att.scores[row].tolist()
     stderr = errors_of(att, row)
     names = labels(att)
-    show = number_format(scores)
-    with_signal: list[int] = []
+    amounts = amounts_of(att, row)
+    sides: dict[str, list[tuple[str, str]]] = {"for": [], "against": []}
+    for unit in _with_signal(att, row)[:_STRONGEST]:
+        side = "for" if scores[unit] > 0 else "against"
+        sides[side].append((names[unit], amounts.with_unit(scores[unit], stderr[unit])))
+    return {side: units for side, units in sides.items() if units}
+
+
+def _with_signal(att: AttributionRecord, row: int) -> list[int]:
+    """The columns of the units with a signal, the strongest first."""
+    scores: list[float] = att.scores[row].tolist()
+    stderr = errors_of(att, row)
+    columns: list[int] = []
     for unit in _order(scores):
         if scores[unit] and has_signal(scores[unit], stderr[unit]):
-            with_signal.append(unit)
-    sides: dict[str, list[tuple[str, str]]] = {"for": [], "against": []}
-    for unit in with_signal[:_STRONGEST]:
-        side = "for" if scores[unit] > 0 else "against"
-        sides[side].append((names[unit], show.with_error(scores[unit], stderr[unit])))
-    return {side: units for side, units in sides.items() if units}
+            columns.append(unit)
+    return columns
+
+
+def _without_strongest(att: AttributionRecord, row: int) -> list[str]:
+    """What the model says without each of the strongest units that speak for the target."""
+    if att.without is None:
+        return []
+    names = labels(att)
+    lines: list[str] = []
+    for unit in _with_signal(att, row):
+        entry = att.without[row][unit]
+        if entry is not None and att.scores[row, unit] > 0 and len(lines) < _WITHOUT:
+            lines.append(f"without “{names[unit]}”: {without_text(att.targets[row], entry)}")
+    return lines
 
 
 def errors_of(att: AttributionRecord, row: int) -> list[float]:
@@ -332,22 +357,30 @@ def numbers(
     With `most`, of so many units of each attribution, the strongest.
     """
     first = attributions[0]
-    names = ["score"] if len(attributions) == 1 else headings(attributions)
+    is_one = len(attributions) == 1
+    names: list[str] = []
     columns: list[list[str]] = []
     weights: list[list[float | None]] = []
     with_score: set[int] = set()
     shown: set[int] = set()
-    for att in attributions:
+    for att, heading in zip(attributions, headings(attributions), strict=True):
         scores: list[float] = att.scores[row].tolist()
         stderr = errors_of(att, row)
         order = _order(scores)
-        columns.append(_texts(scores, stderr))
+        amounts = amounts_of(att, row)
+        unit_of_scores = ", nats" if amounts.heading == "nats" else ""
+        names.append(amounts.heading if is_one else f"{heading}{unit_of_scores}")
+        columns.append(_texts(scores, stderr, amounts))
         weights.append(_weights(scores, stderr))
         with_score.update(order)
         shown.update(order[:most])
-    if len(attributions) == 1 and first.thresholds is not None:
+    if is_one and first.thresholds is not None:
+        thresholds: list[float] = first.thresholds[row].tolist()
         names.append("threshold")
-        columns.append(_texts(first.thresholds[row].tolist(), [math.nan] * len(first.units)))
+        columns.append(_texts(thresholds, [math.nan] * len(thresholds), number_format(thresholds)))
+    if is_one and first.without is not None:
+        names.append("without it")
+        columns.append(_without_texts(first, row))
     units = labels(first)
     in_order = sorted(shown)
     note = ""
@@ -355,6 +388,7 @@ def numbers(
         note = f"the {len(shown)} strongest of {len(with_score)} units"
     return NumberRows(
         head=[kind_of_units(first), *names],
+        has_bars=is_one,
         rows=[[units[unit], *(texts[unit] for texts in columns)] for unit in in_order],
         weights=[[values[unit] for values in weights] for unit in in_order],
         note=note,
@@ -372,10 +406,18 @@ def _order(scores: Sequence[float]) -> list[int]:
     return sorted(columns, key=lambda column: -abs(scores[column]))
 
 
-def _texts(values: Sequence[float], stderr: Sequence[float]) -> list[str]:
+def _texts(
+    values: Sequence[float], stderr: Sequence[float], show: Callable[[float, float], str]
+) -> list[str]:
     """The numbers as text, rounded by their errors; "" for NaN."""
-    show = number_format(values)
     texts: list[str] = []
     for value, error in zip(values, stderr, strict=True):
-        texts.append("" if math.isnan(value) else show.with_error(value, error))
+        texts.append("" if math.isnan(value) else show(value, error))
     return texts
+
+
+def _without_texts(att: AttributionRecord, row: int) -> list[str]:
+    """What the model says without each unit; "" where it is not known."""
+    entries = [] if att.without is None else att.without[row]
+    target = att.targets[row]
+    return ["" if entry is None else without_text(target, entry) for entry in entries]

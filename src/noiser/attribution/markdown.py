@@ -31,7 +31,7 @@ def _markdown_section(att: AttributionRecord, row: int) -> str:
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
     first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**\n({_escaped(heat.facts)})"
     table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
-    return "\n\n".join([first, table, *map(_escaped, heat.pairs)])
+    return "\n\n".join([first, table, *map(_escaped, (*heat.without, *heat.pairs))])
 
 
 def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:

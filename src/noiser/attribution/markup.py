@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from noiser.attribution import display
+from noiser.attribution.amounts import amounts_of, without_text
 from noiser.attribution.display import dark_ink, headings, label, notes, provenance, short
 from noiser.attribution.heatmap import (
     Cell,
@@ -27,7 +28,6 @@ from noiser.attribution.heatmap import (
 )
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
 from noiser.html import html_page, html_table
-from noiser.numbers import number_format
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -273,12 +273,17 @@ def _title(att: AttributionRecord, row: int, column: int) -> str:
     """The numbers of a unit, which show where the pointer rests on it."""
     score = float(att.scores[row, column])
     stderr = math.nan if att.stderr is None else float(att.stderr[row, column])
-    shown = number_format([score]).with_error(score, stderr)
-    text = f"{label(att.units[column].text)}: score {shown}"
+    shown = amounts_of(att, row).with_unit(score, stderr)
+    text = f"{label(att.units[column].text)}: {shown}"
     threshold = math.nan if att.thresholds is None else float(att.thresholds[row, column])
     if not math.isnan(threshold):
         text += f", threshold {threshold:.3g}"
-    return text if has_signal(score, stderr) else f"{text}, no signal"
+    if not has_signal(score, stderr):
+        text += ", no signal"
+    entry = None if att.without is None else att.without[row][column]
+    if entry is not None:
+        text += f"; without it {without_text(att.targets[row], entry)}"
+    return text
 
 
 # ---- captions and numbers -----------------------------------------------------------------------
@@ -290,7 +295,7 @@ def _facts(heat: HeatMap) -> str:
     if heat.largest:
         captions.append(_scale(heat))
     captions.append(_strongest(heat))
-    captions += [escape(pair) for pair in heat.pairs]
+    captions += [escape(line) for line in (*heat.without, *heat.pairs)]
     return "".join(f"<p class=facts>{caption}</p>" for caption in captions if caption)
 
 
@@ -330,7 +335,7 @@ def _table(table: NumberRows) -> str:
     One attribution gets a column of bars; the scores of several get colours, as each has a scale of
     its own.
     """
-    has_bars = table.head[1] == "score"
+    has_bars = table.has_bars
     head = [escape(heading) for heading in table.head]
     if has_bars:
         head.append("")

@@ -44,11 +44,15 @@ def through(att: AnyRecord) -> AnyRecord:
     scores = torch.linalg.solve_triangular(
         _identity_minus(between), weights[:, prompt], upper=False, unitriangular=True
     )
+    without = None
+    if att.without is not None:
+        without = tuple(tuple(row[column] for column in prompt) for row in att.without)
     return replace(
         att,
         scores=scores.float(),
         units=tuple(att.units[column] for column in prompt),
         pairs=(),
+        without=without,
         info={**att.info, "through": between.tolist()},
         thresholds=None,
         k_min=None,

@@ -14,13 +14,13 @@ from noiser.attribution import store
 from noiser.attribution.info import checked_info
 from noiser.errors import ParameterError, StoredFileError
 from noiser.registry import renamed
-from noiser.types import Message, ModelIdentity, Pair, Place, Span, Target
+from noiser.types import Message, ModelIdentity, Pair, Place, Span, Target, Without
 
 
 def _checked_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The hyper-parameters of a file; "score" is looked up by displays."""
+    """The hyper-parameters of a file; "objective" is looked up by displays."""
     if not isinstance(parameters.get("objective"), str | None):
-        raise ValueError(f"score is {parameters['score']!r:.80}; expected a text")
+        raise ValueError(f"objective is {parameters['objective']!r:.80}; expected a text")
     return parameters
 
 
@@ -46,6 +46,7 @@ class AttributionRecord:
     thresholds: Annotated[Float[Tensor, "targets units"], store.ROWS] | None = None
     k_min: Annotated[Float[Tensor, " targets"], store.ROW] | None = None
     pairs: tuple[Pair, ...] = ()
+    without: tuple[tuple[Without | None, ...], ...] | None = None
     info: Annotated[Mapping[str, Any], AfterValidator(checked_info)]
 
     def __post_init__(self) -> None:
@@ -61,6 +62,12 @@ class AttributionRecord:
             if values is not None and values.shape != expected:
                 raise ParameterError(
                     f"{name} has shape {[*values.shape]}; expected {[*expected]} for {there}."
+                )
+        if self.without is not None:
+            lengths = [len(row) for row in self.without]
+            if lengths != [shape[1]] * shape[0]:
+                raise ParameterError(
+                    f"without has rows of {lengths}; expected {[*shape]} for {there}."
                 )
         for pair in self.pairs:
             if not (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from noiser.attribution.amounts import amounts_of
 from noiser.attribution.display import label, labels
 from noiser.attribution.paths import flow
-from noiser.numbers import number_format
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -72,7 +72,7 @@ def _path(link: Arc, longest: int) -> str:
 def sentences(att: AttributionRecord, row: int) -> list[str]:
     """A line for each kind of pair; safe to show.
 
-    An example is "either would do: “A” or “B” (-1.2 ± 0.1)".
+    An example is "either would do: “A” or “B” (-12 %)".
     """
     names = labels(att)
     lines: list[str] = []
@@ -80,10 +80,10 @@ def sentences(att: AttributionRecord, row: int) -> list[str]:
         pairs = [pair for pair in att.pairs if pair.target == row and pair.kind == kind]
         if not pairs:
             continue
-        show = number_format([pair.score for pair in pairs])
+        amounts = amounts_of(att, row)
         texts: list[str] = []
         for _, (first, second), score, stderr, _ in pairs[:_MOST]:
-            score_text = show.with_error(score, stderr)
+            score_text = amounts.with_unit(score, stderr)
             texts.append(f"“{names[first]}” {word} “{names[second]}” ({score_text})")
         if len(pairs) > _MOST:
             texts.append(f"{len(pairs) - _MOST} more")
@@ -101,7 +101,7 @@ def pair_arcs(att: AttributionRecord, row: int) -> tuple[list[tuple[str, str]], 
     for pair in pairs:
         units.update(pair.units)
     in_order = sorted(units)
-    show = number_format(att.scores[row].tolist())
+    show = amounts_of(att, row)
     names = labels(att)
     lines = [(show(float(att.scores[row, unit])), names[unit]) for unit in in_order]
     largest = max((abs(pair.score) for pair in pairs), default=1.0) or 1.0

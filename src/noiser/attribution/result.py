@@ -52,6 +52,9 @@ class Attribution(AttributionRecord, SavedResult):
         stderr: [targets, units], standard error of each score over the noise samples; None if there are none.
         pairs: units that decide only together, or of which either would do, for each target the largest first, from
             `joint`. `pandas.DataFrame(att.pairs)` is a table.
+        without: for each target and unit, as in `without[0][3]`, what the model says without the unit: a `Without`, or
+            None where that input was not run. `joint` and the methods that remove one unit at a time run them anyway;
+            for other methods it is None, and `noiser.without` runs them.
         foil: the alternative token of a contrastive attribution, or None.
         unit, target_unit: kinds of units and targets, such as "token", "word", "spans", or "auto": of several sizes.
         method: versioned registry name, such as "noiser@2".

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from noiser.attribution import display, heatmap
+from noiser.attribution.amounts import Amounts, amounts_of, probability_text
 from noiser.attribution.display import (
     DARK_PAPER,
     Colour,
@@ -36,7 +37,6 @@ from noiser.attribution.heatmap import (
     heat_map,
     numbers,
 )
-from noiser.numbers import NumberFormat, number_format
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -126,8 +126,8 @@ def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[R
             yield _line(heat.facts, "dim")
         if heat.largest:
             yield _line(heatmap.strongest(heat))
-        for pair in heat.pairs:
-            yield _line(pair)
+        for line in (*heat.without, *heat.pairs):
+            yield _line(line)
         if legend:
             words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
             yield _line(words, "dim")
@@ -152,8 +152,8 @@ def _plain(attributions: Sequence[AttributionRecord], row: int) -> Iterator[Rend
         heat = heat_map(att, row)
         yield _line(heatmap.strongest(heat))
         yield from _numbers(numbers([att], row, _MOST_UNITS))
-        for pair in heat.pairs:
-            yield _line(pair)
+        for line in (*heat.without, *heat.pairs):
+            yield _line(line)
 
 
 def _text(heat: HeatMap, target: str = "") -> str:
@@ -188,11 +188,14 @@ def _block(att: AttributionRecord, rows: Sequence[int], units: Sequence[int]) ->
     """Units by targets; a score without a signal stands in brackets."""
     names = labels(att)
     head = [f"  {heatmap.kind_of_units(att)}"]
-    columns = [[Text("  probability", "dim"), *(Text(f"  {names[unit]}") for unit in units)]]
+    is_per_token = any("per token" in probability_text(att.targets[row]) for row in rows)
+    heading = "  probability per token" if is_per_token else "  probability"
+    columns = [[Text(heading, "dim"), *(Text(f"  {names[unit]}") for unit in units)]]
     for row in rows:
         target = att.targets[row]
         head.append(shorten(label(target.text), 10))
-        columns.append([Text(f"{target.probability:.3g}", "dim"), *_column(att, row, units)])
+        probability = probability_text(target).removesuffix(" per token")
+        columns.append([Text(probability, "dim"), *_column(att, row, units)])
     return _grid(head, list(zip(*columns, strict=True)))
 
 
@@ -200,12 +203,12 @@ def _column(att: AttributionRecord, row: int, units: Sequence[int]) -> list[Text
     """The scores of some units for one target, each on its colour."""
     scores: list[float] = att.scores[row].tolist()
     errors = errors_of(att, row)
-    show = number_format(scores)
+    show = amounts_of(att, row)
     largest = float(att.scores[row].abs().nan_to_num().max()) or 1.0
     return [_number(show, scores[unit], errors[unit], scores[unit] / largest) for unit in units]
 
 
-def _number(show: NumberFormat, score: float, stderr: float, weight: float) -> Text:
+def _number(show: Amounts, score: float, stderr: float, weight: float) -> Text:
     """A score on its colour; in brackets if it has no signal, empty if it is none."""
     if math.isnan(score):
         return Text()
@@ -223,7 +226,7 @@ def _numbers(table: NumberRows) -> Iterator[RenderableType]:
         yield _line("no unit stands before this target")
         return
     rows = [[Text(f"  {unit}"), *map(Text, texts)] for unit, *texts in table.rows]
-    if table.head[1] == "score":
+    if table.has_bars:
         with_bars: list[list[Text]] = []
         for row, weights in zip(rows, table.weights, strict=True):
             with_bars.append([*row[:2], Text(_bar(weights[0]))])

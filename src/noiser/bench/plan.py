@@ -123,7 +123,7 @@ class MethodEntry(PlanEntry):
     name: str
     args: dict[str, Any] = Field(default_factory=dict)
     profile: Profile = "paper"
-    unit: TextUnitName | SpanUnit = "token"
+    unit: TextUnitName | SpanUnit = "word"
     models: Texts = ()
     data: Texts = ()
     metrics: Texts = ()

@@ -98,10 +98,16 @@ def cite(
     question: Annotated[
         str, typer.Argument(metavar="QUESTION", help="The question; - reads it from stdin.")
     ],
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="More sources, as --source docs/*.txt gives them."),
+    ] = None,
     source: Annotated[
-        list[Path],
-        typer.Option("--source", metavar="FILE", help="A text to answer from; repeatable."),
-    ],
+        list[Path] | None,
+        typer.Option(
+            "--source", metavar="FILE", help="A text to answer from, or a folder; repeatable."
+        ),
+    ] = None,
     model: o.Model = "gemma-3-270m",
     method: Annotated[
         str | None, typer.Option(help="Hides one source at a time unless given.")
@@ -129,13 +135,11 @@ def cite(
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Answers QUESTION from the sources and says which of them each sentence was written from."""
+    prompt = str(o.parse_prompt(question))
+    sources = o.documents_of([*(source or ()), *(more or ())])  # before a model is loaded
     from noiser.explain import cite as run
     from noiser.methods import make_method
 
-    prompt, sources = (
-        str(o.parse_prompt(question)),
-        [(path.name, o.text_of(path)) for path in source],
-    )
     if (parameters := o.parse_parameters(set_)) and method is None:
         parameters = {"objective": "logprob", "removal": "hidden"} | parameters
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
@@ -235,5 +239,6 @@ def diff(
             progress=progress,
         )
     output.write(found)
-    if fail_above is not None and max(abs(edit.score) for edit in found.edits) > fail_above:
+    largest = max((abs(edit.score) for edit in found.edits), default=0.0)
+    if fail_above is not None and largest > fail_above:
         raise typer.Exit(1)

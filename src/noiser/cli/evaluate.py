@@ -58,7 +58,7 @@ def evaluate(
         typer.Option(
             help="What gets a score; turn: each message of a chat; spans: those that --data names."
         ),
-    ] = "token",
+    ] = "word",
     max_new_tokens: o.MaxNewTokens = 1,
     target_unit: o.TargetUnitOption = "token",
     chat: o.Chat = False,
@@ -226,6 +226,14 @@ def report(
         bool, typer.Option("--figures", help="Also figures, as SVG and PNG.")
     ] = False,
     html: Annotated[bool, typer.Option("--html", help="Also one page with everything.")] = False,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Only this method of the plan; repeatable."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Only this metric of the plan; repeatable."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FOLDER", file_okay=False, help="Write files here."),
@@ -237,9 +245,10 @@ def report(
     """
     from noiser.bench import Store
     from noiser.bench.store import inside, write_files
-    from noiser.report import FORMATS, join, report_files
+    from noiser.report import FORMATS, join, report_files, select
 
-    store, place = join([*map(Store, folders)]), output or inside(folders[0], "report")
+    store = select(join([*map(Store, folders)]), method or (), metric or ())
+    place = output or inside(folders[0], "report")
     with progress_bar("Reporting", advise=False) as progress:
         forms = FORMATS if format_ == "all" else (format_,)
         made = report_files(store, forms, figures=figures, html=html, progress=progress)

@@ -156,7 +156,7 @@ class QuestionOptions:
         typer.Option(
             help="What gets a score; auto: sentences, then parts of those that carry the score."
         ),
-    ] = "token"
+    ] = "word"
     chat: Chat = False
 
     def arguments(self, prompt: str) -> dict[str, Any]:
@@ -309,6 +309,21 @@ def parse_prompt(typed: str, *, chat: bool = False) -> types.Prompt:
                 err=True,
             )
     return to_prompt(text_of("-") if typed == "-" else typed, chat)
+
+
+def documents_of(paths: Iterable[Path]) -> list[tuple[str, str]]:
+    """(name, text) of text files, of those in folders, and of stdin for "-"."""
+    from noiser.text.documents import read_documents
+
+    documents: list[tuple[str, str]] = []
+    for path in paths:
+        if path.is_dir():
+            documents += read_documents(path)
+        else:
+            documents.append((path.name, text_of(path)))
+    if not documents:
+        raise ParameterError("There is no source; expected --source with a text file or a folder.")
+    return documents
 
 
 def text_of(path: Path | str) -> str:

@@ -3,6 +3,7 @@
 from noiser.engine._prepare import prepare as prepare
 from noiser.engine._prepare import query_of as query_of
 from noiser.engine.effects import Effect as Effect
+from noiser.engine.effects import Prediction as Prediction
 from noiser.engine.effects import effect_of as effect_of
 from noiser.engine.effects import log_odds_margins as log_odds_margins
 from noiser.engine.engine import Engine as Engine

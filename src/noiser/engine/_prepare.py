@@ -22,6 +22,7 @@ from noiser.text import (
     Encoding,
     as_prompt,
     encode_target,
+    end_of_word,
     extend,
     find_action,
     find_sources,
@@ -30,6 +31,9 @@ from noiser.text import (
     token_texts,
 )
 from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target, TargetUnit
+
+LONGEST_WORD = 12
+"""Tokens by which a predicted piece of a word is completed at most."""
 
 Readings = list[tuple[int, ...]]
 """What a text may be as a continuation: token ids with and without a space before it."""
@@ -71,17 +75,22 @@ async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | No
     _check_vocabulary(lm, encoding, targets, foils)
     longest = _longest_sequence(question, prompt_tokens, targets, foils)
     check_length(lm, longest)
+    more_tokens = 0  # that may complete the last word of a greedy continuation
+    if _completes_words(question):
+        more_tokens = LONGEST_WORD
+        if lm.context_length is not None:
+            more_tokens = min(more_tokens, lm.context_length - longest)
 
-    context, logits = await _run_prompt(lm, encoding, targets, foils, longest)
+    context, logits = await _run_prompt(lm, encoding, targets, foils, longest + more_tokens)
     _check_predictable(lm, logits, targets, foils)
     first_logits = logits[0]
     ties: tuple[int, ...] = ()
     if question.target is not None:
         ids = _likeliest(targets, first_logits)
     else:
-        generated = _generated(lm, encoding, question)
+        generated = _generated(lm, encoding, question, more_tokens)
         if generated is None:
-            ids, logits = await _greedy(lm, context, first_logits, question)
+            ids, logits = await _greedy(lm, encoding, context, first_logits, question, more_tokens)
             ties = near_ties(lm, logits)
         else:
             ids = generated
@@ -135,6 +144,19 @@ def _explains_answer(question: Question) -> bool:
     """Whether the model's own answer to a chat is explained."""
     names_nothing = question.target is None and question.foil is None and question.of is None
     return names_nothing and not isinstance(question.prompt, str)
+
+
+def _completes_words(question: Question) -> bool:
+    """Whether a greedy continuation that ends within a word goes on to the word's end.
+
+    It does unless the caller asks for tokens, or for other parts of it.
+    """
+    names_tokens = "token" in (question.unit, question.target_unit) or isinstance(
+        question.foil, int
+    )
+    if names_tokens or question.target is not None or question.of is not None:
+        return False
+    return question.target_unit in (None, "word")
 
 
 def _check_unit_of_foil(question: Question) -> None:
@@ -225,15 +247,50 @@ def _likeliest(readings: Readings, first_logits: Float[Tensor, " vocab"]) -> tup
     return max(readings, key=lambda reading: float(first_logits[reading[0]]))
 
 
-def _generated(lm: LanguageModel, encoding: Encoding, question: Question) -> tuple[int, ...] | None:
+def _generated(
+    lm: LanguageModel, encoding: Encoding, question: Question, more_tokens: int
+) -> tuple[int, ...] | None:
     """The continuation by `generate()`; None where it is the most probable tokens."""
-    ids = lm.generated(encoding.token_ids, question.max_new_tokens or 1)
+    count = question.max_new_tokens or 1
+    ids = lm.generated(encoding.token_ids, count + more_tokens)
     if ids is None:
         return None
+    is_all = len(ids) < count + more_tokens
     for length in range(1, len(ids)):
         if _ends(lm, ids[: length + 1], question.stop):
-            return tuple(ids[:length])
-    return tuple(ids)
+            ids = ids[:length]
+            is_all = True
+            break
+    if len(ids) <= count:
+        return tuple(ids)
+    whole = _tokens_of_whole_words(lm, encoding, ids, count, is_all=is_all)
+    return tuple(ids[: whole or count])
+
+
+def _tokens_of_whole_words(
+    lm: LanguageModel, encoding: Encoding, ids: Sequence[int], count: int, *, is_all: bool
+) -> int | None:
+    """How many tokens of a continuation end with a whole word, at least `count`.
+
+    None where the last word, or character, may go on after these tokens, if they are not all.
+    """
+    whole = extend(lm.tokenizer, encoding, ids)
+    begin = len(encoding.text)
+    ends = [end - begin for _, end in whole.offsets[len(encoding.token_ids) :]]
+    text = whole.text[begin:]
+    for length in range(count, len(ids) + 1):
+        start = ends[length - 2] if length > 1 else 0
+        piece = text[start : ends[length - 1]]
+        is_space = bool(piece) and not piece.strip(" ")
+        is_broken = "\ufffd" in piece or (length < len(ids) and ends[length] == ends[length - 1])
+        if is_space or is_broken:
+            continue
+        end = end_of_word(text, ends[length - 1], is_all=is_all)
+        if end is None:
+            return None
+        if end == ends[length - 1]:
+            return length
+    return len(ids) if is_all else None
 
 
 def _target_unit(
@@ -245,7 +302,9 @@ def _target_unit(
     if question.target_unit is not None:
         return question.target_unit
     is_text = explains_answer or isinstance(question.target, str)
-    return "all" if is_text and len(ids) > 1 else "token"
+    if is_text and len(ids) > 1:
+        return "all"
+    return "word" if _completes_words(question) else "token"
 
 
 def _cut_input(
@@ -461,22 +520,37 @@ def _text_of_foil(
 
 
 async def _greedy(
-    lm: LanguageModel, context: Context, row: Float[Tensor, " vocab"], question: Question
+    lm: LanguageModel,
+    encoding: Encoding,
+    context: Context,
+    row: Float[Tensor, " vocab"],
+    question: Question,
+    more_tokens: int,
 ) -> tuple[tuple[int, ...], Float[Tensor, "tokens vocab"]]:
-    """The most probable next tokens, up to one that ends the text, and the logits of each."""
+    """The most probable next tokens, up to one that ends the text, and the logits of each.
+
+    With `more_tokens` the last word is completed by at most so many; else it stays as it is.
+    """
+    count = question.max_new_tokens or 1
     ids: list[int] = []
     rows: list[Tensor] = []
+    whole: int | None = None
     while True:
         token = int(row.argmax())
-        if ids and _ends(lm, [*ids, token], question.stop):
-            break
-        ids.append(token)
-        rows.append(row)
-        if token in lm.end_tokens or len(ids) == question.max_new_tokens:
+        is_all = bool(ids) and _ends(lm, [*ids, token], question.stop)
+        if not is_all:
+            ids.append(token)
+            rows.append(row)
+            is_all = token in lm.end_tokens
+        if len(ids) >= count and more_tokens:
+            whole = _tokens_of_whole_words(lm, encoding, ids, count, is_all=is_all)
+        if is_all or whole is not None or len(ids) >= count + more_tokens:
             break
         context.extend(lm.context([token]).inputs)
         (row,) = await Prefill(context, [len(context.inputs) - 1])
-    return tuple(ids), torch.stack(rows)
+    length = min(len(ids), whole or count)
+    context.shorten(len(encoding.token_ids) + length - 1)
+    return tuple(ids[:length]), torch.stack(rows[:length])
 
 
 def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple[int, ...]:

@@ -96,6 +96,58 @@ def _standard_errors(influences: Float[Tensor, "*rows samples"]) -> Float[Tensor
     return influences.std(-1) / samples**0.5
 
 
+class Prediction(NamedTuple):
+    """What a model predicts for a target under a change, read from the mean distribution.
+
+    Attributes:
+        probability: the target's; of several tokens the geometric mean.
+        top_token: id of the most probable token at the first of the target's tokens that is not the
+            most probable one itself; -1 where all of them are.
+        top_probability: its probability; the target's where that is -1.
+    """
+
+    probability: float
+    top_token: float
+    top_probability: float
+
+
+def beside_prediction(read: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
+    """The function that reads numbers [..., numbers], then a `Prediction` [..., numbers + 3]."""
+
+    def read_both(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
+        numbers = read(logits, clean, ids)
+        target_tokens = len(ids) - foil_tokens
+        prediction = _prediction(logits[..., :target_tokens, :].float(), ids[:target_tokens])
+        return torch.cat([numbers, prediction.to(numbers)], -1)
+
+    return read_both
+
+
+def _prediction(
+    logits: Float[Tensor, "*changes samples tokens vocab"], ids: Ids
+) -> Float[Tensor, "*changes 3"]:
+    """The numbers of a `Prediction`."""
+    if logits.shape[-3] > 1:  # the mean distribution, but for a factor
+        logits = logits.log_softmax(-1).logsumexp(-3, keepdim=True)
+    logits = logits[..., 0, :, :]
+    total = logits.logsumexp(-1)
+    best, best_tokens = logits.max(-1)
+    probability = (at(logits, ids) - total).mean(-1).exp()
+    differs = best_tokens != ids
+    first = differs.int().argmax(-1, keepdim=True)
+    top_probability = (best - total).exp().gather(-1, first)[..., 0]
+    top_token = best_tokens.gather(-1, first)[..., 0]
+    is_led = differs.any(-1)
+    return torch.stack(
+        [
+            probability,
+            torch.where(is_led, top_token, -1).to(probability),
+            torch.where(is_led, top_probability, probability),
+        ],
+        -1,
+    )
+
+
 def log_odds_margins(
     log_p: Float[Tensor, "*changes tokens vocab"],
     clean: LogProbabilities,

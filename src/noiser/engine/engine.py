@@ -187,7 +187,7 @@ class Engine:
             if not isinstance(request, Request):
                 raise ParameterError(
                     f"A method or metric awaited {request!r}; expected a request, such as "
-                    "noiser.engine.Ask."
+                    "noiser.engine.Predict."
                 )
             if isinstance(request, WhiteBoxRequest):
                 self._answer_at_once(work, request)
@@ -346,7 +346,8 @@ class Engine:
                 continue
             reading.runs[item.run].append(part)
             if reading.is_whole:
-                key = (item.work, reading.perturbation.samples, *reading.targets)
+                perturbation = reading.perturbation
+                key = (item.work, perturbation.samples, perturbation.read, *reading.targets)
                 groups.setdefault(key, []).append(reading)
         for (work, *_), readings in groups.items():
             # Reading makes several copies of the logits, so a quarter of a pass at a time.
@@ -361,13 +362,14 @@ class Engine:
         targets = readings[0].targets
         request = work.request
         query: Query = request.query
+        read = readings[0].perturbation.read or request.read
         try:
             logits = torch.stack([reading.logits() for reading in readings])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
             sizes = [len(query.ids[target]) for target in targets]
             values_of_targets: list[Tensor] = []
             for target, part in zip(targets, logits.split(sizes, 2), strict=True):
-                values = request.read(part, query.clean_of[target], query.ids[target])
+                values = read(part, query.clean_of[target], query.ids[target])
                 values_of_targets.append(values)
             answers = torch.stack(values_of_targets, 1).cpu().double()  # [changes, targets, ...]
             for reading, answer in zip(readings, answers, strict=True):

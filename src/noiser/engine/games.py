@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
+from noiser.engine.effects import Prediction, beside_prediction
 from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.perturbations import Perturbation, Predict, delete
 from noiser.engine.query import Query, Steps
@@ -30,6 +32,7 @@ class StoredGame:
         objective: name of the value, one of `noiser.engine.OBJECTIVES`; None for another number.
         values: the values of other inputs.
         evaluate: finds the values of inputs that are not stored.
+        target_tokens: the number of tokens of each target; None: one each.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class StoredGame:
         objective: str | None,
         values: Mapping[Coalition, float] | None = None,
         evaluate: Callable[[Sequence[Coalition]], Steps[Mapping[Coalition, float]]] | None = None,
+        target_tokens: Sequence[int] | None = None,
     ) -> None:
         self.mask = mask
         self.whole = whole
         self.objective = objective
+        self.target_tokens = tuple(target_tokens or [1] * len(mask))
         self._evaluate = evaluate
         self.units = [row.nonzero().flatten() for row in mask]
         self.table: dict[Coalition, float] = dict(values or {})
@@ -110,7 +115,7 @@ class StoredGame:
 class LiveGame(StoredGame):
     """The value of every target when some units are kept and the others removed.
 
-    Equal inputs are run once.
+    Equal inputs are run once. For inputs without a single unit, `without` keeps what is predicted.
 
     A unit that does not end before a target is kept for that target, and so is a unit that is only
     the query's sink, unless text is deleted. Inputs that differ only after a target are one input
@@ -138,7 +143,24 @@ class LiveGame(StoredGame):
         self._positions = removal.positions(query)
         players = removal.players(query)
         mask = players if mask is None else mask & players
-        super().__init__(mask, query.read_clean(self._read), name, evaluate=self._run)
+        # For inputs without one unit. Others are read without a prediction, which saves time.
+        self._read_both = beside_prediction(self._read, len(query.foil_ids))
+        self._predictions: dict[tuple[int, int], Prediction] = {}
+        tokens = [1 + len(target.rest) for target in query.targets]
+        whole = query.read_clean(self._read)
+        super().__init__(mask, whole, name, evaluate=self._run, target_tokens=tokens)
+
+    def without(self) -> Float64[Tensor, "targets units 3"] | None:
+        """What is predicted for each target without each unit, a `Prediction`.
+
+        NaN where that input was not run; None if no such input was run.
+        """
+        if not self._predictions:
+            return None
+        predictions = torch.full((*self.mask.shape, 3), torch.nan, dtype=torch.float64)
+        for (target, unit), prediction in self._predictions.items():
+            predictions[target, unit] = torch.tensor(prediction, dtype=torch.float64)
+        return predictions
 
     async def without_first(self) -> Float64[Tensor, "targets units"]:
         """The value without the text of a unit that is only the sink, NaN for all other units.
@@ -158,8 +180,12 @@ class LiveGame(StoredGame):
             if not targets:
                 continue
             perturbation = delete(self.query.units[unit].token_indices, targets)
-            (answer,) = await Predict(self.query, [perturbation], self._read)
-            values[targets, unit] = answer.mean(1)
+            (answer,) = await Predict(
+                self.query, [replace(perturbation, read=self._read_both)], self._read
+            )
+            for target, numbers in zip(targets, answer, strict=True):
+                self._predictions[target, unit] = Prediction(*numbers[-3:].tolist())
+            values[targets, unit] = answer[:, :-3].mean(1)
         return values
 
     async def _run(self, coalitions: Sequence[Coalition]) -> Mapping[Coalition, float]:
@@ -176,13 +202,42 @@ class LiveGame(StoredGame):
             inputs.add(target, coalition, removed, last_rows[target])
         perturbations: list[Perturbation] = []
         for removed, readers in inputs.readers.items():
-            perturbations.append(self.removal.perturbation(removed, sorted(readers)))
+            perturbation = self.removal.perturbation(removed, sorted(readers))
+            if any(map(_is_without_one, readers.values())):
+                perturbation = replace(perturbation, read=self._read_both)
+            perturbations.append(perturbation)
         try:
             answers = await Predict(self.query, perturbations, self._read)
         except OutOfTimeError as error:
-            values = _values_of(inputs, error.found)
+            values = self._values_of(inputs, perturbations, error.found)
             raise OutOfTimeError(str(error), values) from error
-        return _values_of(inputs, answers)
+        return self._values_of(inputs, perturbations, answers)
+
+    def _values_of(
+        self,
+        inputs: _Inputs,
+        perturbations: Sequence[Perturbation],
+        answers: Sequence[Tensor | None],
+    ) -> dict[Coalition, float]:
+        """The values of the coalitions that were run: means over samples.
+
+        Predictions without one unit are kept.
+        """
+        values: dict[Coalition, float] = {}
+        for readers, perturbation, answer in zip(
+            inputs.readers.values(), perturbations, answers, strict=True
+        ):
+            if answer is None:
+                continue
+            for target, numbers in zip(sorted(readers), answer, strict=True):
+                coalition = readers[target]
+                if perturbation.read is not None:
+                    numbers, prediction = numbers[:-3], numbers[-3:]
+                    if _is_without_one(coalition):
+                        unit = coalition.index(b"\0")
+                        self._predictions[target, unit] = Prediction(*prediction.tolist())
+                values[target, coalition] = float(numbers.mean())
+        return values
 
 
 class _Inputs:
@@ -216,11 +271,6 @@ def _removed_positions(positions: Sequence[Sequence[int]], coalition: bytes) -> 
     return tuple(sorted(removed))
 
 
-def _values_of(inputs: _Inputs, answers: Sequence[Tensor | None]) -> dict[Coalition, float]:
-    """The values of the coalitions that were run: means over samples."""
-    values: dict[Coalition, float] = {}
-    for readers, answer in zip(inputs.readers.values(), answers, strict=True):
-        if answer is not None:
-            for target, value in zip(sorted(readers), answer.mean(1).tolist(), strict=True):
-                values[target, readers[target]] = value
-    return values
+def _is_without_one(coalition: bytes) -> bool:
+    """Whether a coalition keeps all units but one."""
+    return coalition.count(b"\0") == 1

@@ -33,6 +33,7 @@ class Perturbation:
         samples: how many versions of the changed rows there are.
         hidden: no later token after the sources attends to the positions, and no row changes; see `hide`.
         targets: indices of the targets that are read under it; None for all.
+        read: what is read under it in place of the request's own numbers; None for these.
     """
 
     positions: tuple[int, ...]
@@ -40,6 +41,7 @@ class Perturbation:
     samples: int = 1
     hidden: bool = False
     targets: Sequence[int] | None = None
+    read: ObjectiveFn | None = None
 
     def inputs(
         self, context: Context, start: int, stop: int, samples: slice = slice(None)
@@ -174,8 +176,9 @@ class Predict(Request[list[Tensor]]):
     """The request to read numbers of a prediction under changes of the query's input.
 
     The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
-    (see `noiser.engine.objectives`) makes of the logits at each target that the change names, from all of its samples.
-    `read` gets the logits of several changes at a time, [changes, samples, tokens, vocab].
+    (see `noiser.engine.objectives`), or the change's own `read`, makes of the logits at each target that the change
+    names, from all of its samples. `read` gets the logits of several changes at a time, [changes, samples, tokens,
+    vocab].
     """
 
     query: Query

@@ -44,10 +44,12 @@ def measure(
     if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
         expected = "expected an attribution. Pass noiser.attribute(lm, ...), or use noiser.evaluate"
         raise ParameterError(f"att is a {type(att).__name__}; {expected}.")
-    (metric,) = metrics_of(name, settings, "spans", "gold", "reattribute").values()
+    ((full_name, metric),) = metrics_of(name, settings, "spans", "gold", "reattribute").items()
 
     async def steps() -> Measured:
         query = await restore(lm, att)
-        return await run_metric(Case(query=query, att=att, seed=seed, **settings), metric)
+        return await run_metric(
+            Case(query=query, att=att, seed=seed, **settings), metric, full_name
+        )
 
     return dict(run_one(lm, steps(), progress))

@@ -122,7 +122,7 @@ def item_of(index: int, example: Any) -> Item:
 def asked_of(
     method: Method,
     profile: Profile,
-    unit: Any = "token",
+    unit: Any = "word",
     max_new_tokens: int = 1,
     target_unit: Any = "token",
 ) -> tuple[Method, Question]:
@@ -224,7 +224,9 @@ def measure_block(
             if metric.measure_all:
                 columns, share = _together(metric.measure_all, cases)
             else:
-                columns, share = _timed(lm, [run_metric(case, metric) for case in cases], tick)
+                columns, share = _timed(
+                    lm, [run_metric(case, metric, name) for case in cases], tick
+                )
         for (one, _), numbers in zip(whole, columns, strict=True):
             one.numbers[name], one.seconds[name] = numbers, share
         for _ in range(len(items) - (0 if metric.measure_all else len(cases))):

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from noiser import numbers
 from noiser.attribution.display import aligned, label, short
+from noiser.attribution.latex import latex_table
 from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import read_saved, restored, to_jsonable
@@ -284,6 +285,12 @@ class Evaluation(SavedResult):
             map(escaped_line, self._notes()),
         )
         return "\n\n".join([*above, markdown_table(self._cells()), *below]) + "\n"
+
+    def to_latex(self) -> str:
+        """The table of numbers for a paper, with its title as caption; it needs booktabs."""
+        columns = 5  # number, value, interval, p and n
+        rows = [row[:columns] for row in self._cells()]
+        return latex_table(rows, self._title)
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""

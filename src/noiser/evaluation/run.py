@@ -37,7 +37,7 @@ def evaluate(
     metrics: str | Iterable[str] = ("faithfulness",),
     *,
     judge: Any = None,
-    unit: Unit | AutoUnit | SpanUnit = "token",
+    unit: Unit | AutoUnit | SpanUnit = "word",
     max_new_tokens: int = 1,
     target_unit: TargetUnit = "token",
     seed: int = 0,

@@ -23,6 +23,7 @@ from noiser.explain._slim import Slim as Slim
 from noiser.explain._slim import slim as slim
 from noiser.explain._tolerance import Tolerance as Tolerance
 from noiser.explain._tolerance import tolerance as tolerance
+from noiser.explain._without import without as without
 from noiser.explain.citations import Citations as Citations
 from noiser.explain.citations_record import Citation as Citation
 from noiser.explain.citations_record import Opponent as Opponent

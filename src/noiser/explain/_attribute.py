@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
+from jaxtyping import Float
+from torch import Tensor
+
 from noiser.attribution import Attribution, Attributions
 from noiser.checks import check_positive, check_seed, plain
-from noiser.engine import Query, first_position, prepare, run_one
+from noiser.engine import OBJECTIVES, Prediction, Query, first_position, prepare, run_one
 from noiser.errors import OutOfTimeError
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores
@@ -31,7 +35,7 @@ from noiser.model.language_model import LanguageModel, check_model
 from noiser.objectives import name_of
 from noiser.progress import progress_of
 from noiser.registry import __version__, version_of
-from noiser.text import Encoding
+from noiser.text import Encoding, token_texts
 from noiser.types import (
     AutoUnit,
     Objective,
@@ -44,6 +48,7 @@ from noiser.types import (
     SpecialTokens,
     TargetUnit,
     Unit,
+    Without,
 )
 
 T = TypeVar("T")
@@ -138,7 +143,7 @@ def attribute(
     foil: str | int | Sequence[str | int | None] | None = None,
     max_new_tokens: int | None = None,
     target_unit: TargetUnit | None = None,
-    unit: Unit | AutoUnit = "token",
+    unit: Unit | AutoUnit = "word",
     sources: Sources | Sequence[Sources | None] | None = None,
     continuation_units: bool | None = None,
     seed: int | Sequence[int] = 0,
@@ -167,15 +172,17 @@ def attribute(
             rest of the target is contrasted with the rest of the foil as wholes, by two runs of the model if either
             has several tokens. One row; `target_unit` is left out.
         max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends. None: 1, or 40
-            of a chat's answer, which is explained where neither `target` nor `foil` nor `of` is given.
+            of a chat's answer, which is explained where neither `target` nor `foil` nor `of` is given. A word that
+            these tokens cut goes on to its end, unless `unit` or `target_unit` asks for tokens.
         target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all"
             of it, as a span of tokens; or a list of (start, end) character spans of its text. None: "all" of a chat's
-            answer and of a target that is a text of several tokens, else "token". See docs/prompts.md.
-        unit: the part of the prompt that gets a score: "token" (byte-level pieces of one character are one unit),
-            "word", "field" (of JSON, or an argument), "sentence", "line", "paragraph", "turn" (each message of a chat),
-            "source", or a list of (start, end) character spans. "auto", for long prompts: sources, or else messages of
-            a chat with more than four, or else sentences, first, then smaller units inside those that carry the score;
-            a unit's parts add up to its score.
+            answer and of a target that is a text of several tokens, else "word", or "token" where `unit` is "token".
+            See docs/prompts.md.
+        unit: the part of the prompt that gets a score: "word" (with the punctuation that it touches),
+            "token" (byte-level pieces of one character are one unit), "field" (of JSON, or an argument),
+            "sentence", "line", "paragraph", "turn" (each message of a chat), "source", or a list of (start, end)
+            character spans. "auto", for long prompts: sources, or else messages of a chat with more than four, or else
+            sentences, first, then smaller units inside those that carry the score; a unit's parts add up to its score.
         sources: documents in the prompt, or examples: texts or (title, text) pairs that each stand in it word for word;
             `noiser.place_sources` makes such a prompt. Nothing else in the prompt is then a unit.
         continuation_units: with several targets, whether the continuation's earlier tokens are units too. None: they
@@ -318,6 +325,7 @@ async def attribution_of(
         "first_token": _first_token(query.with_units(units), scores),
         "near_ties": list(query.near_ties),
         "unasked": await _unasked(query, units, scores),
+        "score_units": scores.info.get("score_units") or _score_units(method, query),
     }
     return Attribution(
         text=query.encoding.text,
@@ -329,6 +337,7 @@ async def attribution_of(
         k_min=scores.k_min,
         stderr=scores.stderr,
         pairs=scores.pairs,
+        without=None if scores.without is None else without_of(lm, query, scores.without),
         foil=query.foil,
         unit=query.unit,
         target_unit=query.target_unit,
@@ -341,6 +350,34 @@ async def attribution_of(
         | {package: version_of(package) for package in ("torch", "transformers")},
         info={**scores.info, **{name: fact for name, fact in facts.items() if fact}},
     )
+
+
+def _score_units(method: Method, query: Query) -> list[str] | None:
+    """The unit of the scores of each target, by the method's objective; None if it has none."""
+    name = getattr(method, "objective", None)
+    if query.of is not None or name not in OBJECTIVES.names():
+        return None
+    return [OBJECTIVES.get(str(name)).factory().unit] * len(query.targets)
+
+
+def without_of(
+    lm: LanguageModel, query: Query, predictions: Float[Tensor, "targets units 3"]
+) -> tuple[tuple[Without | None, ...], ...]:
+    """The predictions without each unit, with the leading tokens as text."""
+    rows: list[tuple[Without | None, ...]] = []
+    for target, predictions_of_target in zip(query.targets, predictions.tolist(), strict=True):
+        row: list[Without | None] = []
+        for numbers in predictions_of_target:
+            prediction = Prediction(*numbers)
+            if math.isnan(prediction.probability):
+                row.append(None)
+                continue
+            leader = target.text
+            if prediction.top_token >= 0:
+                (leader,) = token_texts(lm.tokenizer, [int(prediction.top_token)])
+            row.append(Without(prediction.probability, leader, prediction.top_probability))
+        rows.append(tuple(row))
+    return tuple(rows)
 
 
 async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int] | None:

@@ -27,16 +27,24 @@ from noiser.explain.sameness import Sameness
 from noiser.methods import AttentionGradient, Method, Occlusion, Search, for_text, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.text import TEMPLATE, begin_of_sources, make_units, place_sources, without_sources
+from noiser.text import (
+    TEMPLATE,
+    begin_of_sources,
+    make_units,
+    place_sources,
+    read_documents,
+    with_leads,
+    without_sources,
+)
 from noiser.types import (
     Accuracy,
     CitedUnit,
+    Documents,
     Progress,
     Prompt,
     Prompts,
     Question,
     Source,
-    Sources,
     Span,
     TargetUnit,
 )
@@ -91,7 +99,7 @@ class CiteOptions(TypedDict, total=False):
 def cite(
     lm: LanguageModel,
     question: Prompt,
-    sources: Sources,
+    sources: Documents,
     *,
     answer: str | tuple[int, ...] | None = None,
     **options: Unpack[CiteOptions],
@@ -102,7 +110,7 @@ def cite(
 def cite(
     lm: LanguageModel,
     question: Prompts,
-    sources: Sequence[Sources],
+    sources: Sequence[Documents],
     *,
     answer: str | Sequence[str | Sequence[int] | None] | None = None,
     **options: Unpack[CiteOptions],
@@ -112,7 +120,7 @@ def cite(
 def cite(
     lm: LanguageModel,
     question: Prompt | Prompts,
-    sources: Sources | Sequence[Sources],
+    sources: Documents | Sequence[Documents],
     *,
     accuracy: Accuracy = "accurate",
     method: str | Method | None = None,
@@ -143,7 +151,8 @@ def cite(
         question: a text; it becomes a user's message if the tokenizer has a chat template. Or chat messages, whose last
             one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
             of answers); they run side by side and give the same numbers as separate calls.
-        sources: texts or (title, text) pairs.
+        sources: texts or (title, text) pairs; {title: text}; a folder, or paths of text files, as `pathlib.Path`; or
+            documents of LangChain or LlamaIndex. One without text keeps its number and is not in the prompt.
         accuracy: "accurate": every source is hidden, see above. "fast": question and answer run twice and back; a
             check of 8 random halves of the sources says whether that predicts what hiding does. Where it does not, with
             fewer than 20 sources, or where the model cannot be read so, as "accurate".
@@ -190,8 +199,9 @@ def cite(
         accurate = for_text(accurate or Search())
     writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if lm.chats else "\n"}
 
-    async def cite_one(question: Prompt, sources: Sources, answer: Any) -> Citations:
+    async def cite_one(question: Prompt, sources: Documents, answer: Any) -> Citations:
         """The citations of one question."""
+        sources = read_documents(sources)
         request = _request(lm, question, template)
         prompt = request if template is None else place_sources(request, sources, template)
         encoding = lm.encode(prompt, documents=True)
@@ -208,6 +218,7 @@ def cite(
         )
         announce(lm, parts, accurate or METHOD, seed)
         query = await prepare(lm, parts, encoding)
+        query = replace(query, sources=with_leads(query.sources, sources))
         answer_text = "".join(query.target_texts)
         if not answer_text.strip():
             raise TargetError(

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 EXACT = 8
 """Up to this many edits, every mixture of both versions is run."""
 
+CLEAR = 0.1
+"""An edit that moves the log-probability by fewer nats has no clear effect: e^0.1 is 10 % more."""
+
 ORDERS = 10
 """With more edits: the number of random orders, each walked forwards and backwards."""
 
@@ -74,6 +77,7 @@ class Diff(SavedResult):
         log_p_before: log-probability of `answer` after the version before, in nats.
         log_p_after: log-probability of `answer` after the version after.
         edits: in the order of the text. Their scores add up to `log_p_after - log_p_before`.
+            There are none where the versions are equal.
         pairs: edits that act only together, or either of which would do; `units` are indices of
             `edits`.
         texts: for each message (or for the text), its unchanged pieces and the indices of its
@@ -148,6 +152,10 @@ class Diff(SavedResult):
         for pair in self.pairs:
             first, second = pair.units
             yield f"({first + 1}) and ({second + 1}): {WORDS[pair.kind][0]}"
+        if not self.edits:
+            yield "no edits: both versions are the same"
+        elif not any(map(_is_clear, self.edits)):
+            yield f"no clear effect: no edit moves the log-probability by {CLEAR:g} nats or more"
 
     def to_dataframe(self) -> DataFrame:
         """One row per edit, in the order of the text."""
@@ -168,11 +176,13 @@ class Diff(SavedResult):
         """Both versions in one text, the facts, and a table of the edits, as Markdown."""
         marks = [f"{mark}({index})" for index, mark in enumerate(self._marks(), 1)]
         texts = [text.replace("\n", " ") for text in self._texts(marks, visible)]
+        lines = [*map(escaped_line, texts), *map(escaped_line, self._facts())]
+        if not self.edits:
+            return "\n\n".join(lines) + "\n"
         rows = [["edit", "nats", "before", "after"]]
         for index, score in self._ranked():
             edit = self.edits[index]
             rows.append([str(index + 1), score, label(edit.before), label(edit.after)])
-        lines = [*map(escaped_line, texts), *map(escaped_line, self._facts())]
         return "\n\n".join([*lines, markdown_table(rows, (1,))]) + "\n"
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
@@ -194,7 +204,8 @@ class Diff(SavedResult):
         texts = "".join(f"<p class=text dir=auto>{text}</p>" for text in self._texts(marks, escape))
         facts = "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
         rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
-        body = f"{texts}{facts}{html_table(['edit', 'nats', ''], rows)}"
+        table = html_table(["edit", "nats", ""], rows) if rows else ""
+        body = f"{texts}{facts}{table}"
         return f'<style>{css("explain", "diff.css")}</style><div class="noiser-diff">{body}</div>'
 
 
@@ -224,7 +235,7 @@ def diff(
         progress: called with (done, expected) mixtures.
 
     Raises:
-        PromptError: the versions are equal, or chats of other messages.
+        PromptError: the versions are chats of other messages.
 
     Example:
         >>> before = "Paris is the capital of"
@@ -250,6 +261,17 @@ def diff(
     question_before = Question(prompt=before, **options)
     query_before = run_one(lm, prepare(lm, question_before, encoding_before))
     objective = query.objective("logprob")
+    if not edits:
+        value = float(query.read_clean(objective))
+        return Diff(
+            answer=query.target_texts[0],
+            answer_before=query_before.target_texts[0],
+            log_p_before=value,
+            log_p_after=value,
+            edits=(),
+            pairs=(),
+            texts=texts,
+        )
     plan = _plan(lm, query, query_before, len(edits))
     mixed_options: dict[str, Any] = {**options, "target": query.target_ids}
     if lm.is_text_only:
@@ -355,6 +377,11 @@ def _plan(lm: LanguageModel, query: Query, query_before: Query, edits: int) -> _
     return _Plan(ShapleySampling(objective="logprob", permutations=orders), finds_pairs=False)
 
 
+def _is_clear(edit: Edit) -> bool:
+    """Whether an edit has an effect that is large enough, and more than two standard errors."""
+    return abs(edit.score) >= CLEAR and abs(edit.score) > 2 * edit.stderr
+
+
 def _messages(prompt: Prompt) -> Sequence[Message]:
     """The messages of a chat; a text becomes a single message without a role."""
     if isinstance(prompt, str):
@@ -408,8 +435,6 @@ def _find_edits(
                 f"Message {index} differs in more than its content. Edit contents alone."
             )
         texts.append(_find_edits_of_message(index, old, new, edits))
-    if not edits:
-        raise PromptError("Both versions of the prompt are the same. Give two that differ.")
     return tuple(texts), edits
 
 

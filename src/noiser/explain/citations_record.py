@@ -44,12 +44,16 @@ class Quote(NamedTuple):
         start: of the part with its whitespace, in characters of the attribution's text.
         end: likewise.
         score: its part of the source's score.
+        start_in_source: of `text`, in characters of the text that the caller gave for the source.
+        end_in_source: likewise.
     """
 
     text: str
     start: int
     end: int
     score: float
+    start_in_source: int
+    end_in_source: int
 
 
 class Citation(NamedTuple):
@@ -103,6 +107,8 @@ class Sentence(NamedTuple):
 
     Attributes:
         text: as it stands in the answer, with the whitespace before it.
+        start: of the sentence without whitespace around it, in characters of the answer.
+        end: likewise.
         log_probability: of all its tokens, in nats, given everything before it.
         loss: the fall of its log-probability when all sources are removed at once, in nats.
         from_memory: whether it loses so little that the model says it without the sources.
@@ -115,6 +121,8 @@ class Sentence(NamedTuple):
     """
 
     text: str
+    start: int
+    end: int
     log_probability: float
     loss: float
     from_memory: bool
@@ -209,13 +217,23 @@ class CitationsRecord:
 
     @cached_property
     def _by_source(self) -> Attribution:
-        """The attribution with a column for each source."""
-        return self.attribution.aggregate([(source.start, source.end) for source in self.sources])
+        """The attribution with a column for each source that has text."""
+        spans = [(source.start, source.end) for source in self.sources if source.text]
+        return self.attribution.aggregate(spans)
 
     @property
     def scores(self) -> Float[Tensor, "sentences sources"]:
-        """The loss of each sentence without each source."""
-        return self._by_source.scores
+        """The loss of each sentence without each source; NaN for a source without text."""
+        return self._with_empty(self._by_source.scores)
+
+    def _with_empty(
+        self, values: Float[Tensor, "sentences _"]
+    ) -> Float[Tensor, "sentences sources"]:
+        """The numbers of sources that have text, with NaN for those without."""
+        has_text = torch.tensor([bool(source.text) for source in self.sources])
+        whole = torch.full((len(values), len(has_text)), torch.nan)
+        whole[:, has_text] = values
+        return whole
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
@@ -245,10 +263,16 @@ class CitationsRecord:
             cited.update(number for term in rule.terms for number in term if number > 0)
         citations = [candidate for candidate in candidates if candidate.number in cited]
 
+        before = "".join(each.text for each in self.attribution.targets[:row])
+        stripped = target.text.strip()
+        start = len(before) + target.text.find(stripped)
+
         # `probability` is the geometric mean over the sentence's tokens.
         token_log_probability = math.log(max(target.probability, 1e-300))
         return Sentence(
             text=target.text,
+            start=start,
+            end=start + len(stripped),
             log_probability=len(target.token_ids) * token_log_probability,
             loss=loss,
             from_memory=from_memory,
@@ -283,7 +307,7 @@ class CitationsRecord:
         """The number of the last source that a unit is in; 0 for none."""
         owner = 0
         for number, source in enumerate(self.sources, 1):
-            if source.start < unit.end and unit.start < source.end:
+            if source.text and source.start < unit.end and unit.start < source.end:
                 owner = number
         return owner
 
@@ -291,7 +315,9 @@ class CitationsRecord:
         """Every source as a citation of a sentence, whether it is cited or not."""
         scores = self.scores[row]
         errors = self._by_source.stderr
-        stderr = torch.full_like(scores, torch.nan) if errors is None else errors[row]
+        stderr = torch.full_like(scores, torch.nan)
+        if errors is not None:
+            stderr = self._with_empty(errors)[row]
         positive = scores.nan_to_num(0.0).clamp_min(0)
         shares = positive / positive.sum().clamp_min(torch.finfo(positive.dtype).tiny)
         candidates: list[Citation] = []
@@ -307,8 +333,20 @@ class CitationsRecord:
         scores = self.attribution.scores[row].tolist()
         for unit, score in zip(self.attribution.units, scores, strict=True):
             if score > 0 and start < unit.end and unit.start < source.end:
-                text = self.attribution.text[max(start, unit.start) : unit.end].strip()
-                quotes.append(Quote(text, unit.start, unit.end, score))
+                first = max(start, unit.start)
+                piece = self.attribution.text[first : unit.end]
+                text = piece.strip()
+                start_in_source = source.lead + first + piece.find(text) - start
+                quotes.append(
+                    Quote(
+                        text,
+                        unit.start,
+                        unit.end,
+                        score,
+                        start_in_source,
+                        start_in_source + len(text),
+                    )
+                )
         return tuple(sorted(quotes, key=lambda quote: -quote.score))
 
     @property

@@ -158,6 +158,7 @@ class Game:
             score=score,
             units=self.units,
             targets=self.targets,
+            target_tokens=self._game.target_tokens,
             mask=self._game.mask.tolist(),
             values=values,
         )
@@ -181,7 +182,13 @@ class Game:
         game.units = saved.units
         game.targets = saved.targets
         mask = torch.tensor(saved.mask)
-        game._game = StoredGame(mask, torch.tensor(whole).double(), saved.score, values)
+        game._game = StoredGame(
+            mask,
+            torch.tensor(whole).double(),
+            saved.score,
+            values,
+            target_tokens=saved.target_tokens,
+        )
         return game
 
 
@@ -195,5 +202,6 @@ class _SavedGame(BaseModel):
     score: str | None
     units: tuple[Span, ...]
     targets: tuple[str, ...]
+    target_tokens: tuple[int, ...] | None = None
     mask: list[list[bool]]
     values: list[dict[str, float]]

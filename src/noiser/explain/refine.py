@@ -145,8 +145,21 @@ def _scores_of(table: _UnitRows, units: Sequence[Span], runs: Sequence[_RefinedR
         k_min=torch.stack(k_min).nan_to_num(torch.inf).amin(0) if k_min else None,
         stderr=None if numbers["stderr"].isnan().all() else numbers["stderr"],
         pairs=_placed(runs, units, numbers["score"]),
+        without=_without(runs, units),
         info=info,
     )
+
+
+def _without(runs: Sequence[_RefinedRun], units: Sequence[Span]) -> Tensor | None:
+    """The predictions without each of the final units, from the runs that scored them."""
+    predictions: dict[Span, Tensor] = {}
+    for run_units, scores in runs:
+        if scores.without is not None:
+            predictions.update(zip(run_units, scores.without.unbind(1), strict=True))
+    if not predictions:
+        return None
+    missing = torch.full_like(next(iter(predictions.values())), torch.nan)
+    return torch.stack([predictions.get(unit, missing) for unit in units], 1)
 
 
 def _settled(score: Float[Tensor, " targets"], parts: _UnitRows) -> _UnitRows:

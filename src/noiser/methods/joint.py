@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from noiser.checks import check_choice
 from noiser.engine import OBJECTIVES, LiveGame, Query, StoredGame, remover
 from noiser.errors import OutOfTimeError
-from noiser.methods.pairs import Matters, PlayedInputs, find_pairs, name_of_pair, wider
+from noiser.methods.pairs import PlayedInputs, find_pairs, name_of_pair, wider
 from noiser.methods.protocol import Parameters, RemovalName, Scores, TwoOrMore
-from noiser.methods.removal import check_enough, scatter_to_units, score_first_token
+from noiser.methods.removal import check_enough, scatter_to_units, with_single_removals
 from noiser.types import Pair
 
 
@@ -72,7 +74,8 @@ class Joint(Parameters):
             "noise" of twice their size, "delete" or "hidden"; see `noiser.engine.remover`.
         objective: "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost
             and still weighs it most while it stands, and g = log p / (1 - p), in which effects add
-            up. The others are both f and g: "prob", "logprob", "logit", or "hellinger", minus the
+            up. For a target of several tokens f = log p(target), in nats, since p itself is tiny
+            whatever is kept. The others are both f and g: "prob", "logprob", "logit", or "hellinger", minus the
             distance to the clean distribution, which does not ask what speaks for the target. With
             a foil, "root", "logit" and "logprob" are log odds of the target against it, and "prob"
             the difference.
@@ -96,7 +99,15 @@ class Joint(Parameters):
         read = name if query.of is None and query.foil is None else query.objective(name)
         game = LiveGame(query, read, remover(query, self.removal, noise))
         scores = await self.score_game(game, rng)
-        return await score_first_token(game, scores, self._value(game))
+        if self.objective == "root" and query.of is None:
+            units = ["nats" if query.foil or tokens > 1 else "" for tokens in game.target_tokens]
+            scores = replace(scores, info={**scores.info, "score_units": units})
+
+        def values_of_targets(values: Tensor) -> Tensor:
+            rows = [self._value(game, target)(row) for target, row in enumerate(values)]
+            return torch.stack(rows)
+
+        return await with_single_removals(game, scores, values_of_targets)
 
     async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:
         """Runs every input once for all targets, then solves for each target.
@@ -108,13 +119,12 @@ class Joint(Parameters):
         for target, units in enumerate(game.units):
             draws[target], values[target] = _in_time(draws[target], units, values[target])
 
-        value = self._value(game)
         played: list[PlayedInputs] = []
         fits: list[_Fit] = []
         for target, units in enumerate(game.units):
             kept, complete = draws[target]
             middle_inputs = PlayedInputs.of(kept, units, game.whole[target], values[target])
-            end_inputs = middle_inputs.map(value)
+            end_inputs = middle_inputs.map(self._value(game, target))
             middle = _fit_middle(middle_inputs, complete=complete)
             fits.append(_in_order(end_inputs.steps().mean(0), middle))
             played.append(end_inputs)
@@ -125,10 +135,10 @@ class Joint(Parameters):
                 pairs = await find_pairs(
                     game,
                     played,
-                    value,
+                    partial(self._value, game),
                     complete=[of_target.complete for of_target in draws],
                     checks=self.pairs if isinstance(self.pairs, int) else 0,
-                    matters=self._matters(game),
+                    matters=partial(self._matters, game),
                 )
         return Scores(
             scores=scatter_to_units(game, [fit.scores for fit in fits]),
@@ -140,27 +150,31 @@ class Joint(Parameters):
             },
         )
 
-    def _is_rooted(self, game: StoredGame) -> bool:
-        return self.objective == "root" and game.objective == "logit"
+    def _is_rooted(self, game: StoredGame, target: int) -> bool:
+        """Whether f is p^¼ for a target, which is a single token."""
+        of_odds = self.objective == "root" and game.objective == "logit"
+        return of_odds and game.target_tokens[target] == 1
 
-    def _value(self, game: StoredGame) -> Callable[[Tensor], Tensor]:
-        """From the values of the game to f."""
-        if self._is_rooted(game):
+    def _value(self, game: StoredGame, target: int) -> Callable[[Tensor], Tensor]:
+        """From the values of a target to f."""
+        if self._is_rooted(game, target):
             return lambda odds: odds.sigmoid() ** ROOT
+        if self.objective == "root" and game.objective == "logit":
+            return logsigmoid
         return Tensor.double
 
-    def _matters(self, game: StoredGame) -> Matters:
-        """Whether all units make the target `RATIO` times as probable as none of them.
+    def _matters(self, game: StoredGame, target: int, whole: float, nothing: float) -> bool:
+        """Whether all units make a target `RATIO` times as probable as none of them.
 
         Where an answer hardly depends on the units, every share of their effect is noise.
         """
-        if self._is_rooted(game):
-            return lambda whole, nothing: whole >= RATIO**ROOT * nothing
+        if self._is_rooted(game, target):
+            return whole >= RATIO**ROOT * nothing
         if self.objective == "prob" and game.objective == "prob":
-            return lambda whole, nothing: whole >= RATIO * nothing
+            return whole >= RATIO * nothing
         if self.objective in ("root", "logprob", "logit"):
-            return lambda whole, nothing: whole - nothing >= math.log(RATIO)
-        return lambda whole, nothing: whole > nothing
+            return whole - nothing >= math.log(RATIO)
+        return whole > nothing
 
     def _draw(self, seen: Sequence[Tensor], units: int, rng: torch.Generator) -> list[_Draws]:
         """The drawn inputs of each target, the same for all targets that are not complete.

@@ -26,7 +26,7 @@ from noiser.types import Pair
 Value = Callable[[Tensor], Tensor]
 """From the values of the game to the values whose interactions are estimated."""
 
-Matters = Callable[[float, float], bool]
+Matters = Callable[[int, float, float], bool]
 """Whether the units matter to a target, from its value with all of them and with none."""
 
 # A candidate for "together" loses this share of the whole effect without either unit, and one for
@@ -153,7 +153,7 @@ class _Interactions(NamedTuple):
 async def find_pairs(
     game: StoredGame,
     played: Sequence[PlayedInputs],
-    value: Value,
+    value_of: Callable[[int], Value],
     *,
     complete: Sequence[bool],
     checks: int,
@@ -164,7 +164,7 @@ async def find_pairs(
     Args:
         game: plays the inputs that check candidates.
         played: for each target, the values of the inputs that were run.
-        value: from the values of the game to the values in `played`.
+        value_of: from a target to the function from its values to the values in `played`.
         complete: for each target, whether its drawn inputs are all there are. Interactions then
             have no error.
         checks: further inputs for each target: both units of a candidate alone, and all others.
@@ -174,7 +174,7 @@ async def find_pairs(
     for target, inputs in enumerate(played):
         whole = float(inputs.whole)
         nothing = float(inputs.nothing)
-        if whole > nothing and matters(whole, nothing):
+        if whole > nothing and matters(target, whole, nothing):
             candidates[target] = _candidates(inputs)
 
     units = game.mask.shape[1]
@@ -186,7 +186,7 @@ async def find_pairs(
     pairs: list[Pair] = []
     for target, pairs_of_units in candidates.items():
         inputs = played[target]
-        ones, others = value(checked[target]).tensor_split(2)
+        ones, others = value_of(target)(checked[target]).tensor_split(2)
         checked_rows = _Rows(both_alone[target][:, inputs.units], ones, others)
         rows = _distinct(_rows_of(inputs, complete=complete[target]), checked_rows)
         likely = _enough_together(pairs_of_units, rows, inputs)

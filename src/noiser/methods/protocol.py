@@ -42,6 +42,8 @@ class Scores:
         k_min: [targets]; Noiser only.
         stderr: [targets, units].
         pairs: units that decide together, or of which either would do.
+        without: [targets, units, 3], for each target and unit the `noiser.engine.Prediction`
+            without the unit; NaN where that was not run, None if it never was.
         info: plain values worth keeping with the result.
     """
 
@@ -50,10 +52,11 @@ class Scores:
     k_min: Float[Tensor, " targets"] | None = None
     stderr: Float[Tensor, "targets units"] | None = None
     pairs: tuple[Pair, ...] = ()
+    without: Float[Tensor, "targets units 3"] | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("scores", "thresholds", "k_min", "stderr"):
+        for name in ("scores", "thresholds", "k_min", "stderr", "without"):
             values = getattr(self, name)
             object.__setattr__(
                 self, name, None if values is None else values.detach().cpu().float()
@@ -213,7 +216,9 @@ def for_text(method: Method) -> Method:
 
 def _gives_text_only(name: str) -> UnsupportedModelError:
     """The error for a method that needs more than text."""
-    with_play = [each for each in METHODS.names() if hasattr(METHODS.get(each).factory, "play")]
+    with_play = [
+        each for each in METHODS.names() if hasattr(METHODS.get(each).factory, "score_game")
+    ]
     return UnsupportedModelError(
         f"A chat endpoint gives text only, and {name} needs more: take one of "
         f"{', '.join(with_play)}, which take units out of the text."

@@ -84,7 +84,7 @@ def question_of(query: Query) -> str:
     """
     prompt = query.encoding.text[: query.prompt_length]
     if query.sources:
-        first = min(source.start for source in query.sources)
+        first = min(source.start for source in query.sources if source.text)
         last = max(source.end for source in query.sources)
         return prompt[last:].strip() or prompt[:first].strip()
     if query.encoding.contents:

@@ -43,7 +43,7 @@ class RemovalMethod(Parameters):
         scores = await self.score_game(game, rng)
         if scores.stderr is None:
             scores = binomial_errors(game, scores, self.objective, partial(self._played, state))
-        return await score_first_token(game, scores)
+        return await with_single_removals(game, scores)
 
     def _played(self, state: Tensor, game: StoredGame) -> Sequence[Tensor]:
         """The scores of each target on stored values, with the random numbers of a state."""
@@ -101,14 +101,15 @@ def binomial_errors(
     return replace(scores, stderr=scatter_to_units(game, errors))
 
 
-async def score_first_token(
+async def with_single_removals(
     game: LiveGame, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
 ) -> Scores:
-    """The scores, with one for a unit that is only the sink: the effect of deleting its text.
+    """The scores with what is predicted without each unit, where the method has run that.
 
-    Such a unit is always kept, since a model without the first token that it read breaks whatever
-    the text says (`Query.sink`), so the method has no score for it. This one is in none of the
-    method's sums and has no standard error.
+    A unit that is only the sink has the effect of deleting its text as its score. Such a unit is
+    always kept, since a model without the first token that it read breaks whatever the text says
+    (`Query.sink`), so the method has no score for it. This one is in none of the method's sums and
+    has no standard error.
 
     Args:
         game: the game that was played.
@@ -118,9 +119,10 @@ async def score_first_token(
     try:
         without = await game.without_first()
     except OutOfTimeError:
-        return scores
+        return replace(scores, without=game.without())
     effects = (value(game.whole)[:, None] - value(without)).float()
-    return replace(scores, scores=torch.where(without.isnan(), scores.scores, effects))
+    with_first = torch.where(without.isnan(), scores.scores, effects)
+    return replace(scores, scores=with_first, without=game.without())
 
 
 def check_enough(there: Bool[Tensor, " inputs"], least: int) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from noiser.checks import check_choice
 from noiser.engine import Steps, result_of
 from noiser.errors import ParameterError
 from noiser.metrics.bootstrap import FEWEST, Estimate, Statistic, mean, mean_gap
 from noiser.metrics.case import REFERENCES, SETTINGS, Case
-from noiser.registry import Registry
+from noiser.registry import Registry, unversioned
 
 Measured = Mapping[str, Any]  # columns of a row: numbers, and texts worth keeping beside them
 
@@ -87,8 +87,8 @@ class Metric:
     """A metric.
 
     Attributes:
-        measure: from a case to named numbers and texts, the columns: a coroutine, or a function
-            where no model is asked.
+        measure: from a case to a number, or to named numbers and texts, the columns: a coroutine,
+            or a function where no model is asked.
         measure_all: likewise for all cases at once, as judges take them: columns or errors in their
             order. One of the two is there.
         summaries: the numbers over prompts, by name.
@@ -101,7 +101,7 @@ class Metric:
             one; None: any may.
     """
 
-    measure: Callable[[Case], Measured | Steps[Measured]] | None = None
+    measure: Callable[[Case], Measured | float | Steps[Measured] | Steps[float]] | None = None
     measure_all: Callable[[Sequence[Case]], Sequence[Measured | Exception]] | None = None
     summaries: Mapping[str, Aggregate] = field(default_factory=dict)
     primary: str = ""
@@ -167,10 +167,22 @@ def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) ->
     return metrics
 
 
-async def run_metric(case: Case, metric: Metric) -> Measured:
-    """The columns that a metric measures of a case."""
+async def run_metric(case: Case, metric: Metric, name: str = "value") -> Measured:
+    """The columns that a metric measures of a case.
+
+    A number becomes the column of the metric's name.
+    """
     if metric.measure is not None:
-        return await result_of(metric.measure, case)
+        found = await result_of(metric.measure, case)
+        if isinstance(found, Mapping):
+            return cast("Measured", found)
+        try:
+            return {unversioned(name): float(found)}
+        except (TypeError, ValueError):
+            raise ParameterError(
+                f"The metric {unversioned(name)} returned a {type(found).__name__}; expected a "
+                "number, or a dict of numbers."
+            ) from None
     assert metric.measure_all is not None
     (columns,) = metric.measure_all([case])
     if isinstance(columns, Exception):

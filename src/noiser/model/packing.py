@@ -79,6 +79,11 @@ class Context:
         """Appends tokens, which have yet to run."""
         self.inputs = torch.cat([self.inputs, inputs])
 
+    def shorten(self, length: int) -> None:
+        """Takes out the tokens after the first `length`."""
+        self.inputs = self.inputs[:length]
+        self.done = min(self.done, length)
+
     def after(
         self, start: int, stop: int, layer: int, key: Tensor, value: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from noiser.report.cells import cells, rows_of
 from noiser.report.formats import latex, markdown
-from noiser.report.joined import Joined, join
+from noiser.report.joined import Joined, join, select
 from noiser.report.tables import Table, tables
 from noiser.report.verdicts import TableVerdict, standings, verdict
 from noiser.report.write import FORMATS, report_files, write_report
@@ -18,6 +18,7 @@ __all__ = [
     "markdown",
     "report_files",
     "rows_of",
+    "select",
     "standings",
     "tables",
     "verdict",

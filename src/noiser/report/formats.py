@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from noiser.attribution.display import visible
+from noiser.attribution.latex import latex_escaped
 from noiser.attribution.markdown import escaped_line
 from noiser.html import html_page
 from noiser.report.figures import Picture, saved
@@ -28,22 +29,6 @@ READING = (
 
 LEADING = 2
 """How many tables stand before the text that says how to read them."""
-
-_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "≈": r"$\approx$",
-    "–": "--",
-    "−": "$-$",
-    "ρ": r"$\rho$",
-    "·": r"$\cdot$",
-    "τ": r"$\tau$",
-    "\u00a0": "~",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-}
-
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
@@ -106,7 +91,7 @@ def latex(made: Iterable[Table], widest: int = 4) -> str:
 
 
 def _escaped(text: str) -> str:
-    return one_line(text).translate(str.maketrans(_LATEX))
+    return latex_escaped(one_line(text))
 
 
 def page(

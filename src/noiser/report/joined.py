@@ -9,7 +9,7 @@ from typing import Any
 from noiser.bench import Row, Store
 from noiser.bench.plan import MethodEntry, Plan, PlanEntry
 from noiser.bench.rows import Kind
-from noiser.errors import PlanError
+from noiser.errors import PlanError, UnknownNameError
 
 _RESTRICTIONS = ("models", "data", "methods", "metrics")
 
@@ -71,6 +71,27 @@ def join(stores: Sequence[Store]) -> Stored:
     entries = {kind: _united(kind, plans, stores) for kind in _RESTRICTIONS}
     name = " and ".join(dict.fromkeys(plan.name for plan in plans))
     return Joined(stores, first.model_copy(update={"name": name, **entries}))
+
+
+def select(store: Stored, methods: Sequence[str] = (), metrics: Sequence[str] = ()) -> Stored:
+    """The store with some methods and metrics alone, by label; all of them where none is named.
+
+    Raises UnknownNameError for a label that the plan does not have.
+    """
+    changes: dict[str, Any] = {}
+    for kind, labels in (("methods", methods), ("metrics", metrics)):
+        if not labels:
+            continue
+        known = store.plan.labels(kind)
+        for label in labels:
+            if label not in known:
+                raise UnknownNameError(f"label in {kind}", label, known)
+        entries = [entry for entry in getattr(store.plan, kind) if entry.label in labels]
+        changes[kind] = tuple(entries)
+    if not changes:
+        return store
+    stores = store.stores if isinstance(store, Joined) else [store]
+    return Joined(stores, store.plan.model_copy(update=changes))
 
 
 def _restricted(plan: Plan) -> Plan:

@@ -43,7 +43,7 @@ class PageForm(BaseModel):
     max_new_tokens: int | None = Field(default=None, ge=1, le=20)
     target_unit: TargetUnitName | None = None
     foil: Name = ""
-    unit: Literal[TextUnitName, AutoUnit, "turn"] = "token"
+    unit: Literal[TextUnitName, AutoUnit, "turn"] = "word"
     seed: int = 0
     sources: Text = ""
     before: Text = ""

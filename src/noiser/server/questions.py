@@ -97,7 +97,7 @@ class Attribute(Scored):
         None, description="What each row explains; null: one row."
     )
     unit: UnitName | AutoUnit | Spans = Field(
-        "token", description="What gets a score, or character spans."
+        "word", description="What gets a score, or character spans."
     )
     sources: Sources | None = Field(None, description="Documents that stand in the prompt.")
     continuation_units: bool | None = Field(
@@ -182,7 +182,7 @@ class Evaluate(Scored):
         description="Texts, chats, or prompts with a target."
     )
     metrics: Names = Field(["faithfulness"], description="Names of metrics that need no judge.")
-    unit: UnitName | AutoUnit | SpanUnit = Field("token", description="What gets a score.")
+    unit: UnitName | AutoUnit | SpanUnit = Field("word", description="What gets a score.")
     max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
     target_unit: TargetUnitName = Field("token", description="What each row explains.")
     masks: int | None = Field(None, le=INPUTS, description="Mask samples per prompt.")

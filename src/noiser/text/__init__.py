@@ -9,6 +9,8 @@ from noiser.text.conversation import action_of as action_of
 from noiser.text.conversation import calls_of as calls_of
 from noiser.text.conversation import encode_messages as encode_messages
 from noiser.text.conversation import messages_without as messages_without
+from noiser.text.documents import read_documents as read_documents
+from noiser.text.documents import with_leads as with_leads
 from noiser.text.encoding import Encoding as Encoding
 from noiser.text.encoding import as_prompt as as_prompt
 from noiser.text.encoding import encode as encode
@@ -16,6 +18,7 @@ from noiser.text.encoding import encode_target as encode_target
 from noiser.text.encoding import extend as extend
 from noiser.text.segments import SEGMENTATIONS as SEGMENTATIONS
 from noiser.text.segments import checked_spans as checked_spans
+from noiser.text.segments import end_of_word as end_of_word
 from noiser.text.segments import sentence_spans as sentence_spans
 from noiser.text.segments import visible_part as visible_part
 from noiser.text.segments import word_spans as word_spans

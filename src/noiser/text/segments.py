@@ -1,7 +1,8 @@
 """Words, sentences, lines and paragraphs as character spans of a text, and the tokens that belong to spans.
 
 A segmentation is a *partition*: spans side by side from 0 to the end of the text. Whitespace
-belongs to the span after it, at the end of the text to the last one.
+belongs to the span after it, at the end of the text to the last one. Punctuation alone is neither
+a word nor a sentence: it belongs to the span before it, an opening mark to the one after it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ _WORD = regex.compile(
     regex.VERBOSE | regex.V1,
 )
 
+# Punctuation, without symbols such as = or $, which mean something by themselves.
+_PUNCTUATION = regex.compile(r"[\p{P}\p{M}\p{Cf}]+", regex.V1)
+_OPENING_MARKS = regex.compile(r"[\p{Ps}\p{Pi}¿¡]+\Z", regex.V1)
+# Marks that stand within a word where a letter or digit follows.
+_INNER_MARKS = "'’-‐‑./@&:,"
+
 _MARK = r"[.!?…؟۔।॥‼⁇⁈⁉]"
 _CLOSING = r"""[)\]}"'”’»›]"""
 _OPENING = r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+"""
@@ -66,18 +73,70 @@ _FIELD = regex.compile(
 def word_spans(text: str) -> list[Offset]:
     """Words as a partition: letters, digits and inner marks; runs of symbols.
 
-    In scripts without spaces each character is a word.
+    Punctuation belongs to the word that it touches, as in “(so,”, or to the word before it. Where
+    it begins a line it belongs to the word after it. In scripts without spaces each character is a
+    word.
     """
-    return _partition(text, (match.start() for match in _WORD.finditer(text)))
+    starts: list[int] = []
+    mark_start: int | None = None  # of punctuation that belongs to the next word
+    for match in _WORD.finditer(text):
+        start, end = match.span()
+        if _PUNCTUATION.fullmatch(match[0]):
+            opening = _opening_start(text, start, end)
+            if opening is not None and mark_start is None:
+                mark_start = opening
+        else:
+            starts.append(start if mark_start is None else mark_start)
+            mark_start = None
+    return _partition(text, starts)
+
+
+def _opening_start(text: str, start: int, end: int) -> int | None:
+    """Where the part of a run of punctuation begins that belongs to the word after it, if any."""
+    line_start = start
+    while line_start > 0 and text[line_start - 1] in " \t":
+        line_start -= 1
+    begins_line = line_start == 0 or text[line_start - 1] == "\n"
+    touches_before = start > 0 and not text[start - 1].isspace()
+    touches_after = end < len(text) and not text[end].isspace()
+    if begins_line or (touches_after and not touches_before):
+        return start
+    if touches_after:
+        opening = _OPENING_MARKS.search(text[start:end])
+        if opening is not None:
+            return start + opening.start()
+    return None
+
+
+def end_of_word(text: str, place: int, *, is_all: bool) -> int | None:
+    """Where the word ends that holds the characters on both sides of a place; else the place.
+
+    None where a text that is not all there might go on with this word.
+
+    >>> end_of_word("Mond", 4, is_all=False), end_of_word("Monday is", 4, is_all=False)
+    (None, 6)
+    """
+    for match in _WORD.finditer(text):
+        if match.start() < place < match.end() and not _PUNCTUATION.fullmatch(match[0]):
+            if match.end() == len(text) and not is_all:
+                return None
+            return match.end()
+    is_open = place == len(text) or (place + 1 == len(text) and text[place] in _INNER_MARKS)
+    return None if is_open and not is_all else place
 
 
 def sentence_spans(text: str) -> list[Offset]:
     """Sentences as a partition.
 
     They reach to a newline or a mark, but not to one after an abbreviation or before a lower-case
-    letter.
+    letter. A line of punctuation belongs to the sentence before it, the first one to the next.
     """
-    return _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
+    spans = _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
+    starts: list[int] = []
+    for start, end in spans:
+        if not _PUNCTUATION.fullmatch("".join(text[start:end].split())):
+            starts.append(start)
+    return _partition(text, starts[1:]) if starts else [(0, len(text))] if text else []
 
 
 def field_spans(text: str) -> list[Offset]:
@@ -194,9 +253,15 @@ def owners(text: str, pieces: Iterable[Offset], spans: Sequence[Offset]) -> list
 def snap(text: str, spans: Sequence[Offset], tokens: Sequence[Offset]) -> list[list[int]]:
     """Groups of the indices of tokens, one per span or per several spans that share a token.
 
-    A gap between tokens ends a group.
+    A gap between tokens ends a group. Tokens of white space join the group before them, the first
+    ones the group after them.
     """
-    span_of_token = [-1 if owner is None else owner for owner in owners(text, tokens, spans)]
+    owner_of = owners(text, tokens, spans)
+    first_owner = next((owner for owner in owner_of if owner is not None), -1)
+    span_of_token: list[int] = []
+    for owner in owner_of:
+        before = span_of_token[-1] if span_of_token else first_owner
+        span_of_token.append(before if owner is None else owner)
     return join_overlapping(tokens, span_of_token)
 
 

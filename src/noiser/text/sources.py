@@ -40,7 +40,7 @@ def place_sources(question: Prompt, sources: object, template: str = TEMPLATE) -
     """
     _check_template(template)
     checked_question = question if isinstance(question, str) else check_messages(question)
-    documents = [_forms(title, text)[0] for title, text in _check_sources(sources)]
+    documents = [_forms(title, text)[0] for title, text in _check_sources(sources) if text]
     return _filled(checked_question, template, "\n\n".join(documents))
 
 
@@ -78,11 +78,14 @@ def _check_sources(sources: object) -> list[tuple[str, str]]:
         raise UnitError(
             f"sources is {sources!r:.60}; expected a list of texts or of (title, text) pairs."
         )
-    return [_check_source(number, source) for number, source in enumerate(sources, 1)]
+    checked = [_check_source(number, source) for number, source in enumerate(sources, 1)]
+    if not any(text for _, text in checked):
+        raise UnitError("All sources are empty; expected text in at least one of them.")
+    return checked
 
 
 def _check_source(number: int, source: Any) -> tuple[str, str]:
-    """(title, text) of a source; the title of a text alone is empty."""
+    """(title, text) of a source; the title of a text alone is empty, and so may a text be."""
     pair = ("", source) if isinstance(source, str) else source
     is_pair = (
         isinstance(pair, Sequence)
@@ -94,11 +97,7 @@ def _check_source(number: int, source: Any) -> tuple[str, str]:
         raise UnitError(
             f"Source {number} is {source!r:.60}; expected a text, or a pair of texts (title, text)."
         )
-    title = pair[0].strip()
-    text = pair[1].strip()
-    if not text:
-        raise UnitError(f"Source {number} is empty; expected text. Leave it out.")
-    return title, text
+    return pair[0].strip(), pair[1].strip()
 
 
 def _forms(title: str, text: str) -> list[str]:
@@ -112,11 +111,15 @@ def _forms(title: str, text: str) -> list[str]:
 def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[Source, ...]:
     """Where each source stands in a prompt.
 
-    A source is looked for after the one before it (the first: after `begin`), or else anywhere.
+    A source is looked for after the one before it (the first: after `begin`), or else anywhere. One
+    without text keeps its number: it stands, without a character, where the one before it ends.
     """
     placed: list[Source] = []
     for number, (title, text) in enumerate(_check_sources(sources), 1):
         end = placed[-1].end if placed else begin
+        if not text:
+            placed.append(Source(title, "", end, end))
+            continue
         source = _find_source(encoding, title, text, end)
         if source is None:
             raise UnitError(
@@ -124,7 +127,7 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
                 "one message. noiser.place_sources makes a prompt from sources."
             )
         placed.append(source)
-    spans = [(source.start, source.end) for source in placed]
+    spans = [(source.start, source.end) for source in placed if source.text]
     checked_spans(spans, len(encoding.text), name="sources", of="prompt")
     return tuple(placed)
 
@@ -177,7 +180,8 @@ def without_sources(
     """
     if template is not None:
         return _filled(question, template.replace("{sources}", "").strip(), "")
-    return without_spans(question, encoding, [(source.start, source.end) for source in sources])
+    spans = [(source.start, source.end) for source in sources if source.text]
+    return without_spans(question, encoding, spans)
 
 
 def without_spans(

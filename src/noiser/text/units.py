@@ -110,7 +110,7 @@ def _units_of_sources(
     encoding: Encoding, unit: str, prompt_regions: list[list[Span]], sources: Sequence[Source]
 ) -> list[Span]:
     """The sources as units, or their parts where the unit names parts of a text."""
-    offsets = sorted((source.start, source.end) for source in sources)
+    offsets = sorted((source.start, source.end) for source in sources if source.text)
     source_units = _of_spans(encoding.text, list(chain(*prompt_regions)), offsets)
     if unit in ("auto", "source"):
         return source_units

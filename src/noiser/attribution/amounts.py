@@ -1,0 +1,76 @@
+"""Scores and probabilities as people read them: nats, or percentages."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from noiser.attribution.display import in_nats, label
+from noiser.numbers import NumberFormat, number_format, percentage
+
+if TYPE_CHECKING:
+    from noiser.attribution.record import AttributionRecord
+    from noiser.types import Target, Without
+
+
+class Amounts(NamedTuple):
+    """The form in which the scores of one target are shown.
+
+    Scores in nats are shown as they are. Others have no unit that says much: a difference of p^¼,
+    or of a probability that is small anyway. They are shown as shares of the effects of all units,
+    added without their signs.
+
+    Attributes:
+        heading: "nats" or "share".
+        factor: from a score to the number that is shown.
+        show: the format of that number.
+    """
+
+    heading: str
+    factor: float
+    show: NumberFormat
+
+    def __call__(self, score: float, stderr: float = math.nan) -> str:
+        """A score, with its standard error where there is one, such as "2.1 ± 0.3" or "62 %"."""
+        text = self.show.with_error(score * self.factor, stderr * self.factor)
+        return text if self.heading == "nats" else f"{text} %"
+
+    def with_unit(self, score: float, stderr: float = math.nan) -> str:
+        """The same with its unit also where it is nats."""
+        text = self(score, stderr)
+        return f"{text} nats" if self.heading == "nats" else text
+
+
+def amounts_of(att: AttributionRecord, row: int) -> Amounts:
+    """The form of the scores of target `row`."""
+    scores = att.scores[row].nan_to_num()
+    if in_nats(att, row):
+        show = number_format(scores.tolist())
+        return Amounts("nats", 1.0, NumberFormat(min(show.decimals, 3)))
+    total = float(scores.abs().sum())
+    factor = 100 / total if total > 0 and math.isfinite(total) else 0.0
+    largest = float(scores.abs().max()) * factor if len(scores) else 0.0
+    return Amounts("share", factor, NumberFormat(0 if largest >= 10 else 1))
+
+
+def probability_text(target: Target, probability: float | None = None) -> str:
+    """A target's probability as text, its own unless another is given.
+
+    Of a word of several tokens it is the word's, of several words "57 % per token".
+    """
+    if probability is None:
+        probability = target.probability
+    if not target.rest:
+        return percentage(probability)
+    if len(target.text.split()) == 1:
+        return percentage(probability ** (1 + len(target.rest)))
+    return f"{percentage(probability)} per token"
+
+
+def without_text(target: Target, without: Without) -> str:
+    """What the model says without a unit, such as "German 31 % (Portuguese 4 %)"."""
+    own = probability_text(target, without.probability)
+    if without.leader == target.text:
+        return f"{label(target.text)} {own}"
+    leader = f"{label(without.leader)} {percentage(without.leader_probability)}"
+    return f"{leader} ({label(target.text)} {own})"
