@@ -103,10 +103,10 @@ def test_scores_every_visible_unit_of_every_target(name, family):
         with pytest.raises(UnsupportedModelError, match=rf"{type(lm.model).__name__}.*'occlusion'"):
             run(lm, name)
         return
-    several = run(lm, name, max_new_tokens=2)
+    several = run(lm, name, max_new_tokens=2, target_unit="token")
     assert_scored(several)
     if len(several.targets) > 1:
-        one = run(lm, name)
+        one = run(lm, name, target_unit="token")
         assert several.scores[0, len(one.units) :].isnan().all()
         assert_close(several.scores[0, : len(one.units)], one.scores[0], relative=1e-4)
     assert family == "falcon" or len(several.targets) > 1
@@ -235,7 +235,7 @@ def test_a_method_that_is_a_generator_works_and_warns(method):
         (
             "occlusion",
             {"objective": "odds"},
-            "Unknown objective 'odds'. .*Known: hellinger, logit, logprob, prob",
+            "Unknown objective 'odds'. .*Known: hellinger, lead, logit, logprob, prob",
         ),
         ("joint", {"samples": 1}, "samples is 1; expected an integer of at least 2"),
         ("joint", {"pairs": 1}, "pairs is 1"),

@@ -52,11 +52,11 @@ class Search(RemovalMethod):
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
         related = word_overlap([unit.text for unit in query.units], question_of(query))
-        scores = await self.play(game, rng, related)
+        scores = await self.score_game(game, rng, related)
         means = partial(_means, found=scores.info["found"])
         return binomial_errors(game, scores, self.objective, means)
 
-    async def play(
+    async def score_game(
         self,
         game: StoredGame,
         rng: torch.Generator,  # noqa: ARG002 - nothing is drawn
