@@ -155,7 +155,8 @@ def removal(models, count, *metrics, block=4):
         "metrics": metrics,
     }
     model = {"name": f"{models}/llama", "dtype": "float32"}
-    return toml(named | {"models": [model], "methods": [{"name": "occlusion"}]})
+    methods = [{"name": "occlusion", "unit": "token"}]
+    return toml(named | {"models": [model], "methods": methods})
 
 
 def test_settings_reach_metrics_and_judged_words_stay_out_of_rows(tmp_path, run_plan, models):

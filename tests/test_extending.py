@@ -169,7 +169,9 @@ def test_a_form_of_output(lm, tmp_path):
     write_result(att, tmp_path / "a.tsv")
     table = pd.read_csv(tmp_path / "a.tsv", sep="\t")
     assert table["score"].tolist() == pytest.approx(att.to_dataframe()["score"].tolist())
-    shown = command("attribute", PROMPT, "--method", "occlusion", "--format", "tabs")
+    shown = command(
+        "attribute", PROMPT, "--method", "occlusion", "--unit", "token", "--format", "tabs"
+    )
     assert shown == (tmp_path / "a.tsv").read_text()
 
 

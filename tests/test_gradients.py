@@ -263,7 +263,7 @@ def by_hand(maps, row):
 )
 def test_equal_the_models_own_weights(family, unit):
     lm = tiny(family)
-    question = {"unit": unit, "max_new_tokens": 3}
+    question = {"unit": unit, "target_unit": "token", "max_new_tokens": 3}
     query = query_of(lm, BY_RIVER, **question)
     maps = reference_maps(lm, query.token_ids)
     over_units = lambda row: torch.tensor(

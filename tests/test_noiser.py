@@ -103,7 +103,7 @@ def norm_of_noise(norm, dim):
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("unit", ["token", "word"])
 def test_noise_is_divided_by_its_norm_before_the_search(family, norm, unit):
-    lm, asked = tiny(family), {"unit": unit, "max_new_tokens": 2}
+    lm, asked = tiny(family), {"unit": unit, "target_unit": "token", "max_new_tokens": 2}
     method = noiser.Noiser(samples=3, steps=6, search="bisection", noise_norm=norm)
     att = noiser.attribute(lm, PROMPT, method=method, **{"unit": "token"} | asked)
     for row in range(len(att.targets)):
@@ -276,7 +276,9 @@ def test_relative_noise_is_in_proportion_to_each_embedding():
 def test_units_of_several_tokens_get_rows_of_their_own(unit):
     lm = tiny("qwen2")
     method = noiser.Noiser(samples=3, steps=5, search="bisection")
-    att = noiser.attribute(lm, "The quick fox. It sings!", method=method, unit=unit)
+    att = noiser.attribute(
+        lm, "The quick fox. It sings!", method=method, unit=unit, target_unit="token"
+    )
     assert max(len(u.token_indices) for u in att.units) > 1
     assert_equal(att, *expected(lm, att))
 

@@ -56,7 +56,7 @@ def probability(family, prompt, target, removed=(), skip=0):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_first_word_is_scored_by_its_other_tokens(family):
     prompt = "foxes sing now"
-    att = attribute(family, prompt, unit="word")
+    att = attribute(family, prompt, unit="word", target_unit="token")
     first = att.units[0].token_indices
     assert first[0] == 0
     assert len(first) > 1

@@ -63,9 +63,8 @@ def numbers(record):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_link_of_the_earlier_page_shows_the_same_scores(web, name):
-    record = answer(web.ask(**{"methods": "noiser"} | dict(parse_qsl(GOLDEN[name]["link"]))))[
-        "saved"
-    ][0]
+    tokens = {"methods": "noiser", "unit": "token", "target_unit": "token"}
+    record = answer(web.ask(**tokens | dict(parse_qsl(GOLDEN[name]["link"]))))["saved"][0]
     expected = numbers(GOLDEN[name])
     shown = numbers(record.get("attribution", record))[: len(expected)]
     assert shown == pytest.approx(expected, abs=1e-5, nan_ok=True)
@@ -190,7 +189,8 @@ def test_hostile_text_is_text_everywhere(web):
 
 
 def test_the_chart_is_that_of_the_library_s_tolerance(web):
-    att = noiser.attribute(chatty("llama"), PROMPT, unit="word", max_new_tokens=2)
+    options = {"unit": "word", "target_unit": "token", "max_new_tokens": 2}
+    att = noiser.attribute(chatty("llama"), PROMPT, **options)
     found = answer(web.ask("tolerate", answer=att.to_dict(), unit=1, target=1))
     curve = noiser.tolerance(chatty("llama"), att, 1)
     assert found["html"] == tolerance_html(curve, 1)
@@ -319,7 +319,7 @@ def test_errors_of_the_api(web, question, status, kind):
 def test_a_wrong_body_is_told_what_is_wrong(web):
     reply = web.client.post("v1/evaluate", json={"examples": ["a", {"prompt": "b", "goal": "c"}]})
     assert reply.json()["error"]["message"].startswith(
-        "examples.1.Example.goal: Extra inputs are not permitted"
+        "examples.1.ExampleBody.goal: Extra inputs are not permitted"
     )
     assert "content-type: application/json" in web.client.post("v1/attribute", content="{}").text
 

@@ -374,10 +374,20 @@ def without_of(
                 continue
             leader = target.text
             if prediction.top_token >= 0:
-                (leader,) = token_texts(lm.tokenizer, [int(prediction.top_token)])
+                leader = _leader_text(lm, query, int(prediction.top_token))
             row.append(Without(prediction.probability, leader, prediction.top_probability))
         rows.append(tuple(row))
     return tuple(rows)
+
+
+def _leader_text(lm: LanguageModel, query: Query, token: int) -> str:
+    """The text of a token that leads; of a chat endpoint only answers as wholes are known."""
+    if not lm.is_text_only:
+        (text,) = token_texts(lm.tokenizer, [token])
+        return text
+    if query.foil is not None and token == query.foil.token_id:
+        return query.foil.text
+    return "another answer"
 
 
 async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int] | None:

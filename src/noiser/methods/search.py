@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, combinations, pairwise
 from typing import Any
@@ -53,6 +53,7 @@ class Search(RemovalMethod):
         game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
         related = word_overlap([unit.text for unit in query.units], question_of(query))
         scores = await self.score_game(game, rng, related)
+        scores = replace(scores, without=game.without())
         means = partial(_means, found=scores.info["found"])
         return binomial_errors(game, scores, self.objective, means)
 
