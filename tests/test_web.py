@@ -333,11 +333,11 @@ def test_what_there_is(web):
         method["id"] for method in web.client.get("v1/methods").json()["data"]
     ] == METHODS.names()
     schema = web.client.get("openapi.json").json()
-    named = ("models", "methods", "attribute", "cite", "diff", "evaluate", "chat/completions")
+    named = "models methods attribute cite rule diff evaluate chat/completions".split()
     assert {*schema["paths"]} == {f"/v1/{name}" for name in named}
     reference = web.client.get("docs").text
     assert "POST /v1/cite" in reference
-    assert re.findall(r"<h2><code>(\w+)</code>", reference) == ["Document", "Example"]
+    assert re.findall(r"<h2><code>(\w+)</code>", reference) == ["Document", "ExampleBody"]
     assert "continuation_units" in reference
     assert "http" not in reference.replace("HTTP", "")  # fetches nothing from elsewhere
 

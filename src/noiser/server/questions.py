@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 from inspect import formatannotation
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import BaseModel, Field
 
@@ -52,14 +52,15 @@ def bounded_method(name: str, **parameters: Any) -> Any:
 class QuestionBody(Body):
     """The fields of every question."""
 
+    function: ClassVar[str]  # of the library, which answers it
+
     model: Name = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
-        """The answer of the library's function of the class's name, as `save` writes it."""
+        """The answer of the library's function, as `save` writes it."""
         import noiser
 
-        name = type(self).__name__.lower()
         arguments = {
             field: getattr(self, field) for field in type(self).model_fields.keys() - {"model"}
         }
@@ -69,8 +70,8 @@ class QuestionBody(Body):
         if method is not None:
             arguments["method"] = bounded_method(method, **parameters)
         with models.use(self.model, job) as lm:
-            job.step(name)
-            return getattr(noiser, name)(lm, **arguments, progress=job.progress).to_dict()
+            job.step(self.function)
+            return getattr(noiser, self.function)(lm, **arguments, progress=job.progress).to_dict()
 
 
 class Scored(QuestionBody):
@@ -84,6 +85,8 @@ class Scored(QuestionBody):
 
 class Attribute(Scored):
     """Which parts of the prompt made the model say that? The arguments of `noiser.attribute`."""
+
+    function = "attribute"
 
     prompt: Text | Chat = Field(description="A text, or chat messages with role and content.")
     target: Text | int | None = Field(
@@ -116,6 +119,8 @@ class Attribute(Scored):
 class Cite(Scored):
     """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
 
+    function = "cite"
+
     question: Text | Chat = Field(
         description="A text, or chat messages, whose last one gets the sources."
     )
@@ -136,6 +141,8 @@ class Cite(Scored):
 
 class Rule(QuestionBody):
     """Which parts of a prompt does its answer need, as a rule? The arguments of `noiser.rule`."""
+
+    function = "rule"
 
     prompt: Text | Chat = Field(description="A text, or chat messages with role and content.")
     target: Text | int | None = Field(
@@ -161,6 +168,8 @@ class Rule(QuestionBody):
 class DiffBody(QuestionBody):
     """Which edit of a prompt changed the answer? The arguments of `noiser.diff`."""
 
+    function = "diff"
+
     before: Text | Chat = Field(description="A text, or chat messages.")
     after: Text | Chat = Field(description="The same with edits.")
     target: Text | None = Field(None, description="The answer to explain; null for the greedy one.")
@@ -177,6 +186,8 @@ class ExampleBody(Body):
 
 class Evaluate(Scored):
     """Whether attributions of prompts can be believed: arguments of `noiser.evaluate`."""
+
+    function = "evaluate"
 
     examples: Annotated[list[Text | Chat | ExampleBody], *items(EXAMPLES)] = Field(
         description="Texts, chats, or prompts with a target."
