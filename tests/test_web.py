@@ -333,7 +333,16 @@ def test_what_there_is(web):
         method["id"] for method in web.client.get("v1/methods").json()["data"]
     ] == METHODS.names()
     schema = web.client.get("openapi.json").json()
-    named = "models methods attribute cite rule diff evaluate chat/completions".split()
+    named = [
+        "models",
+        "methods",
+        "attribute",
+        "cite",
+        "rule",
+        "diff",
+        "evaluate",
+        "chat/completions",
+    ]
     assert {*schema["paths"]} == {f"/v1/{name}" for name in named}
     reference = web.client.get("docs").text
     assert "POST /v1/cite" in reference
