@@ -314,7 +314,7 @@ def test_options_reach_the_model(noiser_command):
             "does not accept stile",
         ),
         (["attribute", PROMPT, "--method", "noiser_relative", "--foil", " dog"], "foil"),
-        (["compare", PROMPT, "--methods", "occlusion:objective=none"], "score"),
+        (["compare", PROMPT, "--methods", "occlusion:objective=none"], "objective"),
         (["bench", "status", "not/there"], "not/there"),
     ],
 )

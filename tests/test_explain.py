@@ -401,7 +401,7 @@ def test_a_contrast_is_played_on_its_log_odds_and_what_a_game_cannot_do(tmp_path
     lm, file = tiny("llama"), tmp_path / "game.json"
     att = noiser.attribute(lm, JUMPS, method="joint", foil=" river", unit="token")
     assert torch.equal(
-        noiser.Game(lm, JUMPS, foil=" river", unit="token").play("joint").scores, att.scores
+        noiser.Game(lm, JUMPS, foil=" river", unit="token").score("joint").scores, att.scores
     )
     game = noiser.Game(lm, JUMPS, unit="token")
     game.save(file)

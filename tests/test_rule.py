@@ -368,13 +368,13 @@ def test_what_joint_has_played_costs_a_rule_nothing_and_the_other_way_round():
     lm = tiny("llama")
     asked = {"objective": "lead", "removal": "delete", "unit": "sentence"}
     game = noiser.Game(lm, TEXT, **asked)
-    scores = game.play("joint").scores
+    scores = game.score("joint").scores
     spent = game._game.query.spent.token_forwards
     answer = game.rule()
     assert game._game.query.spent.token_forwards == spent
     other = noiser.Game(lm, TEXT, **asked)
     assert other.rule() == answer
-    torch.testing.assert_close(other.play("joint").scores, scores)
+    torch.testing.assert_close(other.score("joint").scores, scores)
     asked = noiser.rule(lm, TEXT)
     assert (asked.terms, asked.hits, asked.base) == (answer.terms, answer.hits, answer.base)
 

@@ -55,6 +55,7 @@ class _Info(BaseModel, extra="allow"):
     unfinished: _Natural | None = None
     max_seconds: Annotated[float, Field(ge=0, lt=1e9)] | None = None
     of: str | None = None
+    score_units: list[str] | None = None
     fell_back: str | None = None
     sources: list[_Source] | None = None
     special_tokens: list[_Natural] = []

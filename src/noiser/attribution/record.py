@@ -105,6 +105,12 @@ def checked_places(att: AttributionRecord) -> None:
                 f"{name} is {start} to {end}; expected a part of the text of {length} characters. "
                 "The file is damaged."
             )
+    score_units = att.info.get("score_units")
+    if score_units and len(score_units) != len(att.targets):
+        raise StoredFileError(
+            f"info.score_units has {len(score_units)} units; expected one for each of "
+            f"{len(att.targets)} targets. The file is damaged."
+        )
     through = att.info.get("through")
     if through and {len(att.targets)} != {len(through), *map(len, through)}:
         raise StoredFileError(

@@ -82,6 +82,7 @@ def scored_words(att: Attribution, frozen: Sequence[bool], normalization: str) -
         units=tuple(att.units[index] for index in not_frozen),
         scores=att.scores[:, not_frozen],
         thresholds=None,
+        without=None,
         stderr=None,
     )
     by_word = att if att.unit == "word" else att.aggregate("word", "sum")
