@@ -229,7 +229,9 @@ def test_a_model_has_arguments_for_its_chat_template(tmp_path):
     """In what it reads, in what is saved, and when a question is asked again, by a model without them too."""
     chat, arguments = [{"role": "user", "content": "The fox sings"}], {"enable_thinking": False}
     lm = wrap(tiny("llama").model, chat_tokenizer(THINKING), chat_template_kwargs=arguments)
-    att = noiser.attribute(lm, chat, method="occlusion", unit="word", max_new_tokens=1)
+    att = noiser.attribute(
+        lm, chat, method="occlusion", unit="word", target_unit="token", max_new_tokens=1
+    )
     assert att.text[: att.prompt_length] == "<|user|>The fox sings\n<|assistant|><no thoughts>"
     assert [unit.text for unit in att.units] == ["The", " fox", " sings"]
     assert att.info["chat_template_kwargs"] == arguments

@@ -1,6 +1,7 @@
 """A foil of several tokens: two continuations, each run after the same prompt, against a naive computation."""
 
 import copy
+import re
 from dataclasses import replace
 
 import pytest
@@ -280,7 +281,8 @@ def test_a_saved_result_is_measured_and_shown(tmp_path):
     attributed(lm, "occlusion").save(tmp_path / "a.json")
     att = noiser.Attribution.load(tmp_path / "a.json")
     assert run_one(lm, restore(lm, att)).foil_ids == att.foil.token_ids
-    assert "rather than “sleeps in the village” (per token " in " ".join(str(att).split())
+    shown = " ".join(str(att).split())
+    assert re.search(r"rather than “sleeps in the village” \([^)]* per token\)", shown), shown
     naive, highest = Naive(lm, TARGET, LONG), att.top(1)[0].span.token_indices
     with torch.no_grad():
         drop = naive.value("logprob") - naive.value("logprob", without(highest))

@@ -28,7 +28,7 @@ SENTENCES = [
     "It rains in the hills.",
     "The trains run late.",
 ]
-WORDS = re.findall(r"\w+|\.", " ".join(SENTENCES))
+WORDS = re.findall(r"\w+\.?", " ".join(SENTENCES))
 
 
 def texts(units):

@@ -18,7 +18,7 @@ from noiser.judges.prompts import PromptTemplate, prompt_of
 from noiser.judges.protocol import JudgeRequest, Verdict
 from noiser.judges.reading import ParsedReply, normal_form, parse_reply
 from noiser.model.language_model import LanguageModel, check_finite
-from noiser.text import word_spans
+from noiser.text import bare_words
 
 TokenIds = tuple[int, ...]
 _Reply = tuple[ParsedReply, str | None]
@@ -208,7 +208,7 @@ def _default_generation(model: Any) -> Generator[None]:
 def _first_word(text: str, first_token: str, *, cut: bool) -> ParsedReply:
     """The first word of a continuation, on its first line; in scripts without spaces, what the first token holds."""
     line = text.lstrip(" ").split("\n")[0]
-    words = [line[start:end].strip() for start, end in word_spans(line)]
+    words = bare_words(line)
     at = next((at for at, word in enumerate(words) if normal_form(word)), None)
     if at is None:
         return ParsedReply((), "no word in it" if text.strip() else "empty")

@@ -17,6 +17,7 @@ from noiser.text.encoding import encode as encode
 from noiser.text.encoding import encode_target as encode_target
 from noiser.text.encoding import extend as extend
 from noiser.text.segments import SEGMENTATIONS as SEGMENTATIONS
+from noiser.text.segments import bare_words as bare_words
 from noiser.text.segments import checked_spans as checked_spans
 from noiser.text.segments import end_of_word as end_of_word
 from noiser.text.segments import sentence_spans as sentence_spans

@@ -91,6 +91,15 @@ def word_spans(text: str) -> list[Offset]:
     return _partition(text, starts)
 
 
+def bare_words(text: str) -> list[str]:
+    """The words of a text, and runs of punctuation and symbols by themselves.
+
+    >>> bare_words('"New York"')
+    ['"', 'New', 'York', '"']
+    """
+    return [match[0] for match in _WORD.finditer(text)]
+
+
 def _opening_start(text: str, start: int, end: int) -> int | None:
     """Where the part of a run of punctuation begins that belongs to the word after it, if any."""
     line_start = start
