@@ -282,7 +282,9 @@ def test_a_saved_result_is_measured_and_shown(tmp_path):
     att = noiser.Attribution.load(tmp_path / "a.json")
     assert run_one(lm, restore(lm, att)).foil_ids == att.foil.token_ids
     shown = " ".join(str(att).split())
-    assert re.search(r"rather than “sleeps in the village” \([^)]* per token\)", shown), shown
+    assert re.search(
+        r"rather than “sleeps in the village” \([^)]* per token, rank up to \d+\)", shown
+    ), shown
     naive, highest = Naive(lm, TARGET, LONG), att.top(1)[0].span.token_indices
     with torch.no_grad():
         drop = naive.value("logprob") - naive.value("logprob", without(highest))
