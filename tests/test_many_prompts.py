@@ -210,7 +210,7 @@ def test_methods_side_by_side_are_those_of_attribute(tmp_path):
     assert text.count("seed 2") == 1
     assert "exact" not in text  # scores of joint for three units have no error, and no remark
     table = found.to_dataframe()
-    assert {"joint", "occlusion objective=logprob removal=mean"} < {*table["method"]}
+    assert {"joint", "occlusion removal=mean objective=logprob"} < {*table["method"]}
     assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()
     assert found.to_html(tmp_path / "a.html") == (tmp_path / "a.html").read_text(encoding="utf-8")
     for wrong in ((FOX, "joint"), ([FOX, "The lazy dog"], ["joint"])):
