@@ -85,10 +85,11 @@ def _packed() -> TypeAdapter[Row]:
 @cache
 def _stored() -> TypeAdapter[list[tuple[Any, ...]]]:
     """Lines of the table: tuples, whose values are JSON."""
-    forms = get_type_hints(Row, include_extras=True)
+    forms: dict[str, Any] = get_type_hints(Row, include_extras=True)
     forms["values"] = Json[forms["values"]]
     line: Any = tuple.__class_getitem__(tuple(forms[name] for name in Row._fields))
-    return TypeAdapter(list[line])
+    lines: Any = list.__class_getitem__(line)
+    return TypeAdapter(lines)
 
 
 def stored_rows(lines: Sequence[tuple[Any, ...]]) -> Iterator[Row]:

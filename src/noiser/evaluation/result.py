@@ -101,7 +101,7 @@ class Evaluation(SavedResult):
 
         Differences from a reference have p-values, corrected as by `minus`.
         """
-        options = {"seed": self.settings["seed"], "confidence": self.confidence}
+        options: dict[str, Any] = {"seed": self.settings["seed"], "confidence": self.confidence}
         samples = [
             sample_of(self.rows, summary, contrast=summary.contrast)
             for summary in self.summaries.values()
@@ -145,7 +145,7 @@ class Evaluation(SavedResult):
             ParameterError: the two are about different prompts or targets, or were measured with different settings.
         """
         self._check_comparable(other)
-        options = {"seed": self.settings["seed"], "confidence": self.confidence}
+        options: dict[str, Any] = {"seed": self.settings["seed"], "confidence": self.confidence}
         shared = {
             name: summary for name, summary in self.summaries.items() if name in other.summaries
         }

@@ -102,23 +102,21 @@ def application(
     for name, kind in {"page.js": "text/javascript", "page.css": "text/css"}.items():
         asset: Any = Response(_file(name), media_type=kind)
         app.add_route(f"/{name}", asset)
-    for question in (
-        PageForm,
-        Keep,
-        Tolerate,
-        Measure,
-        FindRule,
-        Attribute,
-        Cite,
-        Rule,
-        DiffBody,
-        Evaluate,
-    ):
-        public, summary = (
-            issubclass(question, QuestionBody),
-            (question.__doc__ or "").partition("\n")[0],
-        )
-        path = f"{'/v1' if public else ''}/{question.__name__.lower()}"
+    questions: dict[str, Any] = {
+        "/ask": PageForm,
+        "/keep": Keep,
+        "/tolerate": Tolerate,
+        "/measure": Measure,
+        "/findrule": FindRule,
+        "/v1/attribute": Attribute,
+        "/v1/cite": Cite,
+        "/v1/rule": Rule,
+        "/v1/diff": DiffBody,
+        "/v1/evaluate": Evaluate,
+    }
+    for path, question in questions.items():
+        public = issubclass(question, QuestionBody)
+        summary = (question.__doc__ or "").partition("\n")[0]
         app.post(path, summary=summary, include_in_schema=public)(_route(question, job_for))
 
     @app.post("/v1/chat/completions", summary=(CompletionBody.__doc__ or "").partition("\n")[0])
