@@ -319,7 +319,7 @@ def test_errors_of_the_api(web, question, status, kind):
 def test_a_wrong_body_is_told_what_is_wrong(web):
     reply = web.client.post("v1/evaluate", json={"examples": ["a", {"prompt": "b", "goal": "c"}]})
     assert reply.json()["error"]["message"].startswith(
-        "examples.1.Example.goal: Extra inputs are not permitted"
+        "examples.1.ExampleBody.goal: Extra inputs are not permitted"
     )
     assert "content-type: application/json" in web.client.post("v1/attribute", content="{}").text
 
@@ -333,7 +333,16 @@ def test_what_there_is(web):
         method["id"] for method in web.client.get("v1/methods").json()["data"]
     ] == METHODS.names()
     schema = web.client.get("openapi.json").json()
-    named = ("models", "methods", "attribute", "cite", "diff", "evaluate", "chat/completions")
+    named = (
+        "models",
+        "methods",
+        "attribute",
+        "cite",
+        "rule",
+        "diff",
+        "evaluate",
+        "chat/completions",
+    )
     assert {*schema["paths"]} == {f"/v1/{name}" for name in named}
     reference = web.client.get("docs").text
     assert "POST /v1/cite" in reference

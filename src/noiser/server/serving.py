@@ -33,7 +33,7 @@ from noiser.server.questions import (
     DiffBody,
     Evaluate,
     QuestionBody,
-    Rule,
+    RuleBody,
     reference_html,
 )
 from noiser.server.upstream import Upstream
@@ -110,7 +110,7 @@ def application(
         "/findrule": FindRule,
         "/v1/attribute": Attribute,
         "/v1/cite": Cite,
-        "/v1/rule": Rule,
+        "/v1/rule": RuleBody,
         "/v1/diff": DiffBody,
         "/v1/evaluate": Evaluate,
     }
