@@ -235,9 +235,9 @@ def test_diff_of_many_edits_stays_within_the_requests():
 def test_a_game_is_played_and_saved(tmp_path):
     with OpenAI(knows) as server:
         game = noiser.Game(model_at(server), CHAT, unit="sentence", objective="prob")
-        scores = game.play("occlusion").scores
+        scores = game.score("occlusion").scores
     game.save(tmp_path / "game.json")
-    assert torch.equal(noiser.Game.load(tmp_path / "game.json").play("occlusion").scores, scores)
+    assert torch.equal(noiser.Game.load(tmp_path / "game.json").score("occlusion").scores, scores)
     assert scores[0, [GOLD, 0]].tolist() == pytest.approx([1, 0], abs=1e-4)
 
 

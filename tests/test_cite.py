@@ -201,7 +201,7 @@ def test_cite_names_opponents_where_scores_are_differences_in_nats(monkeypatch, 
 )
 def test_scores_in_nats_are_differences_of_logarithms(method, score, nats):
     att = citations().attribution
-    assert in_nats(dataclasses.replace(att, method=method, parameters={"score": score})) is nats
+    assert in_nats(dataclasses.replace(att, method=method, parameters={"objective": score})) is nats
 
 
 def test_a_table_has_every_sentence_and_source():

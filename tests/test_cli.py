@@ -167,7 +167,7 @@ def test_saved_evaluations_are_compared(noiser_command, tmp_path):
 
 
 def test_hidden_sources_and_checks(noiser_command, sources):
-    assert "<html" in noiser_command(*CITE, "--set", "baseline=zero", "--format", "html").stdout
+    assert "<html" in noiser_command(*CITE, "--set", "removal=zero", "--format", "html").stdout
     words = lambda *command: " ".join(noiser_command(*command).stdout.split())
     attribute = ["attribute", PROMPT, "--method", "random", "--check"]
     assert "8 removals" in words(*attribute, "8")
@@ -314,7 +314,7 @@ def test_options_reach_the_model(noiser_command):
             "does not accept stile",
         ),
         (["attribute", PROMPT, "--method", "noiser_relative", "--foil", " dog"], "foil"),
-        (["compare", PROMPT, "--methods", "occlusion:objective=none"], "score"),
+        (["compare", PROMPT, "--methods", "occlusion:objective=none"], "objective"),
         (["bench", "status", "not/there"], "not/there"),
     ],
 )

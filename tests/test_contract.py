@@ -231,7 +231,7 @@ def test_a_method_that_is_a_generator_works_and_warns(method):
         (
             "occlusion",
             {"objective": "odds"},
-            "Unknown objective 'odds'. .*Known: hellinger, logit, logprob, prob",
+            "Unknown objective 'odds'. .*Known: hellinger, lead, logit, logprob, prob",
         ),
         ("joint", {"samples": 1}, "samples is 1; expected an integer of at least 2"),
         ("joint", {"pairs": 1}, "pairs is 1"),

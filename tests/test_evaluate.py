@@ -375,7 +375,7 @@ def test_an_evaluation_begins_with_its_answer_and_names_unit_and_hyper_parameter
     assert first.startswith(
         "By rank_area, better than random scores: no significant difference with n = 2, at least 7"
     )
-    assert "unit word, baseline=zero, objective=logprob" in title
+    assert "unit word, removal=zero, objective=logprob" in title
     assert first in found.to_html()
     examples = [SimpleNamespace(prompt=prompt, spans={"gold": [(4, 9)]}) for prompt in PROMPTS * 2]
     one, other = (

@@ -191,7 +191,7 @@ def test_methods_side_by_side_are_those_of_attribute(tmp_path):
     assert text.count("seed 2") == 1
     assert "(exact)" in text  # of joint, for three units
     table = found.to_dataframe()
-    assert {"joint", "occlusion baseline=mean objective=logprob"} < {*table["method"]}
+    assert {"joint", "occlusion removal=mean objective=logprob"} < {*table["method"]}
     assert table["score"].tolist() == torch.cat([att.scores[0] for att in found]).tolist()
     assert found.to_html(tmp_path / "a.html") == (tmp_path / "a.html").read_text(encoding="utf-8")
     for wrong in ((FOX, "joint"), ([FOX, "The lazy dog"], ["joint"])):

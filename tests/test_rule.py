@@ -247,13 +247,13 @@ def test_more_inputs_are_drawn_where_two_rules_are_close():
 def test_fresh_inputs_take_no_part_in_the_fit():
     asked = []
     game = table_of(lambda k: k[0], 12)
-    play = game._play
+    play = game._evaluate
 
     async def recorded(keys):
         asked.append({kept for _, kept in keys})
         return await play(keys)
 
-    game._play = recorded
+    game._evaluate = recorded
     finish(play_rules(game, [0], 40, 0, has_empty=[True]))
     *fitted, fresh = asked
     assert fresh
@@ -366,21 +366,21 @@ def test_the_batch_does_not_change_a_rule_and_the_model_stays_as_it_was():
 
 def test_what_joint_has_played_costs_a_rule_nothing_and_the_other_way_round():
     lm = tiny("llama")
-    asked = {"score": "lead", "removal": "delete", "unit": "sentence"}
+    asked = {"objective": "lead", "removal": "delete", "unit": "sentence"}
     game = noiser.Game(lm, TEXT, **asked)
-    scores = game.play("joint").scores
+    scores = game.score("joint").scores
     spent = game._game.query.spent.token_forwards
     answer = game.rule()
     assert game._game.query.spent.token_forwards == spent
     other = noiser.Game(lm, TEXT, **asked)
     assert other.rule() == answer
-    torch.testing.assert_close(other.play("joint").scores, scores)
+    torch.testing.assert_close(other.score("joint").scores, scores)
     asked = noiser.rule(lm, TEXT)
     assert (asked.terms, asked.hits, asked.base) == (answer.terms, answer.hits, answer.base)
 
 
 def test_a_saved_game_gives_the_same_rule_without_a_model(tmp_path):
-    game = noiser.Game(tiny("llama"), WORDS, score="lead", removal="delete", unit="word")
+    game = noiser.Game(tiny("llama"), WORDS, objective="lead", removal="delete", unit="word")
     answer = game.rule(seed=2)
     game.save(tmp_path / "game.json")
     loaded = noiser.Game.load(tmp_path / "game.json")

@@ -64,7 +64,7 @@ NEVER_SHOWN = {
     "a position beyond int64": (("units", 0, "token_indices"), [2**63]),
     "a unit beyond the text": (("units", 0, "end"), 99_999),
     "a seed beyond 64 bits": (("seed",), 2**64),
-    "a score that is a list": (("parameters", "score"), []),
+    "an objective that is a list": (("parameters", "objective"), []),
 }
 
 

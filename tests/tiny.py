@@ -3,6 +3,7 @@
 import copy
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -95,12 +96,15 @@ def tiny_model(family: str, *, seed: int = 0, spread: float = 0.3, **sizes: int)
     return random_model(getattr(transformers, name)(**given), seed=seed, spread=spread)
 
 
+_drawing = Lock()  # the random state is that of the process, and servers load in threads
+
+
 def random_model(config: Any, *, seed: int = 0, spread: float = 0.3, **options: Any) -> Any:
     """A random model of a configuration.
 
     `spread` is the standard deviation of its weights: large, so that predictions are sharp enough to flip.
     """
-    with torch.random.fork_rng():
+    with _drawing, torch.random.fork_rng():
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config, **options)
         with torch.no_grad():

@@ -18,9 +18,9 @@ from noiser.types import Message, ModelIdentity, Pair, Place, Span, Target
 
 
 def _checked_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The hyper-parameters of a file; "score" is looked up by displays."""
+    """The hyper-parameters of a file; "objective" is looked up by displays."""
     if not isinstance(parameters.get("objective"), str | None):
-        raise ValueError(f"score is {parameters['score']!r:.80}; expected a text")
+        raise ValueError(f"objective is {parameters['objective']!r:.80}; expected a text")
     return parameters
 
 

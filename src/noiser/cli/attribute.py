@@ -130,14 +130,16 @@ def cite(
 ) -> None:
     """Answers QUESTION from the sources and says which of them each sentence was written from."""
     from noiser.explain import cite as run
-    from noiser.methods import make_method
+    from noiser.methods import Occlusion, make_method
+    from noiser.registry import present_names
 
     prompt, sources = (
         str(o.parse_prompt(question)),
         [(path.name, o.text_of(path)) for path in source],
     )
     if (parameters := o.parse_parameters(set_)) and method is None:
-        parameters = {"objective": "logprob", "removal": "hidden"} | parameters
+        given = present_names(Occlusion, parameters)
+        parameters = {"objective": "logprob", "removal": "hidden"} | given
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
     options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds, "rule": rule}
