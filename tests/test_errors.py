@@ -16,7 +16,11 @@ from noiser import errors
 from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
 from tiny import chat_tokenizer, tiny, tiny_model
 
-OTHERS = ["noiser.server.jobs.ServerError", "noiser.metrics.answerability.JudgeStoppedError"]
+OTHERS = [
+    "noiser.server.jobs.ServerError",
+    "noiser.server.jobs.FullError",
+    "noiser.metrics.answerability.JudgeStoppedError",
+]
 KINDS = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, NoiserError)
 ]

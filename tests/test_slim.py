@@ -12,7 +12,7 @@ import noiser.model
 from noiser.cli import app
 from noiser.errors import ParameterError, PromptError
 from noiser.explain import _slim
-from noiser.explain._slim import _Answer, _Effect, _Trial
+from noiser.explain._slim import _Answer, _SlimEffect, _SlimTrial
 from tiny import tiny
 
 PROMPT = "You are an expert. Answer in French. Be polite. Call me {{name}}. Stay brief. Be kind."
@@ -31,11 +31,11 @@ def rule(monkeypatch):
             found = []
             for answer in answers:
                 lost = loss(self.text(kept), int(answer.case["user"].split()[-1]))
-                found.append(_Effect(lost, lost < 3))
+                found.append(_SlimEffect(lost, lost < 3))
             return found
 
-        monkeypatch.setattr(_Trial, "answers", answers)
-        monkeypatch.setattr(_Trial, "effects", effects)
+        monkeypatch.setattr(_SlimTrial, "answers", answers)
+        monkeypatch.setattr(_SlimTrial, "effects", effects)
 
     return install
 

@@ -15,7 +15,7 @@ from noiser.server.completions import CompletionBody
 from noiser.server.jobs import Models
 from noiser.server.listening import configured
 from noiser.server.page import Measure, PageForm, Tolerate
-from noiser.server.questions import Attribute, Cite, DiffBody, Evaluate, Rule
+from noiser.server.questions import Attribute, Cite, DiffBody, Evaluate, RuleBody
 from noiser.server.serving import application
 from tiny import chat_tokenizer, tiny, tiny_model
 
@@ -105,7 +105,7 @@ def nonsense(chance, count):
         "/v1/attribute": Attribute,
         "/v1/cite": Cite,
         "/v1/diff": DiffBody,
-        "/v1/rule": Rule,
+        "/v1/rule": RuleBody,
         "/v1/evaluate": Evaluate,
     }
     values = [

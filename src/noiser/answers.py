@@ -28,7 +28,7 @@ class UnansweredError(Exception):
     """No request was sent, or what came back is not a chat completion."""
 
 
-class Answer(NamedTuple):
+class ChatAnswer(NamedTuple):
     """What a chat endpoint replied to one request.
 
     Attributes:
@@ -58,7 +58,7 @@ class Answer(NamedTuple):
 
 def complete(
     connection: openai.OpenAI, body: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> Answer:
+) -> ChatAnswer:
     """The answer to one request of `chat.completions`.
 
     Raises:
@@ -71,7 +71,7 @@ def complete(
         choice, usage = response.choices[0], response.usage
         text, refusal = choice.message.content or "", choice.message.refusal or ""
         finish = "refusal" if refusal and not text else str(choice.finish_reason)
-        return Answer(
+        return ChatAnswer(
             text or refusal,
             finish,
             response.model,
@@ -107,16 +107,16 @@ class AnswerStore:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> ChatAnswer | None:
         """The stored answer of a key, or None."""
         with self._table() as table:
             row = table.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return _restored(row[0]) if row else None
 
-    def put(self, key: str, question: str, answer: Answer, tokens: int, job: str) -> None:
+    def put(self, key: str, question: str, answer: ChatAnswer, tokens: int, job: str) -> None:
         """Stores an answer, the question as JSON, and the tokens that a job paid for."""
         fields = answer._asdict()
-        for name, default in Answer._field_defaults.items():
+        for name, default in ChatAnswer._field_defaults.items():
             if fields[name] == default:
                 del fields[name]
         row = (key, question, json.dumps(fields), tokens, job)
@@ -142,11 +142,11 @@ class AnswerStore:
             ) from error
 
 
-def _restored(text: str) -> Answer:
+def _restored(text: str) -> ChatAnswer:
     """An answer from its JSON, in which tuples are lists."""
     fields: dict[str, Any] = json.loads(text)
     for name in ("calls", "first"):
         fields[name] = tuple(tuple(each) for each in fields.get(name, ()))
     if fields["usage"]:
         fields["usage"] = tuple(fields["usage"])
-    return Answer(**fields)
+    return ChatAnswer(**fields)

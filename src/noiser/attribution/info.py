@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from noiser.attribution.store import with_nan
 
-_Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+_InfoNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number; null stands for NaN."""
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
@@ -21,14 +21,14 @@ class _Check(BaseModel, extra="allow"):
 
     units: str
     fewest_units: _Natural
-    mean: Annotated[list[_Number], Field(min_length=3, max_length=3)]
+    mean: Annotated[list[_InfoNumber], Field(min_length=3, max_length=3)]
     masks: _Natural
     targets: _Natural
-    p: _Number
+    p: _InfoNumber
     predicts: bool
-    lds: list[_Number]
-    low: list[_Number]
-    high: list[_Number]
+    lds: list[_InfoNumber]
+    low: list[_InfoNumber]
+    high: list[_InfoNumber]
 
 
 class _Aggregated(BaseModel, extra="allow"):
@@ -60,7 +60,7 @@ class _Info(BaseModel, extra="allow"):
     sources: list[_Source] | None = None
     special_tokens: list[_Natural] = []
     unasked: list[_Natural] = []
-    through: list[list[_Number]] = []
+    through: list[list[_InfoNumber]] = []
     token_forwards: _Natural | None = None
     passes: _Natural | None = None
 

@@ -28,7 +28,7 @@ class _Model(BaseModel, extra="allow"):
     identity: dict[str, Any]
 
 
-class _Facts(BaseModel, extra="allow"):
+class _StoredFacts(BaseModel, extra="allow"):
     """The facts that are read; others are kept as they are."""
 
     plan: str = ""
@@ -41,8 +41,8 @@ class _Facts(BaseModel, extra="allow"):
 
 
 @cache
-def _reader() -> TypeAdapter[_Facts]:
-    return TypeAdapter(_Facts)
+def _reader() -> TypeAdapter[_StoredFacts]:
+    return TypeAdapter(_StoredFacts)
 
 
 def checked_facts(facts: Mapping[str, Any]) -> Mapping[str, Any]:

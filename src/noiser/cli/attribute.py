@@ -138,10 +138,12 @@ def cite(
     prompt = str(o.parse_prompt(question))
     sources = o.documents_of([*(source or ()), *(more or ())])  # before a model is loaded
     from noiser.explain import cite as run
-    from noiser.methods import make_method
+    from noiser.methods import Occlusion, make_method
+    from noiser.registry import present_names
 
     if (parameters := o.parse_parameters(set_)) and method is None:
-        parameters = {"objective": "logprob", "removal": "hidden"} | parameters
+        given = present_names(Occlusion, parameters)
+        parameters = {"objective": "logprob", "removal": "hidden"} | given
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
     options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds, "rule": rule}

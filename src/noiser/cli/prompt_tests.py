@@ -40,7 +40,7 @@ _SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class PromptCase:
     """A prompt and what is expected of its answer: arguments of `noiser.expect`."""
 
     name: str
@@ -50,7 +50,7 @@ class Case:
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class CaseOutcome:
     """What became of a case.
 
     Attributes:
@@ -105,8 +105,8 @@ def run_tests(
     store = file.parent / ".noiser" / f"{file.name}.json"
     stored = _read_store(store)
     facts = [model_name, _stamp(model_name), asdict(model_options), seed, strict]
-    todo: list[Case] = []
-    outcomes: dict[str, Outcome] = {}
+    todo: list[PromptCase] = []
+    outcomes: dict[str, CaseOutcome] = {}
     for case in cases:
         known = stored.get(case.name)
         if known is not None and known.key == _key(case, facts):
@@ -137,7 +137,7 @@ def run_tests(
 # ---- the file -----------------------------------------------------------------------------------
 
 
-def read_cases(file: Path) -> tuple[str | None, list[Case]]:
+def read_cases(file: Path) -> tuple[str | None, list[PromptCase]]:
     """The model and the cases of a file.
 
     Raises:
@@ -156,7 +156,7 @@ def read_cases(file: Path) -> tuple[str | None, list[Case]]:
     if model is not None and not isinstance(model, str):
         raise PlanError(f"{file}: model is {model!r}; expected a name in quotes.")
     shared = {key: data[key] for key in ("limit", "max_new_tokens") if key in data}
-    cases: list[Case] = []
+    cases: list[PromptCase] = []
     for index, row in enumerate(rows):
         if not isinstance(row, dict):
             raise PlanError(f"{file}: case {index + 1} is {row!r}; expected [[case]] with keys.")
@@ -190,7 +190,7 @@ def _line_of(text: str, key: str, case: int) -> int:
     return 1
 
 
-def _case(file: Path, index: int, row: Mapping[str, Any]) -> Case:
+def _case(file: Path, index: int, row: Mapping[str, Any]) -> PromptCase:
     """A case whose values are checked, with the text of its prompt."""
     name = row.get("name", f"case {index + 1}")
     where = f"{file}, case {name!r}"
@@ -230,10 +230,10 @@ def _case(file: Path, index: int, row: Mapping[str, Any]) -> Case:
     except NoiserError as error:
         raise PlanError(f"{where}: {error}") from None
     prompt: Prompt = json_messages(text) or text
-    return Case(name=name, path=file.parent / path, prompt=prompt, expected=expected)
+    return PromptCase(name=name, path=file.parent / path, prompt=prompt, expected=expected)
 
 
-def _check_clauses(cases: Sequence[Case]) -> None:
+def _check_clauses(cases: Sequence[PromptCase]) -> None:
     """Raises PlanError for clauses that do not stand in their prompts, before a model is loaded."""
     from noiser.explain.clauses import Clauses
 
@@ -250,7 +250,9 @@ def _check_clauses(cases: Sequence[Case]) -> None:
 # ---- running and keeping ------------------------------------------------------------------------
 
 
-def _run(lm: Any, case: Case, before: Outcome | None, *, seed: int, strict: bool) -> Outcome:
+def _run(
+    lm: Any, case: PromptCase, before: CaseOutcome | None, *, seed: int, strict: bool
+) -> CaseOutcome:
     """What becomes of a case on a model."""
     from noiser.explain import expect
 
@@ -271,7 +273,7 @@ def _run(lm: Any, case: Case, before: Outcome | None, *, seed: int, strict: bool
     except NoiserError as error:
         raise PlanError(f"case {case.name!r}: {error}") from error
     verdict = result.verdict
-    return Outcome(
+    return CaseOutcome(
         key="",
         verdict=verdict,
         text=text,
@@ -280,7 +282,7 @@ def _run(lm: Any, case: Case, before: Outcome | None, *, seed: int, strict: bool
     )
 
 
-def _key(case: Case, facts: Sequence[Any]) -> str:
+def _key(case: PromptCase, facts: Sequence[Any]) -> str:
     """A hash of everything that the outcome of a case depends on."""
     versions = [__version__, version_of("torch"), version_of("transformers")]
     content = [*facts, versions, case.prompt, dict(case.expected), str(case.path)]
@@ -297,18 +299,18 @@ def _stamp(model: str) -> list[Any]:
         return []
 
 
-def _read_store(path: Path) -> dict[str, Outcome]:
+def _read_store(path: Path) -> dict[str, CaseOutcome]:
     """The outcomes of earlier runs by name; none where the file is absent or of another form."""
     try:
         data = parse_json(path.read_bytes())
         if data["schema"] != _SCHEMA:
             return {}
-        return {name: Outcome(**outcome) for name, outcome in data["cases"].items()}
+        return {name: CaseOutcome(**outcome) for name, outcome in data["cases"].items()}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}
 
 
-def _write_store(path: Path, outcomes: Mapping[str, Outcome]) -> None:
+def _write_store(path: Path, outcomes: Mapping[str, CaseOutcome]) -> None:
     path.parent.mkdir(exist_ok=True)
     cases = {name: asdict(outcome) | {"unchanged": False} for name, outcome in outcomes.items()}
     write_text(path, json_text({"schema": _SCHEMA, "cases": cases}))
@@ -317,11 +319,11 @@ def _write_store(path: Path, outcomes: Mapping[str, Outcome]) -> None:
 # ---- reports ------------------------------------------------------------------------------------
 
 
-def _fails(outcome: Outcome, *, strict: bool) -> bool:
+def _fails(outcome: CaseOutcome, *, strict: bool) -> bool:
     return outcome.verdict == "FAIL" or (strict and outcome.verdict == "undecided")
 
 
-def _shown(case: Case, outcome: Outcome) -> str:
+def _shown(case: PromptCase, outcome: CaseOutcome) -> str:
     """A line, and of a case that does not pass the details."""
     unchanged = " (unchanged)" if outcome.unchanged else ""
     line = f"{outcome.verdict} {case.name}{unchanged}"
@@ -331,7 +333,7 @@ def _shown(case: Case, outcome: Outcome) -> str:
     return f"{line}\n    {details}"
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def _summary(outcomes: Sequence[CaseOutcome]) -> str:
     """Such as "3 passed, 1 failed, 0 undecided; 2 unchanged"."""
     verdicts = [outcome.verdict for outcome in outcomes]
     unchanged = sum(outcome.unchanged for outcome in outcomes)
@@ -341,7 +343,7 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _junit(file: Path, outcomes: Sequence[tuple[Case, Outcome]], *, strict: bool) -> str:
+def _junit(file: Path, outcomes: Sequence[tuple[PromptCase, CaseOutcome]], *, strict: bool) -> str:
     """The outcomes in JUnit's XML; undecided ones are skipped tests unless they fail."""
     failures = sum(_fails(outcome, strict=strict) for _, outcome in outcomes)
     undecided = sum(outcome.verdict == "undecided" for _, outcome in outcomes)

@@ -18,7 +18,7 @@ from noiser.text.units import make_units
 from noiser.types import Question, Source, Span, Target
 
 if TYPE_CHECKING:
-    from noiser.answers import Answer
+    from noiser.answers import ChatAnswer
     from noiser.model.chat import ChatContext, ChatModel, Explained
 
 _ONLY_TEXT = "A chat endpoint gives text only"
@@ -115,9 +115,9 @@ def _asks_for_action(question: Question) -> bool:
     return isinstance(question.target, str) and question.target.startswith("action")
 
 
-def _settle_action(question: Question) -> tuple[Any, Answer | None]:
+def _settle_action(question: Question) -> tuple[Any, ChatAnswer | None]:
     """The messages before an action, and the action as an answer; None without one."""
-    from noiser.answers import Answer
+    from noiser.answers import ChatAnswer
 
     if isinstance(question.prompt, str) or not _asks_for_action(question):
         return question.prompt, None
@@ -128,7 +128,7 @@ def _settle_action(question: Question) -> tuple[Any, Answer | None]:
     if action is None:
         return messages, None
     text = "".join(_texts_of(action))
-    return messages, Answer(text, "stop", "", None, calls_of(action))
+    return messages, ChatAnswer(text, "stop", "", None, calls_of(action))
 
 
 def _texts_of(message: Any) -> list[str]:
@@ -139,14 +139,16 @@ def _texts_of(message: Any) -> list[str]:
     return [str(content or "")]
 
 
-def _answer_to_explain(chat: ChatModel, question: Question, answers: Sequence[Answer]) -> Answer:
+def _answer_to_explain(
+    chat: ChatModel, question: Question, answers: Sequence[ChatAnswer]
+) -> ChatAnswer:
     """The answer that is explained: the caller's, or the endpoint's first."""
-    from noiser.answers import Answer
+    from noiser.answers import ChatAnswer
 
     first = answers[0]
     if isinstance(question.target, str):
         # The first token of the caller's answer is looked for among the alternatives.
-        return Answer(question.target, "stop", "", None, (), "", ((question.target, 0.0),))
+        return ChatAnswer(question.target, "stop", "", None, (), "", ((question.target, 0.0),))
     if not first.is_whole:
         raise ModelError(
             f"{chat.where} gave no answer to the whole prompt (finish_reason "
@@ -162,7 +164,7 @@ def _answer_to_explain(chat: ChatModel, question: Question, answers: Sequence[An
 
 
 def _targets(
-    chat: ChatModel, question: Question, answer: Answer
+    chat: ChatModel, question: Question, answer: ChatAnswer
 ) -> tuple[list[str], tuple[Explained, ...]]:
     """The texts of the targets, and how each is compared.
 

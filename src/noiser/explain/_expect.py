@@ -16,7 +16,7 @@ from noiser.errors import ExpectationError, ParameterError, PromptError
 from noiser.explain._cite import MEMORY
 from noiser.explain._diff import prompt_edits, prompt_with_edits
 from noiser.explain.calls import called_functions
-from noiser.explain.clauses import Clauses, Place
+from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.injected import ASKED, user_loss
 from noiser.explain.many import run_many
 from noiser.explain.tabled import TabledResult
@@ -24,7 +24,7 @@ from noiser.model.language_model import LanguageModel, check_model
 from noiser.text import as_prompt
 from noiser.types import ModelIdentity, Prompt, Question
 
-Verdict = Literal["pass", "FAIL", "undecided"]
+ExpectationVerdict = Literal["pass", "FAIL", "undecided"]
 
 LIMIT = 3.0
 """Nats of log-probability: an answer that loses fewer keeps its ground."""
@@ -58,7 +58,7 @@ class Finding(NamedTuple):
 
     kind: str
     about: str
-    verdict: Verdict
+    verdict: ExpectationVerdict
     nats: SavedNumber
     reason: str
 
@@ -83,7 +83,7 @@ class Expectations(TabledResult):
     model: ModelIdentity
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ExpectationVerdict:
         """The worst verdict of all expectations."""
         verdicts = {finding.verdict for finding in self.findings}
         if "FAIL" in verdicts:
@@ -260,8 +260,8 @@ class _Trial:
         self.answer = "".join(self.query.target_texts)
         self.whole = self._effect_of(self.query)
 
-    def _places(self, name: str, clauses: Sequence[str]) -> list[tuple[str, list[Place]]]:
-        found: list[tuple[str, list[Place]]] = []
+    def _places(self, name: str, clauses: Sequence[str]) -> list[tuple[str, list[ClausePlace]]]:
+        found: list[tuple[str, list[ClausePlace]]] = []
         for index, clause in enumerate(clauses):
             found.append((clause, self.clauses.found(clause, f"{name}[{index}]")))
         return found
@@ -309,7 +309,7 @@ class _Trial:
             findings.append(Finding("depends_on", clause, _verdict(not stays), loss, reason))
         return findings
 
-    def _alternative(self, places: Sequence[Place]) -> str | None:
+    def _alternative(self, places: Sequence[ClausePlace]) -> str | None:
         """The sentence that is enough where the clause is gone, as the clause is without it."""
         others = [place for place in self.clauses.sentences() if not _touches(place, places)]
         alone = self._effects([self.clauses.without([other]) for other in others])
@@ -320,7 +320,7 @@ class _Trial:
                 found.append((without_both.log_p, self.clauses.text(other).strip()))
         return min(found)[1] if found else None
 
-    def _not_on(self, clause: str, places: Sequence[Place]) -> Finding:
+    def _not_on(self, clause: str, places: Sequence[ClausePlace]) -> Finding:
         (effect,) = self._effects([self.clauses.without(places)])
         loss = self.whole.log_p - effect.log_p
         if abs(loss) >= UNMOVED or not self._stays(effect):
@@ -335,7 +335,7 @@ class _Trial:
         low = mean - half_width
         high = mean + half_width
         if low > -UNMOVED and high < UNMOVED:
-            verdict: Verdict = "pass"
+            verdict: ExpectationVerdict = "pass"
         elif low >= UNMOVED or high <= -UNMOVED:
             verdict = "FAIL"
         else:
@@ -346,7 +346,7 @@ class _Trial:
         )
         return Finding("not_on", clause, verdict, loss, reason)
 
-    def _moves_in_contexts(self, places: Sequence[Place]) -> list[float]:
+    def _moves_in_contexts(self, places: Sequence[ClausePlace]) -> list[float]:
         """The nats that the answer loses with the clause, in random parts of the prompt."""
         others = [place for place in self.clauses.sentences() if not _touches(place, places)]
         if not others:
@@ -361,7 +361,7 @@ class _Trial:
         pairs = zip(effects[::2], effects[1::2], strict=True)
         return [with_clause.log_p - without.log_p for with_clause, without in pairs]
 
-    def _without_all_but_one(self, gone: Sequence[Place]) -> Prompt:
+    def _without_all_but_one(self, gone: Sequence[ClausePlace]) -> Prompt:
         """The prompt without the places, but for the last where nothing would be left."""
         shortened = Clauses(self.clauses.without(gone))
         if any(text.strip() for text in shortened.texts):
@@ -430,7 +430,7 @@ class _Trial:
         return tuple((self.clauses.text(places[index]), losses[index]) for index in order)
 
 
-def _verdict(holds: bool) -> Verdict:
+def _verdict(holds: bool) -> ExpectationVerdict:
     return "pass" if holds else "FAIL"
 
 
@@ -438,22 +438,22 @@ def _loss_text(nats: float) -> str:
     return f"loses {nats:.1f} nats" if nats >= 0 else f"gains {-nats:.1f} nats"
 
 
-def _touches(place: Place, places: Sequence[Place]) -> bool:
+def _touches(place: ClausePlace, places: Sequence[ClausePlace]) -> bool:
     return any(place.overlaps(other) for other in places)
 
 
-def _all_but_the_question(clauses: Clauses) -> list[Place]:
+def _all_but_the_question(clauses: Clauses) -> list[ClausePlace]:
     """Everything but the last user's message of a chat, or the last line of a text."""
     if isinstance(clauses.prompt, str):
         text = clauses.prompt.rstrip("\n")
         end = text.rfind("\n") + 1
-        return [Place(0, 0, end)] if text[:end].strip() else []
+        return [ClausePlace(0, 0, end)] if text[:end].strip() else []
     messages = clauses.prompt
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
-    places: list[Place] = []
+    places: list[ClausePlace] = []
     for index, text in enumerate(clauses.texts):
         if text and index != max(users, default=-1):
-            places.append(Place(index, 0, len(text)))
+            places.append(ClausePlace(index, 0, len(text)))
     return places
 
 

@@ -23,7 +23,7 @@ from noiser.types import Message, ModelIdentity, Question
 Action = Literal["check", "allow", "refuse"]
 """What becomes of calls of a function: the model is asked, or it is not."""
 
-Verdict = Literal["asked", "injected", "unclear", "allowed", "refused"]
+GuardVerdict = Literal["asked", "injected", "unclear", "allowed", "refused"]
 
 
 class ToolEffect(NamedTuple):
@@ -63,7 +63,7 @@ class Guarded(TabledResult):
 
     call: str
     function: str | None
-    verdict: Verdict
+    verdict: GuardVerdict
     user_nats: SavedNumber
     tools_nats: SavedNumber
     tools: tuple[ToolEffect, ...]
@@ -175,7 +175,7 @@ def guard(
         user_nats = await user_loss(query)
         tools_nats = math.nan
         tools: list[ToolEffect] = []
-        verdict: Verdict = "asked"
+        verdict: GuardVerdict = "asked"
         if user_nats < limit:
             tools_nats, losses = await tool_losses(query)
             verdict = "injected" if tools_nats >= limit else "unclear"

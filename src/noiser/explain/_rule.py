@@ -15,7 +15,7 @@ from noiser.engine import LiveGame, Query, prepare, remover, run_one
 from noiser.errors import ParameterError, UnitError, UnsupportedModelError
 from noiser.explain._restore import restore
 from noiser.explain.rule_record import Rule, Trial
-from noiser.explain.rule_tables import Table, can_be_empty, play_rules
+from noiser.explain.rule_tables import TruthTable, can_be_empty, play_rules
 from noiser.explain.sameness import SHORT, Same, Sameness
 from noiser.methods import AttentionGradient, run_method
 from noiser.methods.rules import Term, Terms, smallest_flip
@@ -162,7 +162,7 @@ async def rules_of(
     return [await tried_rule(sameness, table, seed) for table in tables]
 
 
-async def tried_rule(sameness: Sameness, table: Table, seed: int) -> Rule:
+async def tried_rule(sameness: Sameness, table: TruthTable, seed: int) -> Rule:
     """The rule of a target, whose claims are tried on prompts that are written anew."""
     query = sameness.query
     findings = table.findings()
@@ -180,7 +180,7 @@ async def tried_rule(sameness: Sameness, table: Table, seed: int) -> Rule:
     )
 
 
-async def _trials(sameness: Sameness, table: Table, terms: Terms) -> list[Trial]:
+async def _trials(sameness: Sameness, table: TruthTable, terms: Terms) -> list[Trial]:
     """The claims of a rule: a term's units are enough, and without some units it says otherwise."""
     trials: list[Trial] = []
     players = {unit + 1 for unit in table.units.tolist()}

@@ -16,7 +16,7 @@ from noiser.checks import check_choice, check_count, check_positive, check_seed
 from noiser.engine import Query, prepare
 from noiser.errors import ParameterError, PromptError
 from noiser.explain._expect import LIMIT, SHORT
-from noiser.explain.clauses import Clauses, Place
+from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.many import run_many
 from noiser.explain.tabled import TabledResult
 from noiser.model.language_model import LanguageModel, check_model
@@ -32,7 +32,7 @@ FEWEST_CASES = 4
 
 _PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{[A-Za-z_]\w*\}|\$\{.*?\}", re.DOTALL)
 
-Case = Mapping[str, Any]
+SlimCase = Mapping[str, Any]
 """{"user": text} or {"messages": [...]}: what follows the prompt."""
 
 
@@ -127,7 +127,7 @@ class Slim(TabledResult):
 def slim(
     lm: LanguageModel,
     prompt: str,
-    cases: Sequence[Case],
+    cases: Sequence[SlimCase],
     *,
     unit: SlimUnit = "sentence",
     keep: Sequence[str] = (),
@@ -176,13 +176,13 @@ def slim(
         )
     fixed = _fixed(text, places, keep)
 
-    trial = _Trial(lm, text, places, limit, max_new_tokens)
+    trial = _SlimTrial(lm, text, places, limit, max_new_tokens)
     whole = frozenset(range(len(places)))
     fitted_answers = trial.answers([cases[index] for index in fitted])
     held_out_answers = trial.answers([cases[index] for index in held_out])
     free = [part for part in range(len(places)) if part not in fixed]
     with progress_of(progress, "Slimming") as report:
-        alone: dict[int, list[_Effect]] = {}
+        alone: dict[int, list[_SlimEffect]] = {}
         for done, part in enumerate(free):
             alone[part] = trial.effects(whole - {part}, fitted_answers)
             if report:
@@ -194,7 +194,7 @@ def slim(
             return all(effect.stays for effect in trial.effects(kept, fitted_answers))
 
         kept = _shrink(whole, order, all_stay)
-        needed: dict[int, list[_Effect]] = {}
+        needed: dict[int, list[_SlimEffect]] = {}
         for part in sorted(kept - fixed):
             needed[part] = trial.effects(kept - {part}, fitted_answers)
         if report:
@@ -218,7 +218,7 @@ def slim(
     )
 
 
-def _split(cases: Sequence[Case], hold_out: float, seed: int) -> tuple[list[int], list[int]]:
+def _split(cases: Sequence[SlimCase], hold_out: float, seed: int) -> tuple[list[int], list[int]]:
     """The indices of the cases that take part, and of those that are held out."""
     count = len(cases)
     if count < FEWEST_CASES:
@@ -233,22 +233,22 @@ def _split(cases: Sequence[Case], hold_out: float, seed: int) -> tuple[list[int]
     return sorted(order[held:]), sorted(order[:held])
 
 
-def _parts(text: Clauses, unit: SlimUnit) -> list[Place]:
+def _parts(text: Clauses, unit: SlimUnit) -> list[ClausePlace]:
     prompt = text.texts[0]
-    places: list[Place] = []
+    places: list[ClausePlace] = []
     for start, end in SEGMENTATIONS[unit](prompt):
         if prompt[start:end].strip():
-            places.append(Place(0, start, end))
+            places.append(ClausePlace(0, start, end))
     return places
 
 
-def _fixed(text: Clauses, places: Sequence[Place], keep: Sequence[str]) -> frozenset[int]:
+def _fixed(text: Clauses, places: Sequence[ClausePlace], keep: Sequence[str]) -> frozenset[int]:
     """The parts that always stay: those with a placeholder or a text of `keep`."""
-    staying: list[Place] = []
+    staying: list[ClausePlace] = []
     for index, clause in enumerate(keep):
         staying += text.found(clause, f"keep[{index}]")
     for match in _PLACEHOLDER.finditer(text.texts[0]):
-        staying.append(Place(0, match.start(), match.end()))
+        staying.append(ClausePlace(0, match.start(), match.end()))
     fixed: list[int] = []
     for index, place in enumerate(places):
         if any(place.overlaps(other) for other in staying):
@@ -276,7 +276,7 @@ def _shrink(
             return kept
 
 
-class _Effect(NamedTuple):
+class _SlimEffect(NamedTuple):
     """What a shortened prompt does to the answer of a case."""
 
     loss: float
@@ -286,19 +286,19 @@ class _Effect(NamedTuple):
 class _Answer(NamedTuple):
     """A case, and the model's answer to it after the whole prompt."""
 
-    case: Case
+    case: SlimCase
     ids: tuple[int, ...]
     log_p: float
 
 
-class _Trial:
+class _SlimTrial:
     """Cases after prompts that have some of the parts."""
 
     def __init__(
         self,
         lm: LanguageModel,
         text: Clauses,
-        places: Sequence[Place],
+        places: Sequence[ClausePlace],
         limit: float,
         max_new_tokens: int,
     ) -> None:
@@ -307,7 +307,7 @@ class _Trial:
         self._places = places
         self._limit = limit
         self._max_new_tokens = max_new_tokens
-        self._known: dict[tuple[frozenset[int], int], _Effect] = {}
+        self._known: dict[tuple[frozenset[int], int], _SlimEffect] = {}
 
     def text(self, kept: frozenset[int]) -> str:
         """The prompt with some of its parts."""
@@ -316,11 +316,11 @@ class _Trial:
         assert isinstance(shortened, str)
         return shortened
 
-    def answers(self, cases: Sequence[Case]) -> list[_Answer]:
+    def answers(self, cases: Sequence[SlimCase]) -> list[_Answer]:
         """The greedy answers after the whole prompt."""
         prompts = [_prompt_of(self._lm, self._text.texts[0], case) for case in cases]
 
-        async def answer(case: Case, prompt: Prompt) -> _Answer:
+        async def answer(case: SlimCase, prompt: Prompt) -> _Answer:
             stop = "\n" if isinstance(prompt, str) else None
             question = Question(
                 prompt=prompt,
@@ -334,17 +334,17 @@ class _Trial:
         works = [answer(case, prompt) for case, prompt in zip(cases, prompts, strict=True)]
         return run_many(self._lm, works)
 
-    def effects(self, kept: frozenset[int], answers: Sequence[_Answer]) -> list[_Effect]:
+    def effects(self, kept: frozenset[int], answers: Sequence[_Answer]) -> list[_SlimEffect]:
         """What the prompt with some parts does to each answer, all in one batch."""
         text = self.text(kept)
 
-        async def effect(answer: _Answer) -> _Effect:
+        async def effect(answer: _Answer) -> _SlimEffect:
             prompt = _prompt_of(self._lm, text, answer.case)
             question = Question(prompt=prompt, target=answer.ids, target_unit="all")
             query = await prepare(self._lm, question)
             loss = answer.log_p - _log_p(query)
             is_greedy = query.targets[0].rank == 1 or len(answer.ids) > SHORT
-            return _Effect(loss, is_greedy and loss < self._limit)
+            return _SlimEffect(loss, is_greedy and loss < self._limit)
 
         unknown = [answer for answer in answers if (kept, id(answer)) not in self._known]
         if unknown:
@@ -358,7 +358,7 @@ def _log_p(query: Query) -> float:
     return float(query.read_clean(query.objective("logprob")))
 
 
-def _prompt_of(lm: LanguageModel, text: str, case: Case) -> Prompt:
+def _prompt_of(lm: LanguageModel, text: str, case: SlimCase) -> Prompt:
     """The prompt and a case after it: a chat, or for a model without a template a text."""
     if not isinstance(case, Mapping) or ("user" in case) == ("messages" in case):
         raise ParameterError(
@@ -375,7 +375,9 @@ def _prompt_of(lm: LanguageModel, text: str, case: Case) -> Prompt:
     return [*before, *check_messages(messages)]
 
 
-def _part(text: str, kept: bool, effects: Sequence[_Effect] | None, fitted: Sequence[int]) -> Part:
+def _part(
+    text: str, kept: bool, effects: Sequence[_SlimEffect] | None, fitted: Sequence[int]
+) -> Part:
     """A part and why it was kept or went."""
     if effects is None:
         return Part(text, kept, 0, None, math.nan, "always kept")

@@ -12,14 +12,14 @@ from noiser.text import check_messages, one_text_each, sentence_spans
 from noiser.types import Message, Prompt
 
 
-class Place(NamedTuple):
+class ClausePlace(NamedTuple):
     """Characters `start` to `end` of a message; a text is message 0."""
 
     message: int
     start: int
     end: int
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: ClausePlace) -> bool:
         """Whether both have a character in common."""
         same_message = self.message == other.message
         return same_message and self.start < other.end and other.start < self.end
@@ -45,7 +45,7 @@ class Clauses:
             self._messages = one_text_each(check_messages(prompt))
             self.texts = [str(message.get("content") or "") for message in self._messages]
 
-    def find(self, clause: str) -> list[Place]:
+    def find(self, clause: str) -> list[ClausePlace]:
         """Every place of a clause, word for word.
 
         If it stands nowhere, each * matches any characters of a line.
@@ -56,14 +56,14 @@ class Clauses:
         pattern = exact
         if not any(clause in text for text in self.texts):
             pattern = exact.replace(r"\*", "[^\n]*")
-        places: list[Place] = []
+        places: list[ClausePlace] = []
         for message, text in enumerate(self.texts):
             for match in re.finditer(pattern, text):
                 if match.end() > match.start():
-                    places.append(Place(message, match.start(), match.end()))
+                    places.append(ClausePlace(message, match.start(), match.end()))
         return places
 
-    def found(self, clause: str, name: str) -> list[Place]:
+    def found(self, clause: str, name: str) -> list[ClausePlace]:
         """As `find`. Raises PromptError, with the nearest sentence, where it stands nowhere."""
         places = self.find(clause)
         if places:
@@ -73,22 +73,22 @@ class Clauses:
         hint = f"; nearest: {near[0]!r}" if near else f": {clause!r}"
         raise PromptError(f"{name} does not stand in the prompt{hint}. Copy it word for word.")
 
-    def sentences(self) -> list[Place]:
+    def sentences(self) -> list[ClausePlace]:
         """The sentences of all messages, each with the whitespace before it."""
-        places: list[Place] = []
+        places: list[ClausePlace] = []
         for message, text in enumerate(self.texts):
             for start, end in sentence_spans(text):
                 if text[start:end].strip():
-                    places.append(Place(message, start, end))
+                    places.append(ClausePlace(message, start, end))
         return places
 
-    def text(self, place: Place) -> str:
+    def text(self, place: ClausePlace) -> str:
         """The characters of a place."""
         return self.texts[place.message][place.start : place.end]
 
-    def without(self, places: Iterable[Place]) -> Prompt:
+    def without(self, places: Iterable[ClausePlace]) -> Prompt:
         """The prompt without the places; the space that would be left twice goes, too."""
-        by_message: dict[int, list[Place]] = {}
+        by_message: dict[int, list[ClausePlace]] = {}
         for place in places:
             by_message.setdefault(place.message, []).append(place)
         texts = list(self.texts)
@@ -106,7 +106,7 @@ class Clauses:
         return changed
 
 
-def _cut(text: str, places: Sequence[Place]) -> str:
+def _cut(text: str, places: Sequence[ClausePlace]) -> str:
     """A text without some of its characters."""
     gone = [False] * len(text)
     for place in places:

@@ -29,7 +29,7 @@ PER_UNIT = 6
 
 async def play_rules(
     game: StoredGame, targets: Sequence[int], fresh: int, seed: int, *, has_empty: Sequence[bool]
-) -> list[Table]:
+) -> list[TruthTable]:
     """Runs the inputs of some targets side by side, and fits a rule to each target's.
 
     Args:
@@ -40,7 +40,7 @@ async def play_rules(
         has_empty: for each of these targets, whether it can be asked without any unit.
     """
     tables = [
-        Table(game, target, seed, has_empty=empty)
+        TruthTable(game, target, seed, has_empty=empty)
         for target, empty in zip(targets, has_empty, strict=True)
     ]
     await _play(game, tables, [table.first_inputs() for table in tables])
@@ -53,7 +53,7 @@ async def play_rules(
 
 
 async def _play(
-    game: StoredGame, tables: Sequence[Table], inputs: Sequence[Bool[Tensor, "_inputs units"]]
+    game: StoredGame, tables: Sequence[TruthTable], inputs: Sequence[Bool[Tensor, "_inputs units"]]
 ) -> None:
     """Runs inputs of several targets together, and adds them to their tables."""
     nothing = torch.zeros(0, game.mask.shape[1], dtype=torch.bool)
@@ -65,7 +65,7 @@ async def _play(
         table.add(rows, values[table.target])
 
 
-class Table:
+class TruthTable:
     """The inputs of one target, and whether the answer stays after each of them.
 
     Attributes:

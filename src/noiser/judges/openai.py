@@ -24,7 +24,7 @@ from noiser.judges.reading import parse_reply
 try:
     import openai
 
-    from noiser.answers import CUT, WHOLE, Answer, AnswerStore, UnansweredError, complete
+    from noiser.answers import CUT, WHOLE, AnswerStore, ChatAnswer, UnansweredError, complete
     from noiser.endpoint import choose, client, is_fatal, problem
 except ImportError as error:
     raise DependencyError(
@@ -164,7 +164,7 @@ class OpenAIJudge:
 
     def _ask(
         self, connection: openai.OpenAI, body: Mapping[str, Any], key: str, question: str
-    ) -> Answer:
+    ) -> ChatAnswer:
         # A token has at least one byte.
         most = len(question.encode()) + _CHAT_FORMAT_TOKENS + (self._longest or 0)
         with self._reserved(most):

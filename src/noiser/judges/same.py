@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from noiser.answers import Answer
+from noiser.answers import ChatAnswer
 from noiser.errors import JudgeError
 from noiser.judges.prompts import PromptTemplate
 from noiser.judges.protocol import Judge, JudgeRequest
@@ -18,10 +18,10 @@ PROMPT = PromptTemplate(
 """The question that a judge gets."""
 
 
-def same_by_judge(judge: str) -> Callable[[], Callable[[Answer, Answer], float]]:
+def same_by_judge(judge: str) -> Callable[[], Callable[[ChatAnswer, ChatAnswer], float]]:
     """The factory of a comparison by a judge, such as "openai:gpt-4.1-mini"."""
 
-    def factory() -> Callable[[Answer, Answer], float]:
+    def factory() -> Callable[[ChatAnswer, ChatAnswer], float]:
         from noiser.judges import make_judge
 
         return compared_by(make_judge(judge, prompt=PROMPT))
@@ -29,10 +29,10 @@ def same_by_judge(judge: str) -> Callable[[], Callable[[Answer, Answer], float]]
     return factory
 
 
-def compared_by(judge: Judge) -> Callable[[Answer, Answer], float]:
+def compared_by(judge: Judge) -> Callable[[ChatAnswer, ChatAnswer], float]:
     """A comparison by a judge. Raises JudgeError where its reply cannot be read."""
 
-    def compare(explained: Answer, answer: Answer) -> float:
+    def compare(explained: ChatAnswer, answer: ChatAnswer) -> float:
         if explained.calls != answer.calls:
             return 0.0
         if explained.reply.strip() == answer.reply.strip():

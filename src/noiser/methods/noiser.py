@@ -32,8 +32,8 @@ from noiser.methods.thresholds import (
     FIRST,
     Mode,
     Probe,
-    Search,
     Thresholds,
+    ThresholdSearch,
     bisection,
     certified,
 )
@@ -292,7 +292,7 @@ class _Call:
         self._warn_of_ties(tied)
         return thresholds
 
-    def _start_search(self, units: list[int]) -> Search:
+    def _start_search(self, units: list[int]) -> ThresholdSearch:
         """The search for one target, over the units before it."""
         method = self.method
         if method.certifies:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from noiser.engine import LiveGame, Query, StoredGame, remover
-from noiser.errors import OutOfTimeError
+from noiser.errors import OutOfTimeError, ParameterError
 from noiser.methods.protocol import Scores
 from noiser.methods.references import question_of, word_overlap
 from noiser.methods.removal import RemovalMethod, binomial_errors, scatter_to_units
@@ -50,6 +50,11 @@ class Search(RemovalMethod):
     """
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
+        if query.of is not None:
+            raise ParameterError(
+                "search asks whether the answer stays, which a number of your own does not say. "
+                "Take another method, such as 'joint'."
+            )
         game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
         related = word_overlap([unit.text for unit in query.units], question_of(query))
         scores = await self.score_game(game, rng, related)

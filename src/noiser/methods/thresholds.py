@@ -37,13 +37,15 @@ class Thresholds(NamedTuple):
     tied: bool
 
 
-Search = Generator[list[Probe], Mapping[Probe, Effect], Thresholds]
+ThresholdSearch = Generator[list[Probe], Mapping[Probe, Effect], Thresholds]
 
 SMALLEST = 2.0**-40
 """The k at which a search ends that finds a flip at every k."""
 
 
-def bisection(units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False) -> Search:
+def bisection(
+    units: Iterable[int], *, mode: Mode, steps: int, last_probe: bool = False
+) -> ThresholdSearch:
     """Bisection of [0, 1] for every unit at once, without units that cannot decide the answer.
 
     All units that are still searched have made the same probes. So when only some flip at k the
@@ -100,7 +102,9 @@ FARTHEST = 10.0
 STRIDE = (1.5, 2.0)
 
 
-def certified(units: Iterable[int], *, steps: int, samples: int, first: float = FIRST) -> Search:
+def certified(
+    units: Iterable[int], *, steps: int, samples: int, first: float = FIRST
+) -> ThresholdSearch:
     """The largest k of the grid at which no unit flips, for little more than the scoring pass.
 
     *Screening*: a few noise samples tell which units tolerate least, and about how much. *Root

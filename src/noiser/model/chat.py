@@ -35,14 +35,14 @@ from noiser.files import cache_root
 from noiser.model.abilities import Abilities
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import Branch, Context
-from noiser.model.same import Same, contains, first_probability, same_of
+from noiser.model.same import SameAnswer, contains, first_probability, same_of
 from noiser.text import Encoding, check_messages, encode_messages, messages_without
 from noiser.types import ModelIdentity
 
 try:
     import openai
 
-    from noiser.answers import Answer, AnswerStore, UnansweredError, complete
+    from noiser.answers import AnswerStore, ChatAnswer, UnansweredError, complete
     from noiser.endpoint import Endpoint, choose, client, is_fatal, problem
 except ImportError as error:
     raise DependencyError("A chat model needs the package openai.", "openai") from error
@@ -87,7 +87,7 @@ class Calls:
     models: set[str] = field(default_factory=set[str])
     fingerprints: set[str] = field(default_factory=set[str])
 
-    def note(self, answer: Answer) -> None:
+    def note(self, answer: ChatAnswer) -> None:
         """Counts an answer, be it stored or new."""
         self.unanswered += not answer.is_whole
         if answer.model:
@@ -99,8 +99,8 @@ class Calls:
 class Explained(NamedTuple):
     """A target: the answer, or a part of it, and how another answer is compared with it."""
 
-    answer: Answer
-    same: Same
+    answer: ChatAnswer
+    same: SameAnswer
 
 
 @dataclass(eq=False, kw_only=True)
@@ -123,7 +123,7 @@ class ChatContext(Context):
     calls: Calls
     parameters: Mapping[str, Any]
     repeats: int | None = None
-    answers: Sequence[Answer] = ()
+    answers: Sequence[ChatAnswer] = ()
     explained: tuple[Explained, ...] = ()
     foil: str = ""
 
@@ -156,7 +156,7 @@ class ChatContext(Context):
         }
 
     def logits(
-        self, answers: Sequence[Answer], tokens: Sequence[int]
+        self, answers: Sequence[ChatAnswer], tokens: Sequence[int]
     ) -> Float[Tensor, " vocabulary"]:
         """Log-probabilities of some targets, and of another answer, whose id is the last one."""
         row = torch.full((len(self.explained) + 2,), -torch.inf)
@@ -168,7 +168,7 @@ class ChatContext(Context):
         row[-1] = torch.tensor(max(TINY, left), dtype=torch.float64).log()
         return row
 
-    def _rate(self, answers: Sequence[Answer], token: int) -> float:
+    def _rate(self, answers: Sequence[ChatAnswer], token: int) -> float:
         """The share of answers that are the same as a target; or the foil's probability."""
         total = 0.0
         for answer in answers:
@@ -226,7 +226,7 @@ class ChatModel(LanguageModel):
         self.parameters = dict(parameters)
         self.repeats = repeats
         self.same_name = same if isinstance(same, str) else getattr(same, "__name__", "function")
-        self.same: Same = same_of(same)
+        self.same: SameAnswer = same_of(same)
         self.max_calls = max_calls
         self.concurrency = concurrency
         self.store = store
@@ -377,8 +377,8 @@ class ChatModel(LanguageModel):
         return 2 if context.repeats is None else context.repeats
 
     def _settle_repeats(
-        self, jobs: Sequence[_Job], answers: Sequence[Sequence[Answer] | None]
-    ) -> list[Sequence[Answer] | None]:
+        self, jobs: Sequence[_Job], answers: Sequence[Sequence[ChatAnswer] | None]
+    ) -> list[Sequence[ChatAnswer] | None]:
         """Decides how often each input of a chat is asked, by its two first answers."""
         settled = [*answers]
         differ: list[int] = []
@@ -404,20 +404,20 @@ class ChatModel(LanguageModel):
                 settled[index] = found
         return settled
 
-    def _ask_all(self, jobs: Sequence[_Job], seen: int = 0) -> list[Sequence[Answer] | None]:
+    def _ask_all(self, jobs: Sequence[_Job], seen: int = 0) -> list[Sequence[ChatAnswer] | None]:
         """The answers to each job, with `concurrency` requests under way.
 
         What is left out where `max_calls` are reached depends on the order alone. The first `seen`
         samples of each job have been counted before.
         """
-        futures: dict[str, Future[Answer]] = {}
+        futures: dict[str, Future[ChatAnswer]] = {}
         keys_of: list[list[str] | None] = []
         pool = ThreadPoolExecutor(self.concurrency, "noiser-chat")
         try:
             with random_state_kept():  # the client's waits are random
                 for job in jobs:
                     keys_of.append(self._submit(pool, job, futures, seen))
-                answers: list[Sequence[Answer] | None] = []
+                answers: list[Sequence[ChatAnswer] | None] = []
                 for keys in keys_of:
                     found = None if keys is None else [futures[key].result() for key in keys]
                     answers.append(found)
@@ -426,7 +426,7 @@ class ChatModel(LanguageModel):
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _submit(
-        self, pool: ThreadPoolExecutor, job: _Job, futures: dict[str, Future[Answer]], seen: int
+        self, pool: ThreadPoolExecutor, job: _Job, futures: dict[str, Future[ChatAnswer]], seen: int
     ) -> list[str] | None:
         """Sends the requests of a job that no stored answer has; None where too few are left."""
         calls = job.context.calls
@@ -465,7 +465,7 @@ class ChatModel(LanguageModel):
         question = json.dumps(asked, sort_keys=True)
         return question, hashlib.sha256(question.encode()).hexdigest()
 
-    def _ask(self, job: _Job, key: str, question: str) -> Answer:
+    def _ask(self, job: _Job, key: str, question: str) -> ChatAnswer:
         """The answer to one request, stored.
 
         Raises ModelError where there is none: a lost answer says nothing about the input.
@@ -477,7 +477,7 @@ class ChatModel(LanguageModel):
             # A filter's refusal, or an input that the endpoint does not read, such as empty text.
             if not job.context.answers:
                 raise self._failed(error) from None
-            answer = Answer("", "refusal", "", None)
+            answer = ChatAnswer("", "refusal", "", None)
         except (openai.OpenAIError, UnansweredError) as error:
             raise self._failed(error) from None
         tokens = sum(answer.usage or (0, 0))
@@ -489,7 +489,7 @@ class ChatModel(LanguageModel):
             calls.note(answer)
         return answer
 
-    def _complete(self, body: Mapping[str, Any], parameters: Mapping[str, Any]) -> Answer:
+    def _complete(self, body: Mapping[str, Any], parameters: Mapping[str, Any]) -> ChatAnswer:
         """The answer to a request; parameters that the endpoint refuses are renamed or left out."""
         while True:
             sent = self._fitting(parameters)
@@ -599,6 +599,6 @@ def load_chat(
     )
 
 
-def part_is_said(explained: Answer, answer: Answer) -> float:
+def part_is_said(explained: ChatAnswer, answer: ChatAnswer) -> float:
     """Whether a part of an answer, such as a sentence, stands in another one."""
     return float(contains(explained.reply, answer.reply))

@@ -18,7 +18,7 @@ from noiser.model.gguf import BUILT_IN, converted
 from noiser.model.memory import is_out_of_memory
 
 
-class Place(NamedTuple):
+class CheckpointPlace(NamedTuple):
     """The folder or hub id of a checkpoint, its name, and the sha256 of a GGUF file."""
 
     name: str
@@ -27,21 +27,21 @@ class Place(NamedTuple):
     is_folder: bool = True
 
 
-def find(name: str) -> Place:
+def find(name: str) -> CheckpointPlace:
     """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the errors."""
     path, built_in = os.path.expanduser(name), BUILT_IN.get(name)  # noqa: PTH111 - Path's own raises for unknown users
     if built_in or os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
         with explain_errors(name):
             if built_in:
-                return Place(name, *converted(name, built_in.files(), built_in.sha256))
+                return CheckpointPlace(name, *converted(name, built_in.files(), built_in.sha256))
             file = Path(path).resolve()
-            return Place(str(file), *converted(file.stem, [file]))
+            return CheckpointPlace(str(file), *converted(file.stem, [file]))
     if os.path.isdir(path) and name.strip():  # noqa: PTH112
-        return Place(os.path.realpath(path), os.path.realpath(path))
-    return Place(name, name, is_folder=False)
+        return CheckpointPlace(os.path.realpath(path), os.path.realpath(path))
+    return CheckpointPlace(name, name, is_folder=False)
 
 
-def revision_of(place: Place, model: Any, origin: dict[str, Any]) -> str | None:
+def revision_of(place: CheckpointPlace, model: Any, origin: dict[str, Any]) -> str | None:
     """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model in the local cache."""
     from huggingface_hub import try_to_load_from_cache
 

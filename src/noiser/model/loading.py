@@ -13,7 +13,7 @@ import torch
 from noiser.errors import DependencyError, ParameterError
 from noiser.files import parse_json
 from noiser.model.backends import BACKENDS
-from noiser.model.checkpoints import Place, explain_errors, find, revision_of
+from noiser.model.checkpoints import CheckpointPlace, explain_errors, find, revision_of
 from noiser.model.classes import auto_class_of
 from noiser.model.gguf import BUILT_IN, complete
 from noiser.model.language_model import LanguageModel
@@ -182,7 +182,7 @@ def _load(
     return lm
 
 
-def _configuration(place: Place, common: Mapping[str, Any]) -> Any:
+def _configuration(place: CheckpointPlace, common: Mapping[str, Any]) -> Any:
     """The configuration of a checkpoint, or of the model that an adapter was trained on."""
     from transformers import AutoConfig
     from transformers.utils.import_utils import is_peft_available

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from noiser.errors import ModelError
 from noiser.model.abilities import Abilities
-from noiser.model.checkpoints import Place, explain_errors
+from noiser.model.checkpoints import CheckpointPlace, explain_errors
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import Branch
 from noiser.model.runtime import running
@@ -101,7 +101,7 @@ class ServedModel(LanguageModel):
             return self.model(branches)
 
 
-def read_settings(place: Place, origin: dict[str, Any]) -> tuple[Any, Any]:
+def read_settings(place: CheckpointPlace, origin: dict[str, Any]) -> tuple[Any, Any]:
     """A checkpoint's tokenizer, and its settings for generating or None without any."""
     from transformers import AutoTokenizer, GenerationConfig
 

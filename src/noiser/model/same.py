@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from noiser.answers import Answer
+from noiser.answers import ChatAnswer
 from noiser.errors import ParameterError
 from noiser.registry import Family, Registry
 
-Same = Callable[[Answer, Answer], float]
+SameAnswer = Callable[[ChatAnswer, ChatAnswer], float]
 """From the answer that is explained and another one to a number between 0 and 1."""
 
 SHORT = 5
@@ -20,7 +20,7 @@ SHORT = 5
 
 _ENDS = " \t\n\r.,;:!?\"'`*_()[]{}…“”‘’"
 
-SAMES: Registry[Same] = Registry("way to compare answers", "noiser.sames")
+SAMES: Registry[SameAnswer] = Registry("way to compare answers", "noiser.sames")
 """Every way by name; packages add theirs through the entry point `noiser.sames`."""
 
 
@@ -78,21 +78,21 @@ def contains(one: str, other: str) -> bool:
     )
 
 
-def _by_text(explained: Answer, answer: Answer) -> float:
+def _by_text(explained: ChatAnswer, answer: ChatAnswer) -> float:
     """Equal texts; where one of the two calls tools, equal calls."""
     if explained.calls or answer.calls:
         return _by_tool(explained, answer)
     return float(same_text(explained.reply, answer.reply))
 
 
-def _by_containing(explained: Answer, answer: Answer) -> float:
+def _by_containing(explained: ChatAnswer, answer: ChatAnswer) -> float:
     """A short answer within the other one; longer ones as by "text"."""
     if explained.calls or answer.calls or len(explained.reply.split()) > SHORT:
         return _by_text(explained, answer)
     return float(contains(explained.reply, answer.reply))
 
 
-def _by_tool(explained: Answer, answer: Answer) -> float:
+def _by_tool(explained: ChatAnswer, answer: ChatAnswer) -> float:
     """The same functions in the same order, with arguments that are the same field by field."""
     if len(explained.calls) != len(answer.calls):
         return 0.0
@@ -121,7 +121,7 @@ def _same_fields(one: str, other: str) -> bool:
     return True
 
 
-def _by_first_token(explained: Answer, answer: Answer) -> float:
+def _by_first_token(explained: ChatAnswer, answer: ChatAnswer) -> float:
     """The probability of the explained answer's first token among the alternatives that are sent."""
     if not explained.first:
         return 0.0
@@ -129,7 +129,7 @@ def _by_first_token(explained: Answer, answer: Answer) -> float:
     return first_probability(answer, token)
 
 
-def first_probability(answer: Answer, token: str) -> float:
+def first_probability(answer: ChatAnswer, token: str) -> float:
     """The probability of a token as an answer's first; 0 where it is not among the alternatives."""
     for other, log_p in answer.first:
         if other.strip() == token.strip():
@@ -146,11 +146,11 @@ SAMES.families["judge"] = Family(
 )
 
 
-def same_of(same: str | Callable[[str, str], Any]) -> Same:
+def same_of(same: str | Callable[[str, str], Any]) -> SameAnswer:
     """The way of a name; or of a function of two texts, the explained one first."""
     if callable(same):
 
-        def by_function(explained: Answer, answer: Answer) -> float:
+        def by_function(explained: ChatAnswer, answer: ChatAnswer) -> float:
             value = same(explained.reply, answer.reply)
             try:
                 number = float(value)

@@ -72,13 +72,13 @@ def _check_chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-Name = Annotated[str, Field(max_length=NAME)]
-Text = Annotated[str, Field(max_length=CHARACTERS)]
-Names = Annotated[list[Name], *items(NAMES)]
-Chat = Annotated[list[dict[str, Any]], *items(MESSAGES), AfterValidator(_check_chat)]
+BoundedName = Annotated[str, Field(max_length=NAME)]
+BoundedText = Annotated[str, Field(max_length=CHARACTERS)]
+Names = Annotated[list[BoundedName], *items(NAMES)]
+BoundedChat = Annotated[list[dict[str, Any]], *items(MESSAGES), AfterValidator(_check_chat)]
 Spans = Annotated[list[tuple[int, int]], *items(SPANS)]
-Sources = Annotated[list[Text | tuple[Name, Text]], *items(SOURCES)]
-Parameters = Annotated[dict[Name, Any], Field(max_length=NAMES)]
+BoundedSources = Annotated[list[BoundedText | tuple[BoundedName, BoundedText]], *items(SOURCES)]
+BoundedParameters = Annotated[dict[BoundedName, Any], Field(max_length=NAMES)]
 
 
 class Body(BaseModel, extra="forbid"):

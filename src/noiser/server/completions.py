@@ -23,7 +23,7 @@ from noiser.errors import NoiserError
 from noiser.explain import Citations, cite
 from noiser.model import LanguageModel
 from noiser.model.writing import write
-from noiser.server.bounds import SOURCES, Body, Chat, Name, Names, items
+from noiser.server.bounds import SOURCES, Body, BoundedChat, BoundedName, Names, items
 from noiser.server.jobs import Models, QuestionJob, error_body
 from noiser.server.questions import Document
 from noiser.server.upstream import Upstream
@@ -53,8 +53,8 @@ class CompletionBody(Body):
     A field that it does not know is refused.
     """
 
-    model: Name = Field("", description="A model of /v1/models; empty for the first.")
-    messages: Chat = Field(description="The chat, whose last message gets the documents.")
+    model: BoundedName = Field("", description="A model of /v1/models; empty for the first.")
+    messages: BoundedChat = Field(description="The chat, whose last message gets the documents.")
     documents: Annotated[list[Document], *items(SOURCES)] = Field(
         [], description="Documents to answer from, with ids of your own."
     )
@@ -71,7 +71,7 @@ class CompletionBody(Body):
     )
     top_p: float | None = Field(None, gt=0, le=1, description="Null for the model's own setting.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Of sampling.")
-    stop: Name | Names | None = Field(None, description="Texts with which the answer ends.")
+    stop: BoundedName | Names | None = Field(None, description="Texts with which the answer ends.")
     n: Literal[1] = Field(1, description="The number of answers.")
     stream_options: dict[str, Any] | None = Field(
         None, description="Ignored: usage is always sent."

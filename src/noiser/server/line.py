@@ -35,7 +35,7 @@ _RECENT = 20
 """The number of turns whose mean duration predicts the next ones."""
 
 
-class _Place(NamedTuple):
+class _PlaceInLine(NamedTuple):
     """A place in line: ordered by number, and then by key."""
 
     number: int
@@ -86,7 +86,7 @@ class Line:
         self.seats = seats
         self._lock = threading.Lock()
         self._free = seats
-        self._waiting: list[_Place] = []
+        self._waiting: list[_PlaceInLine] = []
         self._keys = count()
         self._resting = 0
         self._durations = deque[float](maxlen=_RECENT)
@@ -140,8 +140,8 @@ class Line:
             return None
         return fmean([*self._durations]) * (before + 1) / self.seats
 
-    def _join(self, number: int) -> _Place:
-        place = _Place(number, next(self._keys), threading.Event())
+    def _join(self, number: int) -> _PlaceInLine:
+        place = _PlaceInLine(number, next(self._keys), threading.Event())
         with self._lock:
             insort(self._waiting, place)
             self._call()
@@ -153,7 +153,7 @@ class Line:
             self._free -= 1
             self._waiting.pop(0).called.set()
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: _PlaceInLine) -> None:
         with self._lock:
             if place.called.is_set():  # it was called at the same moment
                 self._free += 1
@@ -161,7 +161,7 @@ class Line:
                 self._waiting.remove(place)
             self._call()
 
-    def _describe(self, place: _Place) -> str:
+    def _describe(self, place: _PlaceInLine) -> str:
         """Such as "Third in line, about 20 s"."""
         with self._lock:
             before = bisect_left(self._waiting, place)

@@ -14,7 +14,7 @@ from noiser.attribution.markup import css
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.files import json_messages
-from noiser.server.bounds import MESSAGES, NAMES, SOURCES, Name, Names, Text, items
+from noiser.server.bounds import MESSAGES, NAMES, SOURCES, BoundedName, BoundedText, Names, items
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
 from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
@@ -35,18 +35,18 @@ class PageForm(BaseModel):
     Parameters of other names are ignored.
     """
 
-    prompt: Text = ""
+    prompt: BoundedText = ""
     chat: bool = False
-    model: Name = ""
-    methods: Name = "joint"
-    target: Text = ""
+    model: BoundedName = ""
+    methods: BoundedName = "joint"
+    target: BoundedText = ""
     max_new_tokens: int | None = Field(default=None, ge=1, le=20)
     target_unit: TargetUnitName | None = None
     foil: Name = ""
     unit: Literal[TextUnitName, AutoUnit, "turn"] = "word"
     seed: int = 0
-    sources: Text = ""
-    before: Text = ""
+    sources: BoundedText = ""
+    before: BoundedText = ""
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """A heat map, several side by side, citations, or edits."""
@@ -182,7 +182,7 @@ def _result_of(records: Sequence[Mapping[str, Any]]) -> Any:
 class Tolerate(BaseModel):
     """How much noise does a unit tolerate?"""
 
-    model: Name = ""
+    model: BoundedName = ""
     answer: dict[str, Any]
     unit: int
     target: int = 0
@@ -204,7 +204,7 @@ class Tolerate(BaseModel):
 class FindRule(BaseModel):
     """Which units does the answer need, as a rule?"""
 
-    model: Name = ""
+    model: BoundedName = ""
     answer: dict[str, Any]
     target: int = 0
     seed: int = 0
@@ -227,7 +227,7 @@ class FindRule(BaseModel):
 class Measure(BaseModel):
     """Can the scores be believed?"""
 
-    model: Name = ""
+    model: BoundedName = ""
     answers: Annotated[list[dict[str, Any]], *items(NAMES)]
     metrics: Names = ["faithfulness"]
     seed: int = 0

@@ -17,13 +17,13 @@ from noiser.server.bounds import (
     EXAMPLES,
     INPUTS,
     Body,
-    Chat,
-    Name,
+    BoundedChat,
+    BoundedName,
+    BoundedParameters,
+    BoundedSources,
+    BoundedText,
     Names,
-    Parameters,
-    Sources,
     Spans,
-    Text,
     items,
 )
 from noiser.server.jobs import Models, QuestionJob
@@ -77,10 +77,10 @@ class QuestionBody(Body):
 class Scored(QuestionBody):
     """The fields of questions that a method answers."""
 
-    method: Name | None = Field(
+    method: BoundedName | None = Field(
         None, description="A method of /v1/methods; null for the library's default."
     )
-    parameters: Parameters = Field({}, description="The method's hyper-parameters.")
+    parameters: BoundedParameters = Field({}, description="The method's hyper-parameters.")
 
 
 class Attribute(Scored):
@@ -92,7 +92,7 @@ class Attribute(Scored):
     target: Text | int | None = Field(
         None, description="A continuation or a token id; null for the greedy one."
     )
-    foil: Text | int | None = Field(None, description="Why the target rather than this?")
+    foil: BoundedText | int | None = Field(None, description="Why the target rather than this?")
     max_new_tokens: int | None = Field(
         None, description="Tokens of the greedy continuation; null: 1, of a chat 40."
     )
@@ -102,7 +102,7 @@ class Attribute(Scored):
     unit: UnitName | AutoUnit | Spans = Field(
         "word", description="What gets a score, or character spans."
     )
-    sources: Sources | None = Field(None, description="Documents that stand in the prompt.")
+    sources: BoundedSources | None = Field(None, description="Documents that stand in the prompt.")
     continuation_units: bool | None = Field(
         None,
         description="Whether earlier tokens of the continuation are units; null: not of fields.",
@@ -124,8 +124,10 @@ class Cite(Scored):
     question: Text | Chat = Field(
         description="A text, or chat messages, whose last one gets the sources."
     )
-    sources: Sources = Field(description="Texts, or (title, text) pairs.")
-    answer: Text | None = Field(None, description="A text to cite in place of the model's answer.")
+    sources: BoundedSources = Field(description="Texts, or (title, text) pairs.")
+    answer: BoundedText | None = Field(
+        None, description="A text to cite in place of the model's answer."
+    )
     max_new_tokens: int = Field(128, description="The longest answer.")
     unit: CitedUnit = Field("auto", description="What is cited.")
     accuracy: Accuracy = Field("accurate", description="Fast: in one pass, with a check.")
@@ -139,7 +141,7 @@ class Cite(Scored):
     )
 
 
-class Rule(QuestionBody):
+class RuleBody(QuestionBody):
     """Which parts of a prompt does its answer need, as a rule? The arguments of `noiser.rule`."""
 
     function = "rule"
@@ -148,7 +150,9 @@ class Rule(QuestionBody):
     target: Text | int | None = Field(
         None, description="The answer: a continuation or a token id; null for the greedy one."
     )
-    foil: Text | int | None = Field(None, description="When is the target likelier than this?")
+    foil: BoundedText | int | None = Field(
+        None, description="When is the target likelier than this?"
+    )
     max_new_tokens: int | None = Field(
         None, description="Tokens of the greedy answer; null: 1, of a chat 40."
     )
@@ -158,7 +162,7 @@ class Rule(QuestionBody):
     unit: UnitName | Spans | None = Field(
         None, description="The parts; null: sources, or else sentences."
     )
-    sources: Sources | None = Field(None, description="Documents that stand in the prompt.")
+    sources: BoundedSources | None = Field(None, description="Documents that stand in the prompt.")
     same: SameName | None = Field(
         None, description="When answers are the same; null: tokens, of long answers logprob."
     )
@@ -179,9 +183,9 @@ class DiffBody(QuestionBody):
 class ExampleBody(Body):
     """A prompt with its expected answer."""
 
-    prompt: Text | Chat
-    target: Text | int | None = None
-    sources: Sources | None = None
+    prompt: BoundedText | BoundedChat
+    target: BoundedText | int | None = None
+    sources: BoundedSources | None = None
 
 
 class Evaluate(Scored):
@@ -197,15 +201,15 @@ class Evaluate(Scored):
     max_new_tokens: int = Field(1, description="Tokens to explain where an example has no target.")
     target_unit: TargetUnitName = Field("token", description="What each row explains.")
     masks: int | None = Field(None, le=INPUTS, description="Mask samples per prompt.")
-    removal: Name = Field("zero", description="How metrics remove whole units.")
+    removal: BoundedName = Field("zero", description="How metrics remove whole units.")
 
 
 class Document(Body):
     """A document of a chat completion."""
 
     id: str = Field(max_length=200)
-    text: Text
-    title: Name = ""
+    text: BoundedText
+    title: BoundedName = ""
 
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>
@@ -228,7 +232,7 @@ def reference_html(routes: Iterable[Any]) -> str:
             if route.body_field:
                 parts.append(_fields(route.body_field.field_info.annotation))
     parts += [
-        f"<h2><code>{record.__name__}</code></h2>{_fields(record)}"
+        f"<h2><code>{record.__name__.removesuffix('Body')}</code></h2>{_fields(record)}"
         for record in (Document, ExampleBody)
     ]
     return f"{''.join(parts)}</main></body></html>"

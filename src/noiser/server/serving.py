@@ -33,7 +33,7 @@ from noiser.server.questions import (
     DiffBody,
     Evaluate,
     QuestionBody,
-    Rule,
+    RuleBody,
     reference_html,
 )
 from noiser.server.upstream import Upstream

@@ -23,7 +23,7 @@ class _Delta(BaseModel):
     content: StrictStr | None = None
 
 
-class _Choice(BaseModel):
+class _UpstreamChoice(BaseModel):
     index: StrictInt = 0
     delta: _Delta | None = None
     finish_reason: StrictStr | None = None
@@ -32,7 +32,7 @@ class _Choice(BaseModel):
 class _Chunk(BaseModel):
     """The parts of a chunk that are read."""
 
-    choices: list[_Choice] = Field([], max_length=1)
+    choices: list[_UpstreamChoice] = Field([], max_length=1)
     error: Any = None
 
 
