@@ -33,7 +33,6 @@ from noiser.server.questions import (
     DiffBody,
     Evaluate,
     QuestionBody,
-    RuleBody,
     reference_html,
 )
 from noiser.server.upstream import Upstream
