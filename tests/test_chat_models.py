@@ -26,7 +26,7 @@ from noiser.errors import (
     UnsupportedModelError,
 )
 from noiser.model.same import same_text
-from noiser.server.writing import Upstream
+from noiser.server.upstream import Upstream
 from tiny import tiny
 from web_for_tests import served
 
