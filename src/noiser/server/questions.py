@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 from inspect import formatannotation
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import BaseModel, Field
 
@@ -50,16 +50,20 @@ def bounded_method(name: str, **parameters: Any) -> Any:
 
 
 class QuestionBody(Body):
-    """The fields of every question."""
+    """The fields of every question.
+
+    `function` is the library's that answers it, and the end of its path.
+    """
+
+    function: ClassVar[str]
 
     model: BoundedName = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
-        """The answer of the library's function of the class's name, as `save` writes it."""
+        """The answer of the library's function, as `save` writes it."""
         import noiser
 
-        name = type(self).__name__.removesuffix("Body").lower()  # DiffBody asks noiser.diff
         arguments = {
             field: getattr(self, field) for field in type(self).model_fields.keys() - {"model"}
         }
@@ -69,8 +73,8 @@ class QuestionBody(Body):
         if method is not None:
             arguments["method"] = bounded_method(method, **parameters)
         with models.use(self.model, job) as lm:
-            job.step(name)
-            return getattr(noiser, name)(lm, **arguments, progress=job.progress).to_dict()
+            job.step(self.function)
+            return getattr(noiser, self.function)(lm, **arguments, progress=job.progress).to_dict()
 
 
 class Scored(QuestionBody):
@@ -84,6 +88,8 @@ class Scored(QuestionBody):
 
 class Attribute(Scored):
     """Which parts of the prompt made the model say that? The arguments of `noiser.attribute`."""
+
+    function = "attribute"
 
     prompt: BoundedText | BoundedChat = Field(
         description="A text, or chat messages with role and content."
@@ -118,6 +124,8 @@ class Attribute(Scored):
 class Cite(Scored):
     """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
 
+    function = "cite"
+
     question: BoundedText | BoundedChat = Field(
         description="A text, or chat messages, whose last one gets the sources."
     )
@@ -140,6 +148,8 @@ class Cite(Scored):
 
 class RuleBody(QuestionBody):
     """Which parts of a prompt does its answer need, as a rule? The arguments of `noiser.rule`."""
+
+    function = "rule"
 
     prompt: BoundedText | BoundedChat = Field(
         description="A text, or chat messages with role and content."
@@ -169,6 +179,8 @@ class RuleBody(QuestionBody):
 class DiffBody(QuestionBody):
     """Which edit of a prompt changed the answer? The arguments of `noiser.diff`."""
 
+    function = "diff"
+
     before: BoundedText | BoundedChat = Field(description="A text, or chat messages.")
     after: BoundedText | BoundedChat = Field(description="The same with edits.")
     target: BoundedText | None = Field(
@@ -187,6 +199,8 @@ class ExampleBody(Body):
 
 class Evaluate(Scored):
     """Whether attributions of prompts can be believed: arguments of `noiser.evaluate`."""
+
+    function = "evaluate"
 
     examples: Annotated[list[BoundedText | BoundedChat | ExampleBody], *items(EXAMPLES)] = Field(
         description="Texts, chats, or prompts with a target."
