@@ -2,6 +2,8 @@
 
     NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct gemma-3-270m
     python benchmarks/games.py GAMES.jsonl table          # or: pairs
+    NOISER_DATA=FOLDER python benchmarks/games.py REPORT.jsonl play --part report
+    python benchmarks/games.py REPORT.jsonl differences
 
 With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is predicted of each: of
 the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves out), tokens being units, and of planted
@@ -15,7 +17,9 @@ the most extreme interaction, with the right sign, by estimators of shapiq; inte
 log odds. *Erasure*: the probability after removing the least important units, minus that after
 removing the most important ones; mean over the number of removed units. *Gold*: whether the gold sentences are first.
 
-These numbers are for choosing, and say nothing of other prompts: design/estimator.md.
+These numbers are for choosing, and say nothing of other prompts: design/estimator.md. `--part report` plays other
+prompts, 60 of each set and model: of KNOWN those that no choice was made on, and planted facts in the wordings that are
+kept for reporting. `differences` has their means and the differences from `joint`, with 95 % intervals over prompts.
 """
 
 from __future__ import annotations
@@ -23,11 +27,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
+import random
 import statistics
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +51,7 @@ from measuring import share
 from measuring import table as markdown
 from noiser.data import Example, load
 from noiser.data.planted import draw
+from noiser.data.wordings import REPORTING
 from noiser.engine import StoredGame
 from noiser.metrics import SETTINGS, keep_rates
 from noiser.metrics.correlation import lds_at_equal_size
@@ -54,6 +62,18 @@ SEEDS = {"once": (31,), "twice": (31, 32), "combined": (31, 32, 33, 34, 35, 36)}
 """Seeds of the planted facts by category; few prompts of facts in two parts count."""
 PERMUTATIONS = 200
 """Random orders whose mean area by rank is subtracted."""
+
+REPORT_UNITS = 9
+"""A prompt of a report has at most so many units, since all inputs of 60 prompts are run."""
+
+REPORT_PROMPTS = 60
+"""Prompts of each set and model that count in a report."""
+
+REPORT_SETS = {"once": (51, 52, 53), "twice": (51, 52, 53), "two": (51, 52, 53, 54, 55, 56)}
+"""Seeds of the planted facts of a report, by category; all wordings that are kept for reporting."""
+
+STORED = ("position", "length", "overlap", "attn_lrp")
+"""Methods that do not play the game of kept units: a report stores their scores."""
 
 METHODS: dict[str, Any] = {
     "joint": noiser.Joint(),
@@ -86,7 +106,31 @@ def known() -> list[Example]:
     ]
 
 
-def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
+def report_known() -> list[Example]:
+    """The prompts of KNOWN that no method was chosen on, in a fixed random order."""
+    development = {example.id for example in known()}
+    examples = [
+        example
+        for example in load("known", data_dir=os.environ.get("NOISER_DATA"))
+        if example.id not in development
+    ]
+    random.Random(60).shuffle(examples)
+    return examples
+
+
+def report_planted(category: str) -> list[Example]:
+    """Planted facts in the wordings that are kept for reporting: of each draw the first prompt, then the second."""
+    draws = [
+        draw(category, SENTENCES, seed, wording)
+        for seed in REPORT_SETS[category]
+        for wording in REPORTING
+    ]
+    return [example for examples in zip(*draws, strict=True) for example in examples]
+
+
+def play(
+    lm: noiser.LanguageModel, example: Example, stored_methods: Sequence[str] = ()
+) -> dict[str, Any] | None:
     """The predictions of every input; None if the prompt does not count."""
 
     def says(game: noiser.Game) -> bool:
@@ -94,20 +138,42 @@ def play(lm: noiser.LanguageModel, example: Example) -> dict[str, Any] | None:
         return bool(said) and str(example.target).strip().startswith(said)
 
     gold = example.spans.get("gold", ())
+    most_units = REPORT_UNITS if stored_methods else MOST_UNITS
+    if not gold and len(lm.tokenizer(example.prompt)["input_ids"]) > most_units + 1:
+        return None
+    if not says(noiser.Game(lm, example.prompt)):
+        return None
     spans = sorted(span for places in example.spans.values() for span in places) if gold else []
     unit: Any = spans or "token"
     games = {
         name: noiser.Game(lm, example.prompt, unit=unit, objective=name)
-        for name in ("prob", "hellinger")
+        for name in (("prob",) if stored_methods else ("prob", "hellinger"))
     }
     units = len(games["prob"].units)
-    if units > MOST_UNITS or not says(games["prob"]):
+    if units > most_units:
         return None
     if any(says(noiser.Game(lm, other, unit="token")) for other in example.without):
         return None
-    values = {name: game(subsets(units))[0].abs().tolist() for name, game in games.items()}
-    stored = {name: [float(f"{number:.6g}") for number in row] for name, row in values.items()}
-    return {"units": units, "gold": [i for i, span in enumerate(spans) if span in gold], **stored}
+    values = {name: game(subsets(units))[0].abs() for name, game in games.items()}
+    line: dict[str, Any] = {}
+    if stored_methods:
+        found = {
+            name: noiser.attribute(lm, example.prompt, method=name, unit=unit).scores[0]
+            for name in stored_methods
+        }
+        # A unit that is only the position which is never removed has no score, and is no player.
+        players = found["position"].isfinite()
+        kept = (subsets(units) | players).all(1)
+        values = {name: numbers[kept] for name, numbers in values.items()}
+        line["scores"] = {name: scores[players].tolist() for name, scores in found.items()}
+        spans = [span for span, plays in zip(spans, players.tolist(), strict=False) if plays]
+        units = int(players.sum())
+    stored = {
+        name: [float(f"{number:.6g}") for number in numbers.tolist()]
+        for name, numbers in values.items()
+    }
+    gold_units = [i for i, span in enumerate(spans) if span in gold]
+    return {"units": units, "gold": gold_units} | stored | line
 
 
 # ---- replaying -------------------------------------------------------------------------------------------------------
@@ -142,15 +208,19 @@ class Played:
         bits, full = [1 << u for u in order], 2**self.units - 1
         most = self.prob[[full - gone for gone in itertools.accumulate(bits)][:-1]]
         least = self.prob[[full - gone for gone in itertools.accumulate(bits[::-1])][:-1]]
-        found = {
-            "rank": float(self._areas(_kept_by_rank(torch.tensor(rankdata(scores)))))
-            - self._random_area,
-            "LDS": self._lds(sums),
-            "erasure": float((least - most).mean()),
-        }
-        return found | (
-            {"gold": float(set(order[: len(self.gold)]) == set(self.gold))} if self.gold else {}
-        )
+        found = {"LDS": self._lds(sums), "erasure": float((least - most).mean())}
+        if self.hellinger.numel():
+            by_rank = _kept_by_rank(torch.tensor(rankdata(scores)))
+            found["rank"] = float(self._areas(by_rank)) - self._random_area
+        if self.gold:
+            found["gold"] = self._gold(scores, order)
+        return found
+
+    def _gold(self, scores: Float64[Tensor, " units"], order: list[int]) -> float:
+        """Whether the gold sentences come first; of a constant, the chance of it."""
+        if bool((scores == scores[0]).all()):
+            return 1 / math.comb(self.units, len(self.gold))
+        return float(set(order[: len(self.gold)]) == set(self.gold))
 
     def _lds(self, sums: Float64[np.ndarray, " inputs"]) -> float:
         """Over the inputs that keep half of the units; NaN for scores that do not vary."""
@@ -219,10 +289,75 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
     for name, columns in found.items():
         lines.append({"": name})
         for of, rows in columns.items():
-            means = {key: statistics.mean(one[key] for one in rows) for key in rows[0]}
+            order = [key for key in ("rank", "LDS", "erasure", "gold") if key in rows[0]]
+            means = {key: statistics.mean(one[key] for one in rows) for key in order}
             texts = (f"{mean:.{2 if key == 'gold' else 3}f}" for key, mean in means.items())
             lines[-1][f"{of} ({counts[of]})"] = " · ".join(texts)
     return markdown(lines)
+
+
+# ---- a report --------------------------------------------------------------------------------------------------------
+
+RESAMPLES = 10_000
+
+
+def differences(path: Path, seeds: int) -> str:
+    """Markdown with a row per set, model and way: means, and LDS minus that of `joint` with its interval.
+
+    A constant has no LDS, since all inputs keep equally many units, so its column says "none".
+    """
+    lines: list[dict[str, Any]] = []
+    for (dataset, model), some in _by_set(path).items():
+        values = {way: [_of_prompt(way, row, game, seeds) for row, game in some] for way in WAYS}
+        for way, of_prompts in values.items():
+            line: dict[str, Any] = {"set": f"{dataset}, {model} ({len(some)})", "": way}
+            for name in ("LDS", "erasure", "gold"):
+                numbers = [prompt[name] for prompt in of_prompts if name in prompt]
+                line[name] = _mean(numbers)
+                ours = [prompt[name] for prompt in values["joint"] if name in prompt]
+                if way != "joint" and name == "LDS" and line[name] != "none":
+                    line[f"{name} − joint"] = _interval(np.subtract(numbers, ours))
+            lines.append(line)
+    return markdown(lines)
+
+
+WAYS = (*METHODS, *STORED, "constant", "random")
+
+
+def _by_set(path: Path) -> dict[tuple[str, str], list[tuple[dict[str, Any], Played]]]:
+    games: dict[tuple[str, str], list[tuple[dict[str, Any], Played]]] = defaultdict(list)
+    for row, game in read(path):
+        games[row["set"], row["model"]].append((row, game))
+    return games
+
+
+def _of_prompt(way: str, row: dict[str, Any], game: Played, seeds: int) -> dict[str, float]:
+    """The measures of one way on one prompt: of methods that draw, the mean over seeds."""
+    if way in METHODS:
+        scores = [game.play(METHODS[way], seed).scores[0].double() for seed in range(seeds)]
+    elif way == "constant":
+        scores = [torch.ones(game.units, dtype=torch.float64)]
+    elif way == "random":
+        chance = torch.Generator().manual_seed(zlib.crc32(row["id"].encode()))
+        scores = list(torch.randn(seeds, game.units, generator=chance, dtype=torch.float64))
+    else:
+        scores = [torch.tensor(row["scores"][way], dtype=torch.float64)]
+    measures = [game.measures(each) for each in scores]
+    return {name: statistics.mean(each[name] for each in measures) for name in measures[0]}
+
+
+def _mean(numbers: Sequence[float]) -> str:
+    if not numbers:
+        return ""
+    mean = statistics.mean(numbers)
+    return "none" if math.isnan(mean) else f"{mean:.3f}"
+
+
+def _interval(differences: np.ndarray) -> str:
+    """The mean of the differences, with a 95 % percentile interval of the bootstrap over prompts."""
+    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
+    low, high = np.quantile(differences[drawn].mean(1), [0.025, 0.975])
+    return f"{differences.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 # ---- pairs -----------------------------------------------------------------------------------------------------------
@@ -301,31 +436,46 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("games", type=Path)
-    parser.add_argument("command", choices=("play", "table", "pairs"))
+    parser.add_argument("command", choices=("play", "table", "pairs", "differences"))
+    parser.add_argument("--part", choices=("development", "report"), default="development")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
     parser.add_argument("--seeds", type=int, default=5)
     chosen = parser.parse_args()
-    if chosen.command != "play":
-        pairs = chosen.command == "pairs"
-        print(
-            pairs_table(chosen.games, chosen.seeds)
-            if pairs
-            else table(chosen.games, METHODS, chosen.seeds)
-        )
-        return
+    if chosen.command == "play":
+        play_all(chosen)
+    elif chosen.command == "pairs":
+        print(pairs_table(chosen.games, chosen.seeds))
+    elif chosen.command == "differences":
+        print(differences(chosen.games, chosen.seeds))
+    else:
+        print(table(chosen.games, METHODS, chosen.seeds))
+
+
+def play_all(chosen: argparse.Namespace) -> None:
+    """Adds a line for each prompt that the file lacks; in a report, until enough prompts of a set count."""
     lines = chosen.games.read_text(encoding="utf-8").splitlines() if chosen.games.exists() else []
     done = {(row["model"], row["id"]) for row in map(json.loads, lines)}
-    sets = {"known": known()} | {
-        category: [example for seed in seeds for example in draw(category, SENTENCES, seed)]
-        for category, seeds in SEEDS.items()
-    }
+    counts = Counter((row["model"], row["set"]) for row in map(json.loads, lines) if "units" in row)
+    report = chosen.part == "report"
+    if report:
+        sets = {name: report_planted(name) for name in REPORT_SETS} | {"known": report_known()}
+    else:
+        sets = {"known": known()} | {
+            category: [example for seed in seeds for example in draw(category, SENTENCES, seed)]
+            for category, seeds in SEEDS.items()
+        }
     for model in chosen.models:
-        lm = noiser.load_model(model, dtype="float32")
-        for name, example in [
-            (name, example) for name, examples in sets.items() for example in examples
-        ]:
-            if (model, example.id) not in done:
-                line = {"model": model, "set": name, "id": example.id} | (play(lm, example) or {})
+        name = Path(model).stem
+        lm = noiser.load_model(model, dtype="float32", device="cpu")
+        for dataset, examples in sets.items():
+            for example in examples:
+                if report and counts[name, dataset] >= REPORT_PROMPTS:
+                    break
+                if (name, example.id) in done:
+                    continue
+                played = play(lm, example, STORED if report else ())
+                counts[name, dataset] += played is not None
+                line = {"model": name, "set": dataset, "id": example.id} | (played or {})
                 with chosen.games.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
 

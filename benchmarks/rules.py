@@ -40,9 +40,9 @@ from noiser.methods.rules import (
     every_input,
     holds,
     weights_of,
-    wilson,
 )
 from noiser.model import LanguageModel
+from noiser.numbers import wilson
 from noiser.types import Question
 
 CATEGORIES = ("once", "twice", "two", "combined", "contradiction")

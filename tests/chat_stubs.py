@@ -14,7 +14,8 @@ class Planted:
     Args:
         logic: from the texts of the messages, joined by newlines, to the answer: a text; a list of
             (function, arguments) that it calls; or an int, the status of an error.
-        noise: the share of requests that get another answer, drawn from `seed`.
+        noise: the share of requests that get another answer, drawn from `seed` and the text, so that
+            the order in which requests of several texts arrive changes nothing.
         trouble: from the number of the request to a `Fault`, or None.
         seconds: how long each answer takes.
     """
@@ -23,11 +24,8 @@ class Planted:
 
     def __init__(self, logic, *, noise=0.0, seed=0, trouble=lambda number: None, seconds=0.0):
         self.logic, self.noise, self.trouble, self.seconds = logic, noise, trouble, seconds
-        self.random, self.lock, self.closing = (
-            random.Random(seed),
-            threading.Lock(),
-            threading.Event(),
-        )
+        self.seed, self.draws = seed, {}
+        self.lock, self.closing = threading.Lock(), threading.Event()
         self.bodies, self.headers = [], []
         self.at_once = self.most_at_once = 0
         self.serving = served_by(_handler(self))
@@ -49,6 +47,11 @@ class Planted:
             texts.append(content)
         return "\n".join(texts)
 
+    def draw(self, text):
+        """A number in [0, 1), of a sequence that belongs to the text."""
+        with self.lock:
+            return self.draws.setdefault(text, random.Random(f"{self.seed}/{text}")).random()
+
     def refusal(self, body):
         """The status and the error of a request that is refused, or None."""
 
@@ -57,10 +60,10 @@ class Planted:
         refused = self.refusal(body)
         if refused:
             return refused
-        answer = self.logic(self.prompt(body))
-        with self.lock:
-            if self.noise and self.random.random() < self.noise:
-                answer = f"other {self.random.random()}"
+        text = self.prompt(body)
+        answer = self.logic(text)
+        if self.noise and self.draw(text) < self.noise:
+            answer = f"other {self.draw(text)}"
         if isinstance(answer, int):
             return answer, self.error("a request that fails")
         return 200, self.completion(body, answer)

@@ -357,6 +357,18 @@ def test_two_answers_that_differ_are_said_and_repeated():
     assert att.targets[0].probability == pytest.approx(0.8)
 
 
+def test_the_most_usual_answer_is_explained():
+    """A model that gives a rare answer first: what it mostly says is explained."""
+    said = iter(["A rare word.", *["In the yard."] * 4])
+    chat = [{"role": "user", "content": "Where is it? The sky is grey."}]
+    whole = chat[0]["content"]
+    with OpenAI(lambda text: next(said) if text == whole else "I do not know.") as server:
+        lm = model_at(server, repeats=5, concurrency=1)
+        att = sentences(lm, chat)
+    assert att.targets[0].text == "In the yard."
+    assert att.targets[0].probability == pytest.approx(0.8)
+
+
 @pytest.mark.slow
 def test_noise_of_a_tenth_leaves_the_fact_on_top_with_standard_errors():
     found = 0
@@ -377,8 +389,7 @@ def test_standard_errors_cover_the_rates():
     first, second = "The sky is grey.", "The sea is calm."
 
     def logic(text):
-        with server.lock:
-            is_noise = server.random.random() < (0.3 if second in text else 0.8)
+        is_noise = server.draw(text) < (0.3 if second in text else 0.8)
         return "other" if is_noise else "yes"
 
     chat = [{"role": "user", "content": f"{first} {second}"}]

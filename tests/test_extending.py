@@ -15,22 +15,37 @@ import noiser
 from bench_for_tests import stored_rows
 from noiser.bench.run import run_bench
 from noiser.cli import app
+from noiser.data import DATA_SETS
 from noiser.data import load as load_data
+from noiser.engine import OBJECTIVES, REMOVALS
 from noiser.errors import ParameterError
+from noiser.judges import JUDGES
+from noiser.methods import METHODS
+from noiser.metrics import METRICS
+from noiser.model import BACKENDS
 from noiser.results import FORMS, Result, write_result
 from tiny import chat_tokenizer, save_tiny
 
 FOLDER = Path(__file__).parent / "extensions"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+EXTENDED = (BACKENDS, DATA_SETS, FORMS, JUDGES, METHODS, METRICS, OBJECTIVES, REMOVALS)
 PROMPT = "The brown fox sings in the"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered():
-    """Every file has been imported, as a package's entry point does; only once, since names are taken."""
+    """Every file has been imported, as a package's entry point does; only once, since names are taken.
+
+    What they registered is forgotten after these tests: others look at all names that there are.
+    """
+    before = [dict(registry._own) for registry in EXTENDED]
     for name in NAMES:
         spec = importlib.util.spec_from_file_location(f"extension_{name}", FOLDER / f"{name}.py")
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    yield
+    for registry, entries in zip(EXTENDED, before, strict=True):
+        registry._own.clear()
+        registry._own.update(entries)
 
 
 @pytest.fixture(scope="module")

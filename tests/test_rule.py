@@ -24,7 +24,8 @@ from noiser.explain import rule_of
 from noiser.explain.rule_record import Rule, Trial
 from noiser.explain.rule_tables import play_rules
 from noiser.explain.sameness import LOSS, equal_texts, still_same
-from noiser.methods.rules import draw_inputs, every_input, fit, holds, in_words, weights_of, wilson
+from noiser.methods.rules import draw_inputs, every_input, fit, holds, in_words, weights_of
+from noiser.numbers import wilson
 from noiser.text import without_spans
 from noiser.types import ModelIdentity, Question, Span
 from tiny import chat_tokenizer, save_tiny, tiny, tiny_model

@@ -34,12 +34,14 @@ def interval(low: float, high: float, form: NumberForm = "decimal") -> str:
 
 
 def wilson(hits: int, tries: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share.
+    """Wilson's 95 % interval of a share (1927); from 0 to 1 where nothing was tried.
 
     >>> [round(end, 3) for end in wilson(12, 12)]
     [0.758, 1.0]
     """
-    z = 1.959964
+    if not tries:
+        return 0.0, 1.0
+    z = 1.959964  # the 97.5 % quantile of a normal number
     share = hits / tries
     centre = share + z * z / (2 * tries)
     half_width = z * math.sqrt(share * (1 - share) / tries + (z / (2 * tries)) ** 2)

@@ -72,6 +72,8 @@ def present_names(factory: Callable[..., Any], parameters: Mapping[str, Any]) ->
     >>> present_names(occlusion, {"objective": "logprob"})
     {'objective': 'logprob'}
     """
+    if OLD_PARAMETERS.keys().isdisjoint(parameters):
+        return dict(parameters)  # nearly always; reading a signature takes longer than the rest
     accepted = signature(factory).parameters
     present: dict[str, Any] = {}
     for name, value in parameters.items():

@@ -142,25 +142,36 @@ def _texts_of(message: Any) -> list[str]:
 def _answer_to_explain(
     chat: ChatModel, question: Question, answers: Sequence[ChatAnswer]
 ) -> ChatAnswer:
-    """The answer that is explained: the caller's, or the endpoint's first."""
+    """The answer that is explained: the caller's, or the one that the endpoint gives most often."""
     from noiser.answers import ChatAnswer
 
-    first = answers[0]
     if isinstance(question.target, str):
         # The first token of the caller's answer is looked for among the alternatives.
         return ChatAnswer(question.target, "stop", "", None, (), "", ((question.target, 0.0),))
-    if not first.is_whole:
+    whole = [answer for answer in answers if answer.is_whole]
+    if not whole:
         raise ModelError(
             f"{chat.where} gave no answer to the whole prompt (finish_reason "
-            f"{first.finish!r}). Allow longer answers with max_new_tokens=, or rephrase it."
+            f"{answers[0].finish!r}). Allow longer answers with max_new_tokens=, or rephrase it."
         )
-    if chat.same_name == "first" and not first.first:
+    most_usual = _most_usual(chat, whole)
+    if chat.same_name == "first" and not most_usual.first:
         raise ModelError(
             f"{chat.where} sends no log-probabilities, which same='first' reads; take same='text'."
         )
-    if _asks_for_action(question) and not first.calls:
+    if _asks_for_action(question) and not most_usual.calls:
         raise TargetError(f"{chat.where} calls no tool here; leave target= out.")
-    return first
+    return most_usual
+
+
+def _most_usual(chat: ChatModel, answers: Sequence[ChatAnswer]) -> ChatAnswer:
+    """The answer that is the same as most of the others; of equally usual ones the first.
+
+    A model with a temperature gives a rare answer first now and then: explained, every unit would
+    seem not to matter, as no input leads to it again.
+    """
+    agreement = [sum(chat.same(answer, other) for other in answers) for answer in answers]
+    return answers[agreement.index(max(agreement))]
 
 
 def _targets(

@@ -15,7 +15,8 @@ from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import restored, to_jsonable
 from noiser.errors import ParameterError
 from noiser.files import write_if
-from noiser.methods.rules import ALWAYS, NEVER, Term, Terms, in_words, term_in_words, wilson
+from noiser.methods.rules import ALWAYS, NEVER, Term, Terms, in_words, term_in_words
+from noiser.numbers import wilson
 from noiser.types import ModelIdentity, Span
 
 if TYPE_CHECKING:

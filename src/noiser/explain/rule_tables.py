@@ -20,8 +20,8 @@ from noiser.methods.rules import (
     fit,
     holds,
     weights_of,
-    wilson,
 )
+from noiser.numbers import wilson
 
 PER_UNIT = 6
 """Inputs to fit a rule to, for each unit; once more where two rules are not told apart."""

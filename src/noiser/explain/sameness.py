@@ -47,10 +47,10 @@ def still_same(
 ) -> Bool[Tensor, " inputs"]:
     """Whether a target is still the answer, from the values of a game.
 
-    With the score "lead", while it leads; with "logprob" and "logit", while it loses less than
+    With the objective "lead", while it leads; with "logprob" and "logit", while it loses less than
     `LOSS` nats of log-probability; with a number of the caller's own, while that is above ½.
 
-    Raises ParameterError for other scores.
+    Raises ParameterError for other objectives.
     """
     whole = game.whole[target]
     if game.objective == "lead":

@@ -52,8 +52,6 @@ room as soon as one sentence has one; near the whole prompt alone, "or" is lost.
 ALL_INPUTS = 6
 """Up to this many units, all inputs are run."""
 
-NORMAL = 1.959964  # the 97.5 % quantile of a normal number
-
 
 # ---- inputs -------------------------------------------------------------------------------------
 
@@ -254,21 +252,6 @@ def _denies_the_whole(
 
 
 # ---- how good a rule is -------------------------------------------------------------------------
-
-
-def wilson(hits: int, tries: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate (1927).
-
-    >>> [round(end, 2) for end in wilson(39, 40)]
-    [0.87, 1.0]
-    """
-    if not tries:
-        return 0.0, 1.0
-    rate = hits / tries
-    square = NORMAL**2 / tries
-    middle = (rate + square / 2) / (1 + square)
-    width = NORMAL * math.sqrt(rate * (1 - rate) / tries + square / (4 * tries)) / (1 + square)
-    return max(0.0, middle - width), min(1.0, middle + width)
 
 
 def smallest_flip(terms: Terms, units: int) -> Term:

@@ -153,10 +153,12 @@ def estimates(
         ParameterError: a confidence outside (0, 1), or a statistic that is not one of means.
 
     Example:
-        >>> columns = ([0.2, 0.4, 0.3, 0.5, 0.1, 0.6], [0.1] * 6)
+        >>> with_all = [0.2, 0.43, 0.31, 0.52, 0.16, 0.67, 0.38, 0.29]
+        >>> without = [0.1, 0.12, 0.05, 0.2, 0.07, 0.11, 0.16, 0.09]
+        >>> columns = (with_all, without)
         >>> (found,) = estimates([Sample(statistic=mean_gap, columns=columns, contrast=True)])
         >>> print(found)
-        0.25 [0.117, 0.4] (n = 6, p = 0.062)
+        0.258 [0.177, 0.375] (n = 8, p = 0.0078)
     """
     check_probability("confidence", confidence)
     whole = [_Complete(sample) for sample in samples]

@@ -42,7 +42,7 @@ class PageForm(BaseModel):
     target: BoundedText = ""
     max_new_tokens: int | None = Field(default=None, ge=1, le=20)
     target_unit: TargetUnitName | None = None
-    foil: Name = ""
+    foil: BoundedName = ""
     unit: Literal[TextUnitName, AutoUnit, "turn"] = "word"
     seed: int = 0
     sources: BoundedText = ""

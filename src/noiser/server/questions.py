@@ -50,11 +50,14 @@ def bounded_method(name: str, **parameters: Any) -> Any:
 
 
 class QuestionBody(Body):
-    """The fields of every question."""
+    """The fields of every question.
 
-    function: ClassVar[str]  # of the library, which answers it
+    `function` is the library's that answers it, and the end of its path.
+    """
 
-    model: Name = Field("", description="A model of /v1/models; empty for the first.")
+    function: ClassVar[str]
+
+    model: BoundedName = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
@@ -88,8 +91,10 @@ class Attribute(Scored):
 
     function = "attribute"
 
-    prompt: Text | Chat = Field(description="A text, or chat messages with role and content.")
-    target: Text | int | None = Field(
+    prompt: BoundedText | BoundedChat = Field(
+        description="A text, or chat messages with role and content."
+    )
+    target: BoundedText | int | None = Field(
         None, description="A continuation or a token id; null for the greedy one."
     )
     foil: BoundedText | int | None = Field(None, description="Why the target rather than this?")
@@ -121,7 +126,7 @@ class Cite(Scored):
 
     function = "cite"
 
-    question: Text | Chat = Field(
+    question: BoundedText | BoundedChat = Field(
         description="A text, or chat messages, whose last one gets the sources."
     )
     sources: BoundedSources = Field(description="Texts, or (title, text) pairs.")
@@ -146,8 +151,10 @@ class RuleBody(QuestionBody):
 
     function = "rule"
 
-    prompt: Text | Chat = Field(description="A text, or chat messages with role and content.")
-    target: Text | int | None = Field(
+    prompt: BoundedText | BoundedChat = Field(
+        description="A text, or chat messages with role and content."
+    )
+    target: BoundedText | int | None = Field(
         None, description="The answer: a continuation or a token id; null for the greedy one."
     )
     foil: BoundedText | int | None = Field(
@@ -174,9 +181,11 @@ class DiffBody(QuestionBody):
 
     function = "diff"
 
-    before: Text | Chat = Field(description="A text, or chat messages.")
-    after: Text | Chat = Field(description="The same with edits.")
-    target: Text | None = Field(None, description="The answer to explain; null for the greedy one.")
+    before: BoundedText | BoundedChat = Field(description="A text, or chat messages.")
+    after: BoundedText | BoundedChat = Field(description="The same with edits.")
+    target: BoundedText | None = Field(
+        None, description="The answer to explain; null for the greedy one."
+    )
     max_new_tokens: int = Field(16, description="The longest answer.")
 
 
@@ -193,7 +202,7 @@ class Evaluate(Scored):
 
     function = "evaluate"
 
-    examples: Annotated[list[Text | Chat | ExampleBody], *items(EXAMPLES)] = Field(
+    examples: Annotated[list[BoundedText | BoundedChat | ExampleBody], *items(EXAMPLES)] = Field(
         description="Texts, chats, or prompts with a target."
     )
     metrics: Names = Field(["faithfulness"], description="Names of metrics that need no judge.")

@@ -33,6 +33,7 @@ from noiser.server.questions import (
     DiffBody,
     Evaluate,
     QuestionBody,
+    RuleBody,
     reference_html,
 )
 from noiser.server.upstream import Upstream
@@ -107,12 +108,9 @@ def application(
         "/tolerate": Tolerate,
         "/measure": Measure,
         "/findrule": FindRule,
-        "/v1/attribute": Attribute,
-        "/v1/cite": Cite,
-        "/v1/rule": Rule,
-        "/v1/diff": DiffBody,
-        "/v1/evaluate": Evaluate,
     }
+    for body in (Attribute, Cite, RuleBody, DiffBody, Evaluate):
+        questions[f"/v1/{body.function}"] = body
     for path, question in questions.items():
         public = issubclass(question, QuestionBody)
         summary = (question.__doc__ or "").partition("\n")[0]

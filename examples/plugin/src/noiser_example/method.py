@@ -17,21 +17,21 @@ class LeaveOneIn:
     """p(target) with one unit alone, less p(target) with none; the mirror image of occlusion.
 
     Args:
-        score: "prob", or "logprob" for differences of log p.
+        objective: "prob", or "logprob" for differences of log p.
 
     Raises:
-        ParameterError: another score.
+        ParameterError: another objective.
     """
 
-    score: Literal["prob", "logprob"] = "prob"
+    objective: Literal["prob", "logprob"] = "prob"
 
     def __post_init__(self) -> None:
-        if self.score not in ("prob", "logprob"):
-            raise ParameterError(f"score is {self.score!r}; expected 'prob' or 'logprob'.")
+        if self.objective not in ("prob", "logprob"):
+            raise ParameterError(f"objective is {self.objective!r}; expected 'prob' or 'logprob'.")
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002 - nothing is random
         """Plays each unit alone, and none; special tokens are in no unit, and stay."""
-        game = LiveGame(query, query.objective(self.score), remover(query, "zero"))
+        game = LiveGame(query, query.objective(self.objective), remover(query, "zero"))
         alone = torch.eye(len(query.units), dtype=torch.bool)
         values = await game(torch.cat([torch.zeros_like(alone[:1]), alone]))
         scores = values[:, 1:] - values[:, :1]
