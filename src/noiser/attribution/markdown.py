@@ -7,10 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from noiser.attribution.display import notes, provenance, visible
-from noiser.attribution.heatmap import (
-    heat_map,
-    numbers,
-)
+from noiser.attribution.heatmap import heat_map, lines_of, numbers
+from noiser.attribution.summary import about, as_markdown
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -25,13 +23,14 @@ def markdown(att: AttributionRecord) -> str:
 
 
 def _markdown_section(att: AttributionRecord, row: int) -> str:
-    """One target: the text before it, facts, the table of scores, and pairs."""
+    """One target: its sentence, the text before it, facts, the table of scores, and pairs."""
     heat = heat_map(att, row)
     scores = numbers([att], row)
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
     first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**\n({_escaped(heat.facts)})"
     table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
-    return "\n\n".join([first, table, *map(_escaped, (*heat.without, *heat.pairs))])
+    sentence = as_markdown(about([att], row), _escaped)
+    return "\n\n".join([sentence, first, table, *map(_escaped, lines_of(heat))])
 
 
 def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
