@@ -218,7 +218,7 @@ def test_the_colours_are_explained_in_words(coloured):
         (distance, f"orange: {meanings[1]}"),
         (
             contrast,
-            "orange: speaks for “target0”; grey: no signal, within two standard errors of 0",
+            "orange: speaks for “target0”; grey: no clear effect",
         ),
         (replace(contrast, stderr=None), "orange: speaks for “target0”; blue: speaks for “foot”"),
     ):

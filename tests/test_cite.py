@@ -298,7 +298,7 @@ def test_sources_without_a_citation_are_folded_where_they_are_many_and_a_long_on
     shown, folded = citations(**fields).to_html().split("<summary>7 sources not cited</summary>")
     assert re.findall(r"class=\"source used\" id=\"noiser-(\d)", shown) == ["1", "2"]
     assert re.findall(r"class=\"source\" id=\"noiser-(\d)", folded) == list("3456789")
-    assert re.findall(r"#noiser \.q(\d)\{background", shown) == [
+    assert re.findall(r"#noiser \.q(\d)\{--a:", shown) == [
         "0",
         "1",
     ]  # coloured before anybody points

@@ -106,6 +106,11 @@ def said(att, row=0):
             id="a phrase that stays",
         ),
         pytest.param(
+            attribution(target=PHRASE._replace(text="It is Portuguese.")),
+            "The model says “It is Portuguese”, most of all because of “Lisbon”.",
+            id="a phrase with a full stop",
+        ),
+        pytest.param(
             attribution(target=Target(" Mondrian", 100, 0.5, 1, (101,)), without=STILL),
             "The model says “Mondrian” (25 %), most of all because of “Lisbon”; without it, it "
             "would say “Portuguese”.",
@@ -156,7 +161,7 @@ def said(att, row=0):
                 stderr=torch.full((1, 6), 0.04),
                 without=GERMAN_WITHOUT,
             ),
-            "The model says “Portuguese” (36 %), most of all because of “Lisbon”; without it, it "
+            "The model says “Portuguese” (36 %), not least because of “Lisbon”; without it, it "
             "would say “German”.",
             id="of level units the first",
         ),
@@ -203,6 +208,9 @@ def test_several_methods_name_a_word_each():
     assert as_text(about(atts, 0)) == (
         "The model says “Portuguese” (36 %), most of all because of “Lisbon” (joint), “Germany” "
         "(occlusion), no word (added)."
+    )
+    assert "because of “Lisbon” (joint, last_attention)." in as_text(
+        about([attribution(), attribution(method="last_attention@1")], 0)
     )
 
 

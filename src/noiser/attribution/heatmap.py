@@ -207,7 +207,7 @@ def _meaning(att: AttributionRecord, row: int, target_cells: Sequence[Cell]) -> 
     if any(cell.weight is not None and cell.weight < 0 for cell in target_cells):
         meaning["blue"] = blue
     if any(cell.weight is None for cell in target_cells):
-        meaning["grey"] = "no signal, within two standard errors of 0"
+        meaning["grey"] = "no clear effect"
     return meaning
 
 

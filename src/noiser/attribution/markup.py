@@ -114,7 +114,7 @@ def _card(
     footer += "".join(_footer(att) for att in attributions)
     return (
         f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div>{important}'
-        f"<details><summary>settings</summary><footer>{footer}</footer></details></div>"
+        f"<details><summary>how this was made</summary><footer>{footer}</footer></details></div>"
     )
 
 
@@ -146,7 +146,7 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
         rules += f"#{name}:focus-visible{chip}{{outline:2px solid var(--focus);outline-offset:2px}}"
         if index > 0:
             rules += f"#{name}:checked~.rows>:not(.t{index}){{display:none}}"
-    return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
+    return f"<style>{rules}</style>{inputs}<div class=chips><span>part of the answer</span>{labels}</div>"
 
 
 def _footer(att: AttributionRecord) -> str:
@@ -193,7 +193,7 @@ def _section(attributions: Sequence[AttributionRecord], row: int, most: int | No
 
     Tables have at most `most` units.
     """
-    sentence = f"<p class=says dir=auto>{''.join(map(_piece, about(attributions, row)))}</p>"
+    sentence = sentence_html(about(attributions, row))
     tables = "".join(_table(numbers(group, row, most)) for group in _same_units(attributions))
     if len(attributions) > 1:
         scores = f"<details><summary>scores in numbers</summary>{tables}</details>"
@@ -211,6 +211,11 @@ def _section(attributions: Sequence[AttributionRecord], row: int, most: int | No
     if sum(len(cell.text) for cell in heat.cells) > _LONG:
         return f"{sentence}{facts}{key}{shown}{drawings}"
     return f"{sentence}{shown}{key}{drawings}{facts}"
+
+
+def sentence_html(pieces: Sequence[Piece]) -> str:
+    """A sentence as the first line of a card."""
+    return f"<p class=says dir=auto>{''.join(map(_piece, pieces))}</p>"
 
 
 def _piece(piece: Piece) -> str:
@@ -261,7 +266,7 @@ def _drawings(att: AttributionRecord, row: int, heat: HeatMap) -> str:
     if any(pair.target == row for pair in att.pairs):
         lines = "".join(f"<p class=facts>{escape(line)}</p>" for line in heat.pairs)
         drawing = arcs(*pair_arcs(att, row))
-        drawings += f"<details><summary>pairs</summary>{lines}{drawing}</details>"
+        drawings += f"<details><summary>pairs that act together</summary>{lines}{drawing}</details>"
     return drawings
 
 

@@ -69,14 +69,25 @@ def sentence(att: AttributionRecord, row: int) -> list[Piece]:
 def sentence_of_methods(attributions: Sequence[AttributionRecord], row: int) -> list[Piece]:
     """The sentence about target `row` of several methods: the unit that each of them names."""
     claim, because = _claim(attributions[0], row)
-    pieces = [*claim, Piece(because)]
-    separator = ""
+    methods: dict[tuple[Piece, ...], list[str]] = {}  # those that name the same unit, together
     for att, heading in zip(attributions, headings(attributions), strict=True):
         strongest = _strongest(att, row)
-        named = [Piece(f"no {_noun(att)}")] if strongest is None else _named(att, strongest)
-        pieces += [Piece(separator), *named, Piece(f" ({heading})")]
-        separator = ", "
+        named = [Piece(f"no {_noun(att)}")] if strongest is None else _named(att, strongest[0])
+        methods.setdefault(tuple(named), []).append(heading)
+    pieces = [*claim, Piece(because)]
+    for index, (named, names) in enumerate(methods.items()):
+        separator = ", " if index else ""
+        pieces += [Piece(separator), *named, Piece(f" ({', '.join(names)})")]
     return [*pieces, Piece(".")]
+
+
+def names_of(att: AttributionRecord, columns: Sequence[int]) -> list[Piece]:
+    """Units by their texts, such as "**Lisbon** and the second **left**"."""
+    pieces: list[Piece] = []
+    for column in columns:
+        pieces += [Piece(" and ")] if pieces else []
+        pieces += _named(att, column)
+    return pieces
 
 
 def as_text(pieces: Sequence[Piece]) -> str:
@@ -151,7 +162,10 @@ def _claim_of_two(target: Target, foil: Target) -> tuple[list[Piece], str]:
 
 
 def _said(target: Target) -> Piece:
-    return Piece(shorten(label(target.text), _LONGEST), "said")
+    text = label(target.text)
+    if " " in text:
+        text = text.rstrip(".")  # the sentence goes on
+    return Piece(shorten(text, _LONGEST), "said")
 
 
 def _share(target: Target, probability: float | None = None) -> str:
@@ -170,19 +184,25 @@ def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     strongest = _strongest(att, row)
     if strongest is None:
         return _reason_against(att, row)
-    entry = None if att.without is None else att.without[row][strongest]
+    column, is_largest = strongest
+    entry = None if att.without is None else att.without[row][column]
     if entry is not None and _hardly_changes(att, row, entry):
         changed = _changed_share(att.targets[row], entry)
         begin = Piece(f"; no single {_noun(att)} matters much")
         if not changed:
             return [begin]
-        return [begin, Piece(" (without "), *_named(att, strongest), Piece(f" {changed})")]
+        return [begin, Piece(" (without "), *_named(att, column), Piece(f" {changed})")]
     without = [] if entry is None else _without(att, row, entry)
-    return [Piece(_because(att, because)), *_named(att, strongest), *without]
+    words = _because(att, because)
+    if not is_largest:
+        words = words.replace("most of all", "not least")
+    return [Piece(words), *_named(att, column), *without]
 
 
-def _strongest(att: AttributionRecord, row: int) -> int | None:
+def _strongest(att: AttributionRecord, row: int) -> tuple[int, bool] | None:
     """The unit that speaks most for the target; of units that are level with it, the first.
+
+    The second value says whether it has the largest score.
 
     Units are level if their scores differ by at most two standard errors of the difference. The
     last words before a target often only decide which kind of word follows, so that the first unit
@@ -200,7 +220,8 @@ def _strongest(att: AttributionRecord, row: int) -> int | None:
         # Written so that a standard error of NaN, which is none, is not level.
         if column == best or scores[best] - scores[column] <= 2 * error:
             level.append(column)
-    return min(level, key=lambda column: att.units[column].start)
+    first = min(level, key=lambda column: att.units[column].start)
+    return first, first == best
 
 
 def _because(att: AttributionRecord, because: str) -> str:
