@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
+from bisect import bisect_right
 from collections.abc import Iterator
 from html import escape
 
@@ -41,10 +42,12 @@ def fragment(citations: CitationsRecord) -> str:
 
 def _card(citations: CitationsRecord, identifier: str) -> str:
     """The answer beside its sources, the scores in numbers, and how to read them."""
-    sentences = [
-        _sentence(sentence, row, identifier) for row, sentence in enumerate(citations.sentences)
-    ]
-    answer = "".join(sentences).strip()
+    answer = ""
+    position = len(citations.answer) - len(citations.answer.lstrip())
+    for row, sentence in enumerate(citations.sentences):
+        between = citations.answer[position : sentence.start]
+        answer += escape(visible(between)) + _sentence(sentence, row, identifier)
+        position = sentence.end
     without = ""
     if citations.answer_without is not None:
         text = escape(visible(citations.answer_without.strip()))
@@ -61,9 +64,6 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
 
 def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
     """A sentence of the answer with its mark, whose numbers are links to the sources."""
-    text = visible(sentence.text)
-    body = text.lstrip()
-    space = text[: len(text) - len(body)]
     if sentence.citations:
         mark = _linked(sentence.mark, identifier)
     else:
@@ -73,8 +73,8 @@ def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
         links = _linked(numbers, identifier)
         mark += f" <span class=memory>against it: {links}</span>"
     return (
-        f'{escape(space)}<span class="s s{row}" title="{escape(sentence.numbers)}">'
-        f"{escape(body)} {mark}</span>"
+        f'<span class="s s{row}" title="{escape(sentence.numbers)}">'
+        f"{escape(visible(sentence.text))} {mark}</span>"
     )
 
 
@@ -140,16 +140,14 @@ def _text(citations: CitationsRecord, source: Source) -> str:
 
 def _rules(citations: CitationsRecord, identifier: str) -> Iterator[str]:
     """The colour of each cited unit, and two rules that tie it to the sentence that cites it."""
-    columns = {
-        (unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)
-    }
+    starts = [unit.start for unit in citations.attribution.units]
     for row, sentence in enumerate(citations.sentences):
         quotes: list[Quote] = []
         for citation in sentence.citations:
             quotes += citation.quotes
         largest = max((quote.score for quote in quotes), default=1.0)
         for quote in quotes:
-            column = columns[quote.start, quote.end]
+            column = bisect_right(starts, quote.start) - 1
             # Between 0.15 and 0.75, in proportion to the score.
             opacity = 0.15 + 0.6 * quote.score / largest
             colour = f"{{background:rgb(var(--pos)/{opacity:.2f})}}"
