@@ -70,14 +70,18 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
     text = generated(family)
     assert text_of(chunks) == text
     assert [chunk.choices[0].finish_reason for chunk in chunks].count("length") == 1
-    options = {"unit": "source", "accuracy": accuracy, "contrast": False}
+    options = {"accuracy": accuracy, "contrast": False}
     cited = noiser.cite(chatty(family), QUESTION, SOURCES, max_new_tokens=12, **options)
     assert cited.answer == text
     pieces = [
         each for chunk in chunks[:-1] for each in (chunk.model_extra or {}).get("citations", ())
     ]
     assert pieces == chunks[-1].citations
-    assert "".join(text[each["start"] : each["end"]] for each in pieces) == text
+    gaps = text
+    for each in pieces:
+        assert text[each["start"] : each["end"]] == each["text"] == each["text"].strip()
+        gaps = gaps.replace(each["text"], "", 1)
+    assert not gaps.strip()
     for found, sentence in zip(pieces, cited.sentences, strict=True):
         assert (found["text"], found["from_memory"]) == (sentence.text, sentence.from_memory)
         ids = [("d-7", "d-9")[citation.number - 1] for citation in sentence.citations]
@@ -85,11 +89,43 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
         assert (found["check"] is not None) == ("check" in cited.attribution.info)
         scores = [citation.score for citation in sentence.citations]
         assert [source["score"] for source in found["sources"]] == pytest.approx(scores, abs=1e-5)
+        shares = [citation.share for citation in sentence.citations]
+        assert [source["share"] for source in found["sources"]] == pytest.approx(shares, abs=1e-5)
+        for source, citation in zip(found["sources"], sentence.citations, strict=True):
+            given = DOCUMENTS[source["number"] - 1]["text"]
+            quotes = [
+                (quote["text"], given[quote["start"] : quote["end"]]) for quote in source["quotes"]
+            ]
+            assert quotes == [(quote.text, quote.text) for quote in citation.quotes]
         others = [("d-7", "d-9")[other.number - 1] for other in sentence.against]
         assert [other["id"] for other in found["against"]] == others
         scores = [other.score for other in sentence.against]
         assert [other["score"] for other in found["against"]] == pytest.approx(scores, abs=1e-5)
     assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_quotes_have_their_places_in_the_documents_as_they_were_given(web, monkeypatch):
+    monkeypatch.setitem(citing.MEMORY, "hidden", -1e9)  # each sentence cites something
+    documents = [
+        {"id": "a", "title": "Foxes", "text": " \n The fox sings. The dog sleeps.  "},
+        {"id": "b", "text": "It rains 🌧. The train is late."},
+    ]
+    found = complete(web, documents=documents, accuracy="accurate", max_tokens=20)
+    sources = [source for citation in found.citations for source in citation["sources"]]
+    assert sources
+    for source in sources:
+        given = documents[source["number"] - 1]
+        assert source["id"] == given["id"]
+        assert 0 < source["share"] <= 1
+        for quote in source["quotes"]:
+            assert given["text"][quote["start"] : quote["end"]] == quote["text"]
+    quotes = {quote["text"] for source in sources for quote in source["quotes"]}
+    assert quotes & {"The fox sings.", "The dog sleeps.", "It rains 🌧.", "The train is late."}
+    whole = complete(web, documents=documents, accuracy="accurate", max_tokens=20, unit="source")
+    texts = {document["text"].strip() for document in documents}
+    for citation in whole.citations:
+        for source in citation["sources"]:
+            assert {quote["text"] for quote in source["quotes"]} <= texts
 
 
 def test_one_object_has_what_the_stream_has(web):

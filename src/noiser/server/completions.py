@@ -20,7 +20,7 @@ from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
 from noiser.engine._prepare import check_length
 from noiser.errors import NoiserError
-from noiser.explain import Citations, cite
+from noiser.explain import Citations, Quote, cite
 from noiser.model import LanguageModel
 from noiser.model.writing import write
 from noiser.server.bounds import SOURCES, Body, BoundedChat, BoundedName, Names, items
@@ -29,7 +29,7 @@ from noiser.server.questions import Document
 from noiser.server.upstream import Upstream
 from noiser.server.writing import Answer
 from noiser.text import Encoding, encode_target, place_sources
-from noiser.types import Accuracy, Prompt
+from noiser.types import Accuracy, CitedUnit, Prompt
 
 Event = dict[str, Any]
 """One chunk of the stream, in OpenAI's form; `citations` is a field of ours."""
@@ -60,6 +60,11 @@ class CompletionBody(Body):
     )
     accuracy: Accuracy = Field(
         "fast", description="Fast: in one pass, with a check. Accurate: documents are hidden."
+    )
+    unit: CitedUnit = Field(
+        "auto",
+        description="What is cited: documents, and the sentences of those that matter; "
+        "source: documents alone, which is quicker.",
     )
     stream: bool = Field(
         False, description="Whether the answer comes piece by piece, as server-sent events."
@@ -187,15 +192,17 @@ class CompletionBody(Body):
         options: dict[str, Any] = {
             "answer": written,
             "target_unit": spans,
-            "unit": "source",
+            "unit": self.unit,
             "contrast": False,
             "accuracy": "accurate" if lm.is_text_only else self.accuracy,
             "progress": job.progress,
         }
         sources = [(document.title, document.text) for document in self.documents]
         cited = cite(lm, question, sources, **options)
-        for row, span in enumerate(spans):
-            yield self._citation(cited, row, span)
+        for row, (start, end) in enumerate(spans):
+            piece = answer.text[start:end]
+            begin = start + len(piece) - len(piece.lstrip())
+            yield self._citation(cited, row, begin, piece.strip())
 
     def answer(self, models: Models, upstream: Upstream | None, job: QuestionJob) -> Event:
         """The whole answer in OpenAI's form; the last chunk has all citations."""
@@ -225,14 +232,22 @@ class CompletionBody(Body):
         answer.end(write(lm, ids, answer.add, max_new_tokens=limit, **sampling))
         send({}, answer.finish)
 
-    def _citation(self, cited: Citations, row: int, span: tuple[int, int]) -> Event:
-        """A sentence's citations, by the ids of the request."""
+    def _citation(self, cited: Citations, row: int, start: int, text: str) -> Event:
+        """The citations of a sentence of that text and start, by the ids of the request."""
         ids = [document.id for document in self.documents]
         sentence = cited.sentences[row]
         sources: list[Event] = []
         for citation in sentence.citations:
-            source_id = ids[citation.number - 1]
-            sources.append({"id": source_id, "score": citation.score, "stderr": citation.stderr})
+            sources.append(
+                {
+                    "id": ids[citation.number - 1],
+                    "number": citation.number,
+                    "score": citation.score,
+                    "stderr": citation.stderr,
+                    "share": citation.share,
+                    "quotes": [_quoted(quote) for quote in citation.quotes],
+                }
+            )
         pairs: list[Event] = []
         for pair in sentence.pairs:
             pairs.append(
@@ -245,13 +260,21 @@ class CompletionBody(Body):
             )
         against: list[Event] = []
         for source in sentence.against:
-            source_id = ids[source.number - 1]
-            against.append({"id": source_id, "score": source.score, "stderr": source.stderr})
+            against.append(
+                {
+                    "id": ids[source.number - 1],
+                    "number": source.number,
+                    "score": source.score,
+                    "stderr": source.stderr,
+                }
+            )
         return to_jsonable(
             {
-                "start": span[0],
-                "end": span[1],
-                "text": sentence.text,
+                "start": start,
+                "end": start + len(text),
+                "text": text,
+                "log_probability": sentence.log_probability,
+                "loss": sentence.loss,
                 "sources": sources,
                 "pairs": pairs,
                 "against": against,
@@ -260,6 +283,16 @@ class CompletionBody(Body):
                 "check": _check_of_row(cited.attribution.info.get("check"), row),
             }
         )
+
+
+def _quoted(quote: Quote) -> Event:
+    """A part of a document, with its place in the document's own text."""
+    return {
+        "text": quote.text,
+        "start": quote.start_in_source,
+        "end": quote.end_in_source,
+        "score": quote.score,
+    }
 
 
 def _check_of_row(check: Any, row: int) -> Any:
