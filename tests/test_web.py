@@ -143,6 +143,7 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
     (asked, call), lm = QUESTIONS[name], chatty("llama")
     found, expected = answer(web.ask(name if "/" in name else "ask", **asked)), call(lm)
     results = getattr(expected, "attributions", [expected])
+    assert found.pop("warnings") == []
     saved = found["saved"] if "html" in found else [found]
     assert without_costs(saved) == without_costs(
         [json.loads(json.dumps(each.to_dict())) for each in results]
@@ -154,7 +155,8 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
         )
         assert shown == wanted
     else:
-        assert without_costs(web.client.post(name, json=asked).json()) == without_costs(found)
+        again = web.client.post(name, json=asked).json()
+        assert without_costs(again) == without_costs({"warnings": [], **found})
     assert not any(module._forward_pre_hooks for module in lm.model.modules())
 
 
@@ -607,3 +609,35 @@ def test_the_command_passes_on_what_it_was_given(monkeypatch):
     assert {name: value for name, value in given.items() if value is not None} == {
         "named": ["a", "b"], "host": "127.0.0.1", "port": 0, "allowed_hosts": ["noiser.example"],
     }  # fmt: skip
+
+
+CALLING = {"role": "assistant", "content": "It", "tool_calls": [{"function": {"name": "rain"}}]}
+DROPPED = [{"role": "user", "content": "The fox"}, CALLING, {"role": "user", "content": "sings."}]
+WARNED = {
+    "attribute": {"prompt": DROPPED, "method": "random", "max_new_tokens": 1},
+    "cite": {"question": DROPPED, "sources": ["The fox.", "The dog."], "answer": " It sings."},
+    "rule": {"prompt": DROPPED, "unit": "sentence", "max_new_tokens": 1},
+    "diff": {"before": DROPPED, "after": DROPPED, "max_new_tokens": 1},
+    "evaluate": {"examples": [DROPPED], "method": "random", "metrics": ["lds"]},
+    "chat/completions": {
+        "messages": DROPPED,
+        "documents": [{"id": "a", "text": "The fox."}],
+        "max_tokens": 2,
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:The chat template drops")
+@pytest.mark.parametrize("name", WARNED)
+def test_the_library_s_warnings_are_in_every_answer(web, name):
+    for _ in range(2):  # Python shows a warning once
+        (warning,) = web.client.post(f"v1/{name}", json=WARNED[name]).json()["warnings"]
+        assert "drops the tool calls of message 1" in warning
+
+
+@pytest.mark.filterwarnings("ignore:The chat template drops")
+def test_the_end_of_a_stream_has_the_warnings(web):
+    asked = WARNED["chat/completions"] | {"stream": True}
+    text = web.client.post("v1/chat/completions", json=asked).text
+    *_, last = re.findall(r"data: (\{.*)", text)
+    assert "drops the tool calls" in json.loads(last)["warnings"][0]

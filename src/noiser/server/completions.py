@@ -129,7 +129,7 @@ class CompletionBody(Body):
                         citations.append(citation)
                         send({}, citations=[citation])
         if lm.is_text_only:  # its tokens are not known
-            send({}, citations=citations)
+            send({}, citations=citations, warnings=job.warnings)
             return answer
         written = answer.ids
         if not written and answer.text:
@@ -139,7 +139,7 @@ class CompletionBody(Body):
             "completion_tokens": len(written),
             "total_tokens": len(encoding.token_ids) + len(written),
         }
-        send({}, citations=citations, usage=usage)
+        send({}, citations=citations, usage=usage, warnings=job.warnings)
         return answer
 
     def _sender(self, models: Models, tell: Callable[[Event], object]) -> Send:

@@ -241,7 +241,7 @@ def reference_html(routes: Iterable[Any]) -> str:
             if route.body_field:
                 parts.append(_fields(route.body_field.field_info.annotation))
     parts += [
-        f"<h2><code>{record.__name__.removesuffix('Body')}</code></h2>{_fields(record)}"
+        f"<h2><code>{record.__name__}</code></h2>{_fields(record)}"
         for record in (Document, ExampleBody)
     ]
     return f"{''.join(parts)}</main></body></html>"

@@ -168,7 +168,8 @@ class _Example(PageForm):
         while not self._lock.acquire(timeout=0.1):
             job.step("Waiting for the same answer")
         try:
-            self._answer = self._answer or super().run(models, job)
+            if self._answer is None:
+                self._answer = {**super().run(models, job), "warnings": job.warnings}
         finally:
             self._lock.release()
         return self._answer
@@ -200,11 +201,14 @@ async def _whole(request: Request, job: QuestionJob) -> Response:
         while not await job.ended():
             if await request.is_disconnected():
                 job.stop()
-        return Response(
-            json.dumps(job.future.result(), allow_nan=False), media_type="application/json"
-        )
+        return Response(json.dumps(_answer_of(job), allow_nan=False), media_type="application/json")
     finally:
         job.stop()
+
+
+def _answer_of(job: QuestionJob) -> dict[str, Any]:
+    """The answer with the warnings of the library. Raises NoiserError where there is none."""
+    return {"warnings": job.warnings, **job.future.result()}
 
 
 async def _events(job: QuestionJob) -> AsyncIterator[str]:
@@ -216,7 +220,7 @@ async def _events(job: QuestionJob) -> AsyncIterator[str]:
     try:
         while not await job.ended():
             yield event("progress", job.state)
-        yield event("answer", job.future.result())
+        yield event("answer", _answer_of(job))
     except NoiserError as error:
         yield event("error", error_body(error))
     finally:
