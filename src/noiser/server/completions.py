@@ -25,6 +25,7 @@ from noiser.model import LanguageModel
 from noiser.model.writing import write
 from noiser.server.bounds import SOURCES, Body, BoundedChat, BoundedName, Names, items
 from noiser.server.jobs import Models, QuestionJob, error_body
+from noiser.server.offsets import Offsets, citation_in_utf16
 from noiser.server.questions import Document
 from noiser.server.upstream import Upstream
 from noiser.server.writing import Answer
@@ -66,6 +67,7 @@ class CompletionBody(Body):
         description="What is cited: documents, and the sentences of those that matter; "
         "source: documents alone, which is quicker.",
     )
+    offsets: Offsets = "code_points"
     stream: bool = Field(
         False, description="Whether the answer comes piece by piece, as server-sent events."
     )
@@ -202,7 +204,11 @@ class CompletionBody(Body):
         for row, (start, end) in enumerate(spans):
             piece = answer.text[start:end]
             begin = start + len(piece) - len(piece.lstrip())
-            yield self._citation(cited, row, begin, piece.strip())
+            citation = self._citation(cited, row, begin, piece.strip())
+            if self.offsets == "utf16":
+                documents = [document.text for document in self.documents]
+                citation = citation_in_utf16(citation, answer.text[:end], documents)
+            yield citation
 
     def answer(self, models: Models, upstream: Upstream | None, job: QuestionJob) -> Event:
         """The whole answer in OpenAI's form; the last chunk has all citations."""
