@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -23,8 +23,9 @@ from noiser.errors import NoiserError
 from noiser.explain import Citations, Quote, cite
 from noiser.model import LanguageModel
 from noiser.model.writing import write
-from noiser.server.bounds import SOURCES, Body, BoundedChat, BoundedName, Names, items
+from noiser.server.bounds import SOURCES, BoundedChat, BoundedName, Names, items
 from noiser.server.jobs import Models, QuestionJob, error_body
+from noiser.server.neutral import NeutralFields
 from noiser.server.offsets import Offsets, citation_in_utf16
 from noiser.server.questions import Document
 from noiser.server.upstream import Upstream
@@ -41,14 +42,19 @@ Send = Callable[..., None]
 _MAX_TOKENS = 512
 """Tokens of an answer if the request has no limit; fewer where the model cannot read so many."""
 
-_OURS = {"model", "messages", "documents", "accuracy", "stream", "stream_options"}
-"""Fields that a server upstream does not get."""
+_SETTINGS = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop"}
+"""Fields that a server upstream gets, beside the messages."""
 
 _WAITING = ": waiting\n\n"
 """A comment in a stream of server-sent events."""
 
 
-class CompletionBody(Body):
+def _or_texts(schema: dict[str, Any]) -> None:
+    """Says in a JSON schema that a list may also have texts."""
+    schema["items"] = {"anyOf": [{"type": "string"}, schema["items"]]}
+
+
+class CompletionBody(NeutralFields):
     """An answer to a chat, with citations of its documents: OpenAI's form.
 
     A field that it does not know is refused.
@@ -57,7 +63,10 @@ class CompletionBody(Body):
     model: BoundedName = Field("", description="A model of /v1/models; empty for the first.")
     messages: BoundedChat = Field(description="The chat, whose last message gets the documents.")
     documents: Annotated[list[Document], *items(SOURCES)] = Field(
-        [], description="Documents to answer from, with ids of your own."
+        [],
+        description="Documents to answer from, with ids of your own; or texts, whose ids are their "
+        'numbers, "1" for the first.',
+        json_schema_extra=_or_texts,
     )
     accuracy: Accuracy = Field(
         "fast", description="Fast: in one pass, with a check. Accurate: documents are hidden."
@@ -68,7 +77,7 @@ class CompletionBody(Body):
         "source: documents alone, which is quicker.",
     )
     offsets: Offsets = "code_points"
-    stream: bool = Field(
+    stream: bool | None = Field(
         False, description="Whether the answer comes piece by piece, as server-sent events."
     )
     max_tokens: int | None = Field(None, ge=1, description="The longest answer.")
@@ -79,14 +88,12 @@ class CompletionBody(Body):
     top_p: float | None = Field(None, gt=0, le=1, description="Null for the model's own setting.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Of sampling.")
     stop: BoundedName | Names | None = Field(None, description="Texts with which the answer ends.")
-    n: Literal[1] = Field(1, description="The number of answers.")
-    stream_options: dict[str, Any] | None = Field(
-        None, description="Ignored: usage is always sent."
-    )
 
     @field_validator("documents")
     @classmethod
-    def _differ(cls, documents: list[Document]) -> list[Document]:
+    def _with_ids(cls, documents: list[Document]) -> list[Document]:
+        for number, document in enumerate(documents, 1):
+            document.id = document.id or str(number)
         if len({document.id for document in documents}) < len(documents):
             raise ValueError("two documents have the same id")
         return documents
@@ -107,7 +114,7 @@ class CompletionBody(Body):
         encoding = lm.encode(prompt)
         if upstream:
             answer = Answer()  # the other server's chunks are passed on as they are
-            settings = self.model_dump(exclude_unset=True, exclude=_OURS)
+            settings = self.model_dump(exclude_unset=True, include=_SETTINGS)
             write_answer = partial(upstream.write, prompt, settings, answer, tell, job)
         else:
             answer = Answer(lambda piece: send({"content": piece}), self._stops(lm))

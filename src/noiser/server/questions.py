@@ -9,7 +9,7 @@ from html import escape
 from inspect import formatannotation
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from noiser.errors import ParameterError
 from noiser.html import html_table
@@ -240,11 +240,16 @@ class Evaluate(Scored):
 
 
 class Document(Body):
-    """A document of a chat completion."""
+    """A document of a chat completion; a text is one without an id and a title."""
 
-    id: str = Field(max_length=200)
+    id: str = Field("", max_length=200, description="Empty: its number, from 1 on.")
     text: BoundedText
     title: BoundedName = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, data: Any) -> Any:
+        return {"text": data} if isinstance(data, str) else data
 
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>

@@ -265,7 +265,8 @@ async def _wrong(_request: Request, error: Any) -> Response:
         if isinstance(first["input"], str | int | float)
         else type(first["input"]).__name__
     )
-    return _refusal(422, "ParameterError", f"{field[:80]}: {first['msg']}, got {got}. {remedy}")
+    fault = first["msg"].removeprefix("Value error, ")
+    return _refusal(422, "ParameterError", f"{field[:80]}: {fault}, got {got}. {remedy}")
 
 
 async def _no_address(_request: Request, error: Any) -> Response:
