@@ -25,6 +25,7 @@ from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from noiser.server import check_address, listening, serving
 from noiser.server.jobs import Models, QuestionJob
+from noiser.server.listening import checked_origin
 from noiser.server.page import FACT, PageForm, parse_chat
 from soak import times
 from web_for_tests import PROMPT, SOURCES, chatty, failing, held, nonsense, served, wait_for_jobs
@@ -143,6 +144,7 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
     (asked, call), lm = QUESTIONS[name], chatty("llama")
     found, expected = answer(web.ask(name if "/" in name else "ask", **asked)), call(lm)
     results = getattr(expected, "attributions", [expected])
+    assert found.pop("warnings") == []
     saved = found["saved"] if "html" in found else [found]
     assert without_costs(saved) == without_costs(
         [json.loads(json.dumps(each.to_dict())) for each in results]
@@ -154,7 +156,8 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
         )
         assert shown == wanted
     else:
-        assert without_costs(web.client.post(name, json=asked).json()) == without_costs(found)
+        again = web.client.post(name, json=asked).json()
+        assert without_costs(again) == without_costs({"warnings": [], **found})
     assert not any(module._forward_pre_hooks for module in lm.model.modules())
 
 
@@ -600,10 +603,144 @@ def test_the_command_passes_on_what_it_was_given(monkeypatch):
         "noiser.server.serve", lambda named, load, **options: given.update(options, named=named)
     )
     result = CliRunner().invoke(
-        app, ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example"]
-    )
+        app,
+        ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example",
+         "--allow-origin", "https://a.example", "--allow-origin", "https://b.example"],
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
     assert {name: value for name, value in given.items() if value is not None} == {
         "named": ["a", "b"], "host": "127.0.0.1", "port": 0, "allowed_hosts": ["noiser.example"],
+        "allowed_origins": ["https://a.example", "https://b.example"],
     }  # fmt: skip
+
+
+CALLING = {"role": "assistant", "content": "It", "tool_calls": [{"function": {"name": "rain"}}]}
+DROPPED = [{"role": "user", "content": "The fox"}, CALLING, {"role": "user", "content": "sings."}]
+WARNED = {
+    "attribute": {"prompt": DROPPED, "method": "random", "max_new_tokens": 1},
+    "cite": {"question": DROPPED, "sources": ["The fox.", "The dog."], "answer": " It sings."},
+    "rule": {"prompt": DROPPED, "unit": "sentence", "max_new_tokens": 1},
+    "diff": {"before": DROPPED, "after": DROPPED, "max_new_tokens": 1},
+    "evaluate": {"examples": [DROPPED], "method": "random", "metrics": ["lds"]},
+    "chat/completions": {
+        "messages": DROPPED,
+        "documents": [{"id": "a", "text": "The fox."}],
+        "max_tokens": 2,
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:The chat template drops")
+@pytest.mark.parametrize("name", WARNED)
+def test_the_library_s_warnings_are_in_every_answer(web, name):
+    for _ in range(2):  # Python shows a warning once
+        (warning,) = web.client.post(f"v1/{name}", json=WARNED[name]).json()["warnings"]
+        assert "drops the tool calls of message 1" in warning
+
+
+@pytest.mark.filterwarnings("ignore:The chat template drops")
+def test_the_end_of_a_stream_has_the_warnings(web):
+    asked = WARNED["chat/completions"] | {"stream": True}
+    text = web.client.post("v1/chat/completions", json=asked).text
+    *_, last = re.findall(r"data: (\{.*)", text)
+    assert "drops the tool calls" in json.loads(last)["warnings"][0]
+
+
+SITE = "https://app.example"
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """The server with a password, for the pages of one other site."""
+    with served(auth="me:secret", origins=[SITE]) as server:
+        yield server
+
+
+def preflight(server, origin, path="v1/attribute", method="POST"):
+    asked = {
+        "origin": origin,
+        "access-control-request-method": method,
+        "access-control-request-headers": "authorization,content-type,x-stainless-os",
+    }
+    return server.client.options(path, headers=asked)
+
+
+def test_a_named_site_may_ask_the_api_with_a_key(shared):
+    reply = preflight(shared, SITE)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == SITE
+    assert "x-stainless-os" in reply.headers["access-control-allow-headers"]
+    headers = {"origin": SITE, "sec-fetch-site": "cross-site", "authorization": "Bearer me:secret"}
+    question = {"prompt": PROMPT, "method": "random"}
+    reply = shared.client.post("v1/attribute", json=question, headers=headers)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == SITE
+    assert "access-control-allow-credentials" not in reply.headers
+    refused = shared.client.post("v1/attribute", json={}, headers=headers)
+    assert refused.status_code == 422
+    assert refused.headers["access-control-allow-origin"] == SITE  # so that a page can show it
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "http://app.example", "https://app.example.evil.example",
+     "https://app.example:8443", "https://sub.app.example", "null", ""],
+)  # fmt: skip
+def test_no_other_site_may(shared, origin):
+    assert "access-control-allow-origin" not in preflight(shared, origin).headers
+    headers = {
+        "origin": origin,
+        "sec-fetch-site": "cross-site",
+        "authorization": "Bearer me:secret",
+    }
+    reply = shared.client.post("v1/attribute", json={"prompt": PROMPT}, headers=headers)
+    assert reply.status_code == 403
+    assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("v1/attribute", {}, 401),
+        ("v1/attribute", {"authorization": "Bearer me:wrong"}, 401),
+        ("ask", {"authorization": "Bearer me:secret"}, 403),
+        ("v1/attribute", {"authorization": "Bearer me:secret", "host": "evil.example"}, 400),
+    ],
+    ids=["no key", "a wrong key", "the page's own route", "another name of the server"],
+)
+def test_what_a_named_site_may_not(shared, path, headers, status):
+    headers = {"origin": SITE, "sec-fetch-site": "cross-site", **headers}
+    assert shared.client.post(path, json={"prompt": PROMPT}, headers=headers).status_code == status
+
+
+def test_without_the_option_a_preflight_allows_nothing(web):
+    reply = preflight(web, SITE)
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("https://app.example", "https://app.example"),
+        ("HTTPS://App.example/", "https://app.example"),
+        ("http://localhost:5173", "http://localhost:5173"),
+        ("http://localhost:80", "http://localhost"),
+        ("https://app.example:443", "https://app.example"),
+        ("https://app.example:80", "https://app.example:80"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        ("https://münchen.example", "https://xn--mnchen-3ya.example"),
+    ],
+)
+def test_origins_are_read_as_browsers_send_them(given, origin):
+    assert checked_origin(given) == origin
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["*", "null", "", "app.example", "https://*.example", "https://app.example/page", "file:///a",
+     "https://me:pw@app.example", "https://app.example:99999", "https://[", "https://a.example?b"],
+)  # fmt: skip
+def test_what_is_no_origin_is_refused(given):
+    with pytest.raises(ParameterError, match="expected the origin of one site"):
+        checked_origin(given)

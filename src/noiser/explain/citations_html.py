@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ from noiser.explain.citations_record import (
 from noiser.explain.citations_summary import about_citations
 from noiser.html import html_table
 from noiser.numbers import NumberFormat, number_format
-from noiser.types import Source, Span
+from noiser.types import Source
 
 # Up to this many sources, all are shown, also those that no sentence cites.
 _AT_ONCE = 8
@@ -52,11 +54,12 @@ def fragment(citations: CitationsRecord) -> str:
 def _card(citations: CitationsRecord, identifier: str) -> str:
     """The answer beside its sources; the scores in numbers, and how to read them, are folded."""
     strength = _Strength.of(citations)
-    sentences = [
-        _sentence(sentence, row, identifier, strength)
-        for row, sentence in enumerate(citations.sentences)
-    ]
-    answer = "".join(sentences).strip()
+    answer = ""
+    position = len(citations.answer) - len(citations.answer.lstrip())
+    for row, sentence in enumerate(citations.sentences):
+        between = citations.answer[position : sentence.start]
+        answer += escape(visible(between)) + _sentence(sentence, row, identifier, strength)
+        position = sentence.end
     without = ""
     if citations.answer_without is not None:
         text = escape(visible(citations.answer_without.strip()))
@@ -119,9 +122,6 @@ class _Strength(NamedTuple):
 
 def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength) -> str:
     """A sentence of the answer with its mark, whose numbers are links to the sources."""
-    text = visible(sentence.text)
-    body = text.lstrip()
-    space = text[: len(text) - len(body)]
     if sentence.citations:
         best = sentence.citations[0]
         titles = [
@@ -144,8 +144,8 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
         mark += f" <span class=memory>against it: {links}</span>"
     title = escape("\n".join([*titles, sentence.numbers]))
     return (
-        f'{escape(space)}<span class="s s{row}{kind}"{style} title="{title}">'
-        f"{escape(body)} {mark}</span>"
+        f'<span class="s s{row}{kind}"{style} title="{title}">'
+        f"{escape(visible(sentence.text))} {mark}</span>"
     )
 
 
@@ -167,10 +167,13 @@ def _sources(citations: CitationsRecord, identifier: str, strength: _Strength) -
         cited.update(citation.number for citation in sentence.citations)
         against.update(opponent.number for opponent in sentence.against)
     mentioned = cited | against
+    titles = _titles(citations, strength)
     shown = ""
     folded = ""
     for number, source in enumerate(citations.sources, 1):
-        card = _source(citations, source, number, identifier, strength, is_cited=number in cited)
+        card = _source(
+            citations, source, number, identifier, strength, titles, is_cited=number in cited
+        )
         if number in mentioned or len(citations.sources) <= _AT_ONCE:
             shown += card
         else:
@@ -189,6 +192,7 @@ def _source(
     number: int,
     identifier: str,
     strength: _Strength,
+    titles: Mapping[int, str],
     *,
     is_cited: bool,
 ) -> str:
@@ -204,7 +208,7 @@ def _source(
     title = escape(label(source.title)) if source.title else ""
     return (
         f'<div class="source{used}" id="{identifier}-{number}" dir=auto{focus}>'
-        f"<b>[{number}] {title}<i>{used}</i>{bar}</b>{_text(citations, source, strength)}</div>"
+        f"<b>[{number}] {title}<i>{used}</i>{bar}</b>{_text(citations, source, titles)}</div>"
     )
 
 
@@ -216,7 +220,7 @@ def _best_citation(citations: CitationsRecord, number: int) -> Citation:
     return max(found, key=lambda citation: citation.score)
 
 
-def _text(citations: CitationsRecord, source: Source, strength: _Strength) -> str:
+def _text(citations: CitationsRecord, source: Source, titles: Mapping[int, str]) -> str:
     """A source's text without its title, with an element for each unit of the attribution."""
     text = citations.attribution.text
     position = source.start + title_length(source)
@@ -227,44 +231,37 @@ def _text(citations: CitationsRecord, source: Source, strength: _Strength) -> st
         if begin < end:
             before = escape(visible(text[position:begin]))
             inside = escape(visible(text[begin:end]))
-            title = _quoted(citations, unit, strength)
+            title = f' title="{escape(titles[column])}"' if column in titles else ""
             body += f'{before}<span class="q q{column}"{title}>{inside}</span>'
             position = end
     return body + escape(visible(text[position : source.end]))
 
 
-def _quotes(citations: CitationsRecord) -> Iterator[tuple[int, Quote]]:
-    """The quotes of all citations, each with the row of its sentence."""
+def _quotes(citations: CitationsRecord) -> Iterator[tuple[int, int, Quote]]:
+    """The row of a sentence, the column of a unit and the quote, for all quotes of citations."""
+    starts = [unit.start for unit in citations.attribution.units]
     for row, sentence in enumerate(citations.sentences):
         for citation in sentence.citations:
             for quote in citation.quotes:
-                yield row, quote
+                yield row, bisect_right(starts, quote.start) - 1, quote
 
 
-def _quoted(citations: CitationsRecord, unit: Span, strength: _Strength) -> str:
-    """The title of a part of a source: its score for each sentence that cites it; "" for none."""
-    lines: list[str] = []
-    for row, quote in _quotes(citations):
-        if (quote.start, quote.end) == (unit.start, unit.end):
-            words = shorten(label(citations.sentences[row].text), 60)
-            lines.append(f"{strength.text(quote.score)} for “{words}”")
-    title = escape("\n".join(lines))
-    return f' title="{title}"' if lines else ""
+def _titles(citations: CitationsRecord, strength: _Strength) -> dict[int, str]:
+    """For each cited unit its score, for each sentence that cites it."""
+    lines: defaultdict[int, list[str]] = defaultdict(list)
+    for row, column, quote in _quotes(citations):
+        words = shorten(label(citations.sentences[row].text), 60)
+        lines[column].append(f"{strength.text(quote.score)} for “{words}”")
+    return {column: "\n".join(texts) for column, texts in lines.items()}
 
 
 def _rules(citations: CitationsRecord, identifier: str, strength: _Strength) -> Iterator[str]:
     """The strength of each cited unit, and two rules that tie it to the sentence that cites it."""
-    columns = {
-        (unit.start, unit.end): column for column, unit in enumerate(citations.attribution.units)
-    }
     largest: dict[int, float] = {}
-    for row, quote in _quotes(citations):
-        column = columns[quote.start, quote.end]
+    outline = "{outline:2px solid var(--focus);outline-offset:1px}"
+    for row, column, quote in _quotes(citations):
         largest[column] = max(quote.score, largest.get(column, 0.0))
-        tint = f"{{{strength.tint(quote.score)}}}"
-        outline = "{outline:2px solid var(--focus);outline-offset:1px}"
         yield f"#{identifier}:has(.s{row}:is(:hover,:focus-within)) .q{column}{outline}"
-        yield f"#{identifier}:has(.s{row}:is(:hover,:focus-within)) .q{column}{tint}"
         yield f"#{identifier}:has(.q{column}:hover) .s{row}{outline}"
     for column, score in largest.items():
         yield f"#{identifier} .q{column}{{{strength.tint(score)}}}"
