@@ -241,7 +241,7 @@ def _because(att: AttributionRecord, because: str) -> str:
 
 def _changes_the_input(att: AttributionRecord) -> bool:
     is_noise = unversioned(att.method) in ("noiser", "noiser_relative")
-    return is_noise or "removal" in att.parameters or att.without is not None
+    return is_noise or "removal" in att.parameters
 
 
 def _reason_against(att: AttributionRecord, row: int) -> list[Piece]:

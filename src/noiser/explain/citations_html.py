@@ -229,6 +229,8 @@ def _text(citations: CitationsRecord, source: Source, titles: Mapping[int, str])
         begin = max(unit.start, position)
         end = min(unit.end, source.end)
         if begin < end:
+            # White space before a part belongs to no part, and has no colour.
+            begin += len(text[begin:end]) - len(text[begin:end].lstrip())
             before = escape(visible(text[position:begin]))
             inside = escape(visible(text[begin:end]))
             title = f' title="{escape(titles[column])}"' if column in titles else ""

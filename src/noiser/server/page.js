@@ -164,7 +164,7 @@ async function answer() {
 
 function present(question, saved) { // what belongs to the answer that is now on the page
   for (const id of ["chart", "tested", "measured"]) $(id).replaceChildren();
-  shown = { question, saved, struck: new Set(), prompt: form.elements.prompt.value };
+  shown = { question, saved, struck: new Set(), prompt: question.prompt };
   Object.assign($("link"), { href: link(), hidden: link().length > 60000 }); // servers refuse longer addresses
   const text = JSON.stringify(saved.length === 1 ? saved[0] : saved, null, 1);
   $("save").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
@@ -251,7 +251,9 @@ function strike(unit) { // out of the prompt in the form, or back into it
 async function runWithout() { // for methods that do not run the model without each word
   const { question, saved } = shown;
   const found = await ask("without", { model: question.model, answers: saved }, $("answer"));
-  if (found) present(question, found.saved);
+  if (!found) return;
+  if (form.elements.prompt.value === shown.shorter) form.elements.prompt.value = question.prompt; // nothing is struck out now
+  present(question, found.saved);
 }
 
 function download(name, content) {
