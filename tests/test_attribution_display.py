@@ -589,4 +589,4 @@ def test_markdown():
         ("===", "\\==="),
         ("<b>", "\\<b\\>"),
     ):
-        assert make((prompt,), ((0.1,),)).to_markdown().startswith(f"{line} → ")
+        assert f"\n\n{line} → " in make((prompt,), ((0.1,),)).to_markdown()
