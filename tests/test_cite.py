@@ -298,7 +298,7 @@ def test_sources_without_a_citation_are_folded_where_they_are_many_and_a_long_on
     shown, folded = citations(**fields).to_html().split("<summary>7 sources not cited</summary>")
     assert re.findall(r"class=\"source used\" id=\"noiser-(\d)", shown) == ["1", "2"]
     assert re.findall(r"class=\"source\" id=\"noiser-(\d)", folded) == list("3456789")
-    assert re.findall(r"#noiser \.q(\d)\{background", shown) == [
+    assert re.findall(r"#noiser \.q(\d)\{--a:", shown) == [
         "0",
         "1",
     ]  # coloured before anybody points
@@ -651,10 +651,11 @@ def test_sentences_and_quotes_have_their_places():
     asked = {"answer": " It rains. A dog runs.", "memory": -math.inf, "contrast": False}
     found = noiser.cite(tiny("llama"), QUESTION, sources, unit="sentence", **asked)
     for sentence in found.sentences:
-        assert found.answer[sentence.start : sentence.end] == sentence.text.strip()
+        assert found.answer[sentence.start : sentence.end] == sentence.text == sentence.text.strip()
         for citation in sentence.citations:
             given = sources[citation.number - 1]
             text = given if isinstance(given, str) else given[1]
             for quote in citation.quotes:
                 assert text[quote.start_in_source : quote.end_in_source] == quote.text
+                assert found.attribution.text[quote.start : quote.end] == quote.text
     assert any(citation.quotes for sentence in found.sentences for citation in sentence.citations)

@@ -70,14 +70,18 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
     text = generated(family)
     assert text_of(chunks) == text
     assert [chunk.choices[0].finish_reason for chunk in chunks].count("length") == 1
-    options = {"unit": "source", "accuracy": accuracy, "contrast": False}
+    options = {"accuracy": accuracy, "contrast": False}
     cited = noiser.cite(chatty(family), QUESTION, SOURCES, max_new_tokens=12, **options)
     assert cited.answer == text
     pieces = [
         each for chunk in chunks[:-1] for each in (chunk.model_extra or {}).get("citations", ())
     ]
     assert pieces == chunks[-1].citations
-    assert "".join(text[each["start"] : each["end"]] for each in pieces) == text
+    gaps = text
+    for each in pieces:
+        assert text[each["start"] : each["end"]] == each["text"] == each["text"].strip()
+        gaps = gaps.replace(each["text"], "", 1)
+    assert not gaps.strip()
     for found, sentence in zip(pieces, cited.sentences, strict=True):
         assert (found["text"], found["from_memory"]) == (sentence.text, sentence.from_memory)
         ids = [("d-7", "d-9")[citation.number - 1] for citation in sentence.citations]
@@ -85,11 +89,118 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
         assert (found["check"] is not None) == ("check" in cited.attribution.info)
         scores = [citation.score for citation in sentence.citations]
         assert [source["score"] for source in found["sources"]] == pytest.approx(scores, abs=1e-5)
+        shares = [citation.share for citation in sentence.citations]
+        assert [source["share"] for source in found["sources"]] == pytest.approx(shares, abs=1e-5)
+        for source, citation in zip(found["sources"], sentence.citations, strict=True):
+            given = DOCUMENTS[source["number"] - 1]["text"]
+            quotes = [
+                (quote["text"], given[quote["start"] : quote["end"]]) for quote in source["quotes"]
+            ]
+            assert quotes == [(quote.text, quote.text) for quote in citation.quotes]
         others = [("d-7", "d-9")[other.number - 1] for other in sentence.against]
         assert [other["id"] for other in found["against"]] == others
         scores = [other.score for other in sentence.against]
         assert [other["score"] for other in found["against"]] == pytest.approx(scores, abs=1e-5)
     assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_quotes_have_their_places_in_the_documents_as_they_were_given(web, monkeypatch):
+    monkeypatch.setitem(citing.MEMORY, "hidden", -1e9)  # each sentence cites something
+    documents = [
+        {"id": "a", "title": "Foxes", "text": " \n The fox sings. The dog sleeps.  "},
+        {"id": "b", "text": "It rains 🌧. The train is late."},
+    ]
+    found = complete(web, documents=documents, accuracy="accurate", max_tokens=20)
+    sources = [source for citation in found.citations for source in citation["sources"]]
+    assert sources
+    for source in sources:
+        given = documents[source["number"] - 1]
+        assert source["id"] == given["id"]
+        assert 0 < source["share"] <= 1
+        for quote in source["quotes"]:
+            assert given["text"][quote["start"] : quote["end"]] == quote["text"]
+    quotes = {quote["text"] for source in sources for quote in source["quotes"]}
+    assert quotes & {"The fox sings.", "The dog sleeps.", "It rains 🌧.", "The train is late."}
+    whole = complete(web, documents=documents, accuracy="accurate", max_tokens=20, unit="source")
+    texts = {document["text"].strip() for document in documents}
+    for citation in whole.citations:
+        for source in citation["sources"]:
+            assert {quote["text"] for quote in source["quotes"]} <= texts
+
+
+NEUTRAL = {
+    "user": "me",
+    "safety_identifier": "me",
+    "store": False,
+    "metadata": {"run": "7"},
+    "service_tier": "auto",
+    "prompt_cache_key": "k",
+    "parallel_tool_calls": False,
+    "stream_options": {"include_usage": True},
+    "n": 1,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0.0,
+    "logit_bias": {},
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "stop": None,
+    "seed": 4,
+}
+
+
+def named_by_openai(web, **body):
+    """An answer by the official client, whose own arguments these fields are."""
+    client = openai.OpenAI(base_url=f"{web.address}v1", api_key="none", max_retries=0)
+    named = {"model": "llama", "temperature": 0, "max_tokens": 12, "messages": QUESTION}
+    extra = {"documents": DOCUMENTS, "accuracy": "accurate"}
+    return client.chat.completions.create(**named, **body, extra_body=extra)
+
+
+def test_fields_that_change_nothing_are_taken_and_change_nothing(web):
+    plain, full = named_by_openai(web), named_by_openai(web, **NEUTRAL)
+    assert full.choices == plain.choices
+    assert full.citations == plain.citations
+    chunks = list(named_by_openai(web, **NEUTRAL, stream=True))
+    assert text_of(chunks) == plain.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("logprobs", True),
+        ("top_logprobs", 5),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -1),
+        ("logit_bias", {"50256": -100}),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("modalities", ["text", "audio"]),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_in_one_sentence(web, field, value):
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        named_by_openai(web, **{field: value})
+    message = caught.value.body["message"]
+    assert message.startswith(f"{field}: expected ")
+    assert "another value would change the answer, and this server cannot do that" in message
+
+
+def test_documents_may_be_texts_which_have_their_numbers_as_ids(web, monkeypatch):
+    monkeypatch.setitem(citing.MEMORY, "hidden", -1e9)  # each sentence cites something
+    texts = [document["text"] for document in DOCUMENTS]
+    options = {"accuracy": "accurate", "max_tokens": 20}
+    found = complete(web, documents=texts, **options)
+    mixed = complete(web, documents=[texts[0], {"id": "", "text": texts[1]}], **options)
+    cited = [source for each in found.citations for source in each["sources"]]
+    assert cited
+    assert [source["id"] for source in cited] == [str(source["number"]) for source in cited]
+    assert mixed.citations == found.citations
 
 
 def test_one_object_has_what_the_stream_has(web):
@@ -184,8 +295,8 @@ def test_an_error_of_either_thread_ends_both():
         ({"documents": [{"id": "a", "text": " "}]}, "All sources are empty"),
         ({"documents": [{"id": "a", "text": "x" * 2**21}]}, "more than 2,097,152 bytes"),
         ({"documents": [{"id": "a", "text": "fox " * 4000}]}, "tokens"),
-        ({"tools": []}, "tools: Extra inputs are not permitted"),
-        ({"n": 2}, "n: Input should be 1"),
+        ({"top_k": 3}, "top_k: Extra inputs are not permitted"),
+        ({"documents": ["a", {"id": "1", "text": "b"}]}, "two documents have the same id"),
         ({"messages": []}, "no message"),
         ({"messages": [{"role": "user"}]}, "no message with text"),
         ({"messages": [{"role": "fox", "content": "Hi"}]}, "role 'fox'"),

@@ -17,14 +17,17 @@ import pytest
 from typer.testing import CliRunner
 
 import noiser
+from noiser.attribution.summary import as_text
 from noiser.cli import app
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.explain import rule_of
+from noiser.explain.spot_check import spot_check
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from noiser.server import check_address, listening, serving
 from noiser.server.jobs import Models, QuestionJob
+from noiser.server.listening import checked_origin
 from noiser.server.page import FACT, PageForm, parse_chat
 from soak import times
 from web_for_tests import PROMPT, SOURCES, chatty, failing, held, nonsense, served, wait_for_jobs
@@ -143,6 +146,7 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
     (asked, call), lm = QUESTIONS[name], chatty("llama")
     found, expected = answer(web.ask(name if "/" in name else "ask", **asked)), call(lm)
     results = getattr(expected, "attributions", [expected])
+    assert found.pop("warnings") == []
     saved = found["saved"] if "html" in found else [found]
     assert without_costs(saved) == without_costs(
         [json.loads(json.dumps(each.to_dict())) for each in results]
@@ -154,7 +158,8 @@ def test_the_answer_is_the_library_s_and_leaves_no_hook(web, name):
         )
         assert shown == wanted
     else:
-        assert without_costs(web.client.post(name, json=asked).json()) == without_costs(found)
+        again = web.client.post(name, json=asked).json()
+        assert without_costs(again) == without_costs({"warnings": [], **found})
     assert not any(module._forward_pre_hooks for module in lm.model.modules())
 
 
@@ -181,10 +186,13 @@ def test_hostile_text_is_text_everywhere(web):
     asked = (
         ("tolerate", {"answer": att, "unit": 0}),
         ("findrule", {"answer": att}),
+        ("without", {"answers": [att]}),
+        ("test", {"answers": [att]}),
         ("measure", {"answers": [att], "metrics": ["lds"]}),
         ("ask", {"prompt": HOSTILE, "sources": HOSTILE[:40], "target": " late"}),
     )
-    for each in [first, *(answer(web.ask(path, **question)) for path, question in asked)]:
+    answers = [answer(web.ask(path, **question)) for path, question in asked]
+    for each in [first, *answers]:
         assert not re.search("<script|<img", each["html"])
 
 
@@ -225,6 +233,60 @@ def test_measured_numbers_are_those_of_evaluate(web):
     for att in atts:
         value = noiser.evaluate(lm, att, metrics="lds").estimates["lds"].value
         assert f"<td>{value:.3f}</td>".replace("-", "−") in html
+
+
+def test_a_chat_model_chats_and_another_goes_on_with_the_text(web):
+    """No tick is needed; `chat` says otherwise."""
+    lm = chatty("llama")
+    record = answer(web.ask(prompt="The trains", chat=None, methods="random"))["saved"][0]
+    expected = noiser.attribute(lm, MESSAGES, method="random")
+    assert record["text"] == expected.text
+    assert record["targets"][0]["text"] == expected.targets[0].text
+    for asked in ({"chat": "0"}, {"chat": None, "model": "plain"}):
+        record = answer(web.ask(prompt="The trains", methods="random", **asked))["saved"][0]
+        assert record["prompt"] == "The trains"
+
+
+@pytest.mark.parametrize("chat", [None, "0"])
+def test_the_opening_answer_is_a_text_that_goes_on(web, chat):
+    """Also for a chat model."""
+    body = {"prompt": FACT} if chat is None else {"prompt": FACT, "chat": chat}
+    reply = web.client.post("ask", json=body).json()
+    assert reply["saved"][0]["prompt"] == FACT
+
+
+def test_what_stands_without_each_word_is_run_where_it_is_missing(web):
+    att = noiser.attribute(chatty("llama"), PROMPT, method="last_attention")
+    known = noiser.attribute(chatty("llama"), PROMPT, method="occlusion")
+    found = answer(web.ask("without", answers=[att.to_dict(), known.to_dict()]))
+    first, second = map(noiser.Attribution.from_dict, found["saved"])
+    assert first.without == noiser.without(chatty("llama"), att).without
+    assert second == known
+    assert 'title="without ' in found["html"]
+
+
+def test_test_it_says_what_the_library_s_check_and_two_removals_find(web):
+    lm = chatty("llama")
+    atts = [noiser.attribute(lm, PROMPT, method=name) for name in ("occlusion", "random")]
+    html = answer(web.ask("test", answers=[att.to_dict() for att in atts]))["html"]
+    for att in atts:
+        found = spot_check(lm, att)
+        assert found.verdict in html
+        assert as_text(found.pieces).replace("“", "").replace("”", "") in re.sub(
+            "<[^>]*>", "", html
+        )
+    refusal = refused(web.ask("test", answers=[atts[0].to_dict()], target=1))
+    assert "expected 0 to 0" in refusal["message"]
+
+
+def test_sources_have_the_titles_of_their_rules(web):
+    sources = "--- Opening hours\nThe trains run late.\n---\nThe dog sleeps.\n---- a|b\nThe fox."
+    asked = {"prompt": WHEN, "sources": sources, "target": LATE}
+    saved = answer(web.ask(**asked))["saved"][0]
+    assert [source["title"] for source in saved["sources"]] == ["Opening hours", "", "a|b"]
+    table = "One\n--- | ---\ntwo\n---\nThree"  # the rule of a table is no rule between sources
+    saved = answer(web.ask(**asked | {"sources": table}))["saved"][0]
+    assert len(saved["sources"]) == 2
 
 
 KEPT = {
@@ -274,7 +336,7 @@ def test_the_page_s_choices_are_the_library_s():
         parse_qsl(urlsplit(link.replace("&amp;", "&")).query)
         for link in re.findall(r'href="(\?[^"]+)"', PAGE)
     ]
-    assert len(links) == 4
+    assert len(links) == 5
     for link in links:
         asked = PageForm.model_validate(dict(link))
         assert {name for name, _ in link} <= PageForm.model_fields.keys()
@@ -600,10 +662,144 @@ def test_the_command_passes_on_what_it_was_given(monkeypatch):
         "noiser.server.serve", lambda named, load, **options: given.update(options, named=named)
     )
     result = CliRunner().invoke(
-        app, ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example"]
-    )
+        app,
+        ["serve", "-m", "a", "-m", "b", "--port", "0", "--allowed-host", "noiser.example",
+         "--allow-origin", "https://a.example", "--allow-origin", "https://b.example"],
+    )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
     assert {name: value for name, value in given.items() if value is not None} == {
         "named": ["a", "b"], "host": "127.0.0.1", "port": 0, "allowed_hosts": ["noiser.example"],
+        "allowed_origins": ["https://a.example", "https://b.example"],
     }  # fmt: skip
+
+
+CALLING = {"role": "assistant", "content": "It", "tool_calls": [{"function": {"name": "rain"}}]}
+DROPPED = [{"role": "user", "content": "The fox"}, CALLING, {"role": "user", "content": "sings."}]
+WARNED = {
+    "attribute": {"prompt": DROPPED, "method": "random", "max_new_tokens": 1},
+    "cite": {"question": DROPPED, "sources": ["The fox.", "The dog."], "answer": " It sings."},
+    "rule": {"prompt": DROPPED, "unit": "sentence", "max_new_tokens": 1},
+    "diff": {"before": DROPPED, "after": DROPPED, "max_new_tokens": 1},
+    "evaluate": {"examples": [DROPPED], "method": "random", "metrics": ["lds"]},
+    "chat/completions": {
+        "messages": DROPPED,
+        "documents": [{"id": "a", "text": "The fox."}],
+        "max_tokens": 2,
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:The chat template drops")
+@pytest.mark.parametrize("name", WARNED)
+def test_the_library_s_warnings_are_in_every_answer(web, name):
+    for _ in range(2):  # Python shows a warning once
+        (warning,) = web.client.post(f"v1/{name}", json=WARNED[name]).json()["warnings"]
+        assert "drops the tool calls of message 1" in warning
+
+
+@pytest.mark.filterwarnings("ignore:The chat template drops")
+def test_the_end_of_a_stream_has_the_warnings(web):
+    asked = WARNED["chat/completions"] | {"stream": True}
+    text = web.client.post("v1/chat/completions", json=asked).text
+    *_, last = re.findall(r"data: (\{.*)", text)
+    assert "drops the tool calls" in json.loads(last)["warnings"][0]
+
+
+SITE = "https://app.example"
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """The server with a password, for the pages of one other site."""
+    with served(auth="me:secret", origins=[SITE]) as server:
+        yield server
+
+
+def preflight(server, origin, path="v1/attribute", method="POST"):
+    asked = {
+        "origin": origin,
+        "access-control-request-method": method,
+        "access-control-request-headers": "authorization,content-type,x-stainless-os",
+    }
+    return server.client.options(path, headers=asked)
+
+
+def test_a_named_site_may_ask_the_api_with_a_key(shared):
+    reply = preflight(shared, SITE)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == SITE
+    assert "x-stainless-os" in reply.headers["access-control-allow-headers"]
+    headers = {"origin": SITE, "sec-fetch-site": "cross-site", "authorization": "Bearer me:secret"}
+    question = {"prompt": PROMPT, "method": "random"}
+    reply = shared.client.post("v1/attribute", json=question, headers=headers)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == SITE
+    assert "access-control-allow-credentials" not in reply.headers
+    refused = shared.client.post("v1/attribute", json={}, headers=headers)
+    assert refused.status_code == 422
+    assert refused.headers["access-control-allow-origin"] == SITE  # so that a page can show it
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "http://app.example", "https://app.example.evil.example",
+     "https://app.example:8443", "https://sub.app.example", "null", ""],
+)  # fmt: skip
+def test_no_other_site_may(shared, origin):
+    assert "access-control-allow-origin" not in preflight(shared, origin).headers
+    headers = {
+        "origin": origin,
+        "sec-fetch-site": "cross-site",
+        "authorization": "Bearer me:secret",
+    }
+    reply = shared.client.post("v1/attribute", json={"prompt": PROMPT}, headers=headers)
+    assert reply.status_code == 403
+    assert "access-control-allow-origin" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("v1/attribute", {}, 401),
+        ("v1/attribute", {"authorization": "Bearer me:wrong"}, 401),
+        ("ask", {"authorization": "Bearer me:secret"}, 403),
+        ("v1/attribute", {"authorization": "Bearer me:secret", "host": "evil.example"}, 400),
+    ],
+    ids=["no key", "a wrong key", "the page's own route", "another name of the server"],
+)
+def test_what_a_named_site_may_not(shared, path, headers, status):
+    headers = {"origin": SITE, "sec-fetch-site": "cross-site", **headers}
+    assert shared.client.post(path, json={"prompt": PROMPT}, headers=headers).status_code == status
+
+
+def test_without_the_option_a_preflight_allows_nothing(web):
+    reply = preflight(web, SITE)
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("given", "origin"),
+    [
+        ("https://app.example", "https://app.example"),
+        ("HTTPS://App.example/", "https://app.example"),
+        ("http://localhost:5173", "http://localhost:5173"),
+        ("http://localhost:80", "http://localhost"),
+        ("https://app.example:443", "https://app.example"),
+        ("https://app.example:80", "https://app.example:80"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+        ("https://münchen.example", "https://xn--mnchen-3ya.example"),
+    ],
+)
+def test_origins_are_read_as_browsers_send_them(given, origin):
+    assert checked_origin(given) == origin
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["*", "null", "", "app.example", "https://*.example", "https://app.example/page", "file:///a",
+     "https://me:pw@app.example", "https://app.example:99999", "https://[", "https://a.example?b"],
+)  # fmt: skip
+def test_what_is_no_origin_is_refused(given):
+    with pytest.raises(ParameterError, match="expected the origin of one site"):
+        checked_origin(given)

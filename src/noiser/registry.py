@@ -7,7 +7,6 @@ keeps its meaning. A family is a prefix for all names of another library, such a
 from __future__ import annotations
 
 import pkgutil
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from inspect import signature
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from noiser.errors import ParameterError, UnknownNameError
+from noiser.notices import warn
 
 __version__ = "0.1.0"
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def present_names(factory: Callable[..., Any], parameters: Mapping[str, Any]) ->
 
 def warn_of_old_name(old: str, new: str) -> None:
     """Warns the caller of the library that an argument has another name now."""
-    warnings.warn(
+    warn(
         f"{old}= is called {new}= now; the old name is read for one more release.",
         DeprecationWarning,
         stacklevel=4,
@@ -180,7 +180,7 @@ class Registry(Generic[T]):
                 doc = (getattr(factory, "__doc__", None) or "").strip() or point.value
                 self.register(point.name, factory, summary=doc.splitlines()[0])
             except Exception as error:  # a broken plugin must not take the others down
-                warnings.warn(
+                warn(
                     f"The {self.kind} plugin {point.name!r} ({point.value}) could not be loaded and is left out: "
                     f"{type(error).__name__}: {error}",
                     stacklevel=2,

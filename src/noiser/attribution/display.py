@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import regex
@@ -111,17 +111,36 @@ def notes(*attributions: AttributionRecord) -> list[str]:
 
     They say that time ran out, what became of the first token, and what `check=` found.
     """
+    return [*alerts(*attributions), *remarks(*attributions)]
+
+
+def alerts(*attributions: AttributionRecord) -> list[str]:
+    """The notes without which scores would be misread: time ran out, and what `check=` found."""
     sentences: list[str] = []
-    for name, att in zip(headings(attributions), attributions, strict=True):
-        prefix = f"{name}: " if len(attributions) > 1 else ""
-        texts = [stop_text(att), first_token_text(att)]
-        if len(attributions) == 1 and not all(in_nats(att, row) for row in range(len(att.targets))):
-            texts.append(_SHARES)
+    for prefix, att in _prefixed(attributions):
         check = att.info.get("check")
-        if check:
-            texts.append(check_text(check))
+        texts = [stop_text(att), check_text(check) if check else ""]
         sentences += [prefix + text for text in texts if text]
     return sentences
+
+
+def remarks(*attributions: AttributionRecord) -> list[str]:
+    """The other notes: what became of the first token, and what a share is."""
+    sentences: list[str] = []
+    for prefix, att in _prefixed(attributions):
+        texts = [first_token_text(att)]
+        if len(attributions) == 1 and not all(in_nats(att, row) for row in range(len(att.targets))):
+            texts.append(_SHARES)
+        sentences += [prefix + text for text in texts if text]
+    return sentences
+
+
+def _prefixed(
+    attributions: Sequence[AttributionRecord],
+) -> Iterator[tuple[str, AttributionRecord]]:
+    """Each attribution, with the beginning of a note that says which one of several it is."""
+    for name, att in zip(headings(attributions), attributions, strict=True):
+        yield f"{name}: " if len(attributions) > 1 else "", att
 
 
 def in_nats(att: AttributionRecord, row: int) -> bool:

@@ -69,6 +69,13 @@ def serve(
             metavar="NAME", help="Another name that visitors reach the server by; repeatable."
         ),
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="A site, such as https://app.example, whose pages may ask the API; repeatable.",
+        ),
+    ] = None,
     upstream: Annotated[
         str | None,
         typer.Option(
@@ -101,14 +108,14 @@ def serve(
             return replace(loading, engine_arg=[*address, *(loading.engine_arg or ())]).load(name)
         return loading.load(name)
 
-    hosts = allowed_host or ()
     serve(
         names,
         load,
         host=host,
         port=port,
         auth=auth,
-        allowed_hosts=hosts,
+        allowed_hosts=allowed_host or (),
+        allowed_origins=allow_origin or (),
         upstream=upstream,
         api_key_env=key_env,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,6 +17,7 @@ from noiser.engine.query import FoilRun, Prefill, Query
 from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
+from noiser.notices import warn
 from noiser.text import (
     Encoding,
     as_prompt,
@@ -567,7 +567,7 @@ def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple
     is_near_tie = first - second <= 2 * step
     ties = tuple(is_near_tie.nonzero().flatten().tolist())
     if ties:
-        warnings.warn(
+        warn(
             f"{lm.identity.name}: token {ties[0]} of the continuation leads by less than "
             f"{str(lm.dtype).removeprefix('torch.')} rounds, so generate() may write another. "
             "Name the target, or load the model with dtype='float32'.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import types
-import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from noiser.engine.objectives import ObjectiveFn, objective_of
 from noiser.model.packing import Context
+from noiser.notices import warn
 from noiser.text import Encoding
 from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, SpecialTokens, Target
 
@@ -43,7 +43,7 @@ async def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
     call: Any = function if inspect.isroutine(function) else function.__call__
     if inspect.isgeneratorfunction(call):
         name = getattr(function, "__name__", type(function).__name__)
-        warnings.warn(
+        warn(
             f"{name} is a generator. Write it as a coroutine: `async def` in place of `def`, and "
             "`await` in place of `yield` and `yield from`.",
             DeprecationWarning,

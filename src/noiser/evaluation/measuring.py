@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
@@ -20,6 +19,7 @@ from noiser.metrics import Case, Metric, Settings, run_metric
 from noiser.metrics.answerability import JudgeStoppedError
 from noiser.metrics.metric import Measured
 from noiser.model import LanguageModel
+from noiser.notices import silenced
 from noiser.types import (
     AutoUnit,
     Profile,
@@ -220,7 +220,7 @@ def measure_block(
     ]
     for name, (metric, settings) in metrics.items():
         cases = [replace(case, **vars(settings)) for _, case in whole]
-        with warnings.catch_warnings(action="ignore"):
+        with silenced():
             if metric.measure_all:
                 columns, share = _together(metric.measure_all, cases)
             else:

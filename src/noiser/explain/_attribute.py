@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack, overload
@@ -32,6 +31,7 @@ from noiser.methods import (
     run_method,
 )
 from noiser.model.language_model import LanguageModel, check_model
+from noiser.notices import warn
 from noiser.objectives import name_of
 from noiser.progress import progress_of
 from noiser.registry import __version__, version_of
@@ -284,7 +284,7 @@ async def attribution(
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and lm.chats:
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
-        warnings.warn(
+        warn(
             f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}",
             stacklevel=2,
         )

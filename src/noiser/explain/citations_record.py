@@ -41,7 +41,7 @@ class Quote(NamedTuple):
 
     Attributes:
         text: the part without the whitespace around it.
-        start: of the part with its whitespace, in characters of the attribution's text.
+        start: of `text`, in characters of the attribution's text.
         end: likewise.
         score: its part of the source's score.
         start_in_source: of `text`, in characters of the text that the caller gave for the source.
@@ -106,8 +106,8 @@ class Sentence(NamedTuple):
     """A sentence of the answer.
 
     Attributes:
-        text: as it stands in the answer, with the whitespace before it.
-        start: of the sentence without whitespace around it, in characters of the answer.
+        text: the sentence without the whitespace around it.
+        start: of `text`, in characters of the answer.
         end: likewise.
         log_probability: of all its tokens, in nats, given everything before it.
         loss: the fall of its log-probability when all sources are removed at once, in nats.
@@ -270,7 +270,7 @@ class CitationsRecord:
         # `probability` is the geometric mean over the sentence's tokens.
         token_log_probability = math.log(max(target.probability, 1e-300))
         return Sentence(
-            text=target.text,
+            text=stripped,
             start=start,
             end=start + len(stripped),
             log_probability=len(target.token_ids) * token_log_probability,
@@ -336,15 +336,16 @@ class CitationsRecord:
                 first = max(start, unit.start)
                 piece = self.attribution.text[first : unit.end]
                 text = piece.strip()
-                start_in_source = source.lead + first + piece.find(text) - start
+                begin = first + piece.find(text)
+                begin_in_source = source.lead + begin - start
                 quotes.append(
                     Quote(
                         text,
-                        unit.start,
-                        unit.end,
+                        begin,
+                        begin + len(text),
                         score,
-                        start_in_source,
-                        start_in_source + len(text),
+                        begin_in_source,
+                        begin_in_source + len(text),
                     )
                 )
         return tuple(sorted(quotes, key=lambda quote: -quote.score))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeGuard, TypeVar
@@ -11,6 +10,7 @@ from noiser.checks import plain
 from noiser.engine import Engine, Steps
 from noiser.errors import NoiserError, OutOfTimeError, ParameterError
 from noiser.model.language_model import LanguageModel
+from noiser.notices import warn
 from noiser.text import is_missing
 from noiser.types import Progress, Prompt, Prompts
 
@@ -61,7 +61,7 @@ def run_many(
     if late:
         indices = ", ".join(str(index) for index in sorted(late)[:10])
         more = ", ..." if len(late) > 10 else ""
-        warnings.warn(
+        warn(
             f"max_seconds={max_seconds:g} went by: {len(late)} of {len(works)} prompts have no "
             f"result and are left out: {indices}{more}, counted from 0.",
             stacklevel=3,

@@ -6,7 +6,6 @@ See Ghasemi Madani et al. 2025.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,6 +36,7 @@ from noiser.methods.thresholds import (
     bisection,
     certified,
 )
+from noiser.notices import warn
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal[
@@ -313,7 +313,7 @@ class _Call:
             )
         moved = ROUNDING * torch.finfo(dtype).eps
         if tied:
-            warnings.warn(
+            warn(
                 "The prediction changes under noise as small as 1e-12: two tokens tie, or the "
                 "precision is too low to tell them apart. The scores of this target mean little. "
                 "Load the model with dtype='float32'.",
@@ -321,7 +321,7 @@ class _Call:
             )
         elif dtype.itemsize == 2 and min(smallest_margins) < moved:
             # The text is the same for many prompts, so that it is shown once.
-            warnings.warn(
+            warn(
                 f"A target leads its strongest rival by less than {moved:.2g} in log odds, which "
                 f"{str(dtype).removeprefix('torch.')} moves margins by: the scores' order may be "
                 "rounding's. Load the model with dtype='float32'.",

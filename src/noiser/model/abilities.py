@@ -9,7 +9,6 @@ get a trial for each length that is asked about.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from noiser.model.attention import set_attention
 from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branch, Context, continued
 from noiser.model.runtime import running
+from noiser.notices import warn
 
 _LIBRARIES = (
     "builtins",
@@ -123,7 +123,7 @@ def find_abilities(lm: Any) -> Abilities:
         )
     if not batches:
         lm.batch_tokens = 1
-        warnings.warn(
+        warn(
             f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised "
             "models, so sequences run one at a time.",
             stacklevel=4,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +35,7 @@ from noiser.model.abilities import Abilities
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import Branch, Context
 from noiser.model.same import SameAnswer, contains, first_probability, same_of
+from noiser.notices import warn
 from noiser.text import Encoding, check_messages, encode_messages, messages_without
 from noiser.types import ModelIdentity
 
@@ -394,7 +394,7 @@ class ChatModel(LanguageModel):
                 context.repeats = REPEATS
                 differ.append(index)
         if differ:
-            warnings.warn(
+            warn(
                 f"{self.where} does not give the same answer twice, so each input is asked "
                 f"{REPEATS} times. Set repeats= to change that.",
                 stacklevel=2,

@@ -6,7 +6,6 @@ score a token; a trial when the model is loaded finds the best way that works.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +32,7 @@ from noiser.model.completions import Reader, ScoredTokens, Slot, is_distribution
 from noiser.model.packing import Branch
 from noiser.model.remote import ServedModel, read_settings
 from noiser.model.server_tokenizer import server_tokenizer
+from noiser.notices import warn
 from noiser.text.encoding import encode
 from noiser.text.tokens import continuation
 from noiser.types import ModelIdentity
@@ -130,7 +130,7 @@ class Server:
         with ThreadPoolExecutor(self.concurrency) as pool:
             rows = [*pool.map(partial(self._rows, bounds=bounds), branches)]
         if bounds:
-            warnings.warn(
+            warn(
                 f"{self.where} {self.way}: {len(bounds)} log-probabilities of targets were not "
                 f"among the {self.logprobs} that it sent, so effects there are lower bounds. "
                 "Ask for more with logprobs=.",

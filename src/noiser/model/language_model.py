@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -29,6 +28,7 @@ from noiser.model.generation import describe_settings, greedy_text, text_setting
 from noiser.model.packing import BLOCK, Branch, Context, KeysValues, Pass, whole_logits
 from noiser.model.products import PLAIN
 from noiser.model.runtime import exactly, running
+from noiser.notices import warn
 from noiser.text import Encoding, encode
 from noiser.types import Baseline, ModelIdentity, Prompt
 
@@ -173,7 +173,7 @@ class LanguageModel:
         if not settings:
             return None
         if not self.needs_internals:
-            warnings.warn(
+            warn(
                 f"{self.identity.name}: settings of its generation_config are not applied "
                 f"elsewhere, {describe_settings(settings)}. The most probable tokens are "
                 "explained.",

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -20,16 +20,18 @@ from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
 from noiser.engine._prepare import check_length
 from noiser.errors import NoiserError
-from noiser.explain import Citations, cite
+from noiser.explain import Citations, Quote, cite
 from noiser.model import LanguageModel
 from noiser.model.writing import write
-from noiser.server.bounds import SOURCES, Body, BoundedChat, BoundedName, Names, items
+from noiser.server.bounds import SOURCES, BoundedChat, BoundedName, Names, items
 from noiser.server.jobs import Models, QuestionJob, error_body
+from noiser.server.neutral import NeutralFields
+from noiser.server.offsets import Offsets, citation_in_utf16
 from noiser.server.questions import Document
 from noiser.server.upstream import Upstream
 from noiser.server.writing import Answer
 from noiser.text import Encoding, encode_target, place_sources
-from noiser.types import Accuracy, Prompt
+from noiser.types import Accuracy, CitedUnit, Prompt
 
 Event = dict[str, Any]
 """One chunk of the stream, in OpenAI's form; `citations` is a field of ours."""
@@ -40,14 +42,19 @@ Send = Callable[..., None]
 _MAX_TOKENS = 512
 """Tokens of an answer if the request has no limit; fewer where the model cannot read so many."""
 
-_OURS = {"model", "messages", "documents", "accuracy", "stream", "stream_options"}
-"""Fields that a server upstream does not get."""
+_SETTINGS = {"max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop"}
+"""Fields that a server upstream gets, beside the messages."""
 
 _WAITING = ": waiting\n\n"
 """A comment in a stream of server-sent events."""
 
 
-class CompletionBody(Body):
+def _or_texts(schema: dict[str, Any]) -> None:
+    """Says in a JSON schema that a list may also have texts."""
+    schema["items"] = {"anyOf": [{"type": "string"}, schema["items"]]}
+
+
+class CompletionBody(NeutralFields):
     """An answer to a chat, with citations of its documents: OpenAI's form.
 
     A field that it does not know is refused.
@@ -56,12 +63,21 @@ class CompletionBody(Body):
     model: BoundedName = Field("", description="A model of /v1/models; empty for the first.")
     messages: BoundedChat = Field(description="The chat, whose last message gets the documents.")
     documents: Annotated[list[Document], *items(SOURCES)] = Field(
-        [], description="Documents to answer from, with ids of your own."
+        [],
+        description="Documents to answer from, with ids of your own; or texts, whose ids are their "
+        'numbers, "1" for the first.',
+        json_schema_extra=_or_texts,
     )
     accuracy: Accuracy = Field(
         "fast", description="Fast: in one pass, with a check. Accurate: documents are hidden."
     )
-    stream: bool = Field(
+    unit: CitedUnit = Field(
+        "auto",
+        description="What is cited: documents, and the sentences of those that matter; "
+        "source: documents alone, which is quicker.",
+    )
+    offsets: Offsets = "code_points"
+    stream: bool | None = Field(
         False, description="Whether the answer comes piece by piece, as server-sent events."
     )
     max_tokens: int | None = Field(None, ge=1, description="The longest answer.")
@@ -72,14 +88,12 @@ class CompletionBody(Body):
     top_p: float | None = Field(None, gt=0, le=1, description="Null for the model's own setting.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63, description="Of sampling.")
     stop: BoundedName | Names | None = Field(None, description="Texts with which the answer ends.")
-    n: Literal[1] = Field(1, description="The number of answers.")
-    stream_options: dict[str, Any] | None = Field(
-        None, description="Ignored: usage is always sent."
-    )
 
     @field_validator("documents")
     @classmethod
-    def _differ(cls, documents: list[Document]) -> list[Document]:
+    def _with_ids(cls, documents: list[Document]) -> list[Document]:
+        for number, document in enumerate(documents, 1):
+            document.id = document.id or str(number)
         if len({document.id for document in documents}) < len(documents):
             raise ValueError("two documents have the same id")
         return documents
@@ -100,7 +114,7 @@ class CompletionBody(Body):
         encoding = lm.encode(prompt)
         if upstream:
             answer = Answer()  # the other server's chunks are passed on as they are
-            settings = self.model_dump(exclude_unset=True, exclude=_OURS)
+            settings = self.model_dump(exclude_unset=True, include=_SETTINGS)
             write_answer = partial(upstream.write, prompt, settings, answer, tell, job)
         else:
             answer = Answer(lambda piece: send({"content": piece}), self._stops(lm))
@@ -124,7 +138,7 @@ class CompletionBody(Body):
                         citations.append(citation)
                         send({}, citations=[citation])
         if lm.is_text_only:  # its tokens are not known
-            send({}, citations=citations)
+            send({}, citations=citations, warnings=job.warnings)
             return answer
         written = answer.ids
         if not written and answer.text:
@@ -134,7 +148,7 @@ class CompletionBody(Body):
             "completion_tokens": len(written),
             "total_tokens": len(encoding.token_ids) + len(written),
         }
-        send({}, citations=citations, usage=usage)
+        send({}, citations=citations, usage=usage, warnings=job.warnings)
         return answer
 
     def _sender(self, models: Models, tell: Callable[[Event], object]) -> Send:
@@ -187,15 +201,21 @@ class CompletionBody(Body):
         options: dict[str, Any] = {
             "answer": written,
             "target_unit": spans,
-            "unit": "source",
+            "unit": self.unit,
             "contrast": False,
             "accuracy": "accurate" if lm.is_text_only else self.accuracy,
             "progress": job.progress,
         }
         sources = [(document.title, document.text) for document in self.documents]
         cited = cite(lm, question, sources, **options)
-        for row, span in enumerate(spans):
-            yield self._citation(cited, row, span)
+        for row, (start, end) in enumerate(spans):
+            piece = answer.text[start:end]
+            begin = start + len(piece) - len(piece.lstrip())
+            citation = self._citation(cited, row, begin, piece.strip())
+            if self.offsets == "utf16":
+                documents = [document.text for document in self.documents]
+                citation = citation_in_utf16(citation, answer.text[:end], documents)
+            yield citation
 
     def answer(self, models: Models, upstream: Upstream | None, job: QuestionJob) -> Event:
         """The whole answer in OpenAI's form; the last chunk has all citations."""
@@ -225,14 +245,22 @@ class CompletionBody(Body):
         answer.end(write(lm, ids, answer.add, max_new_tokens=limit, **sampling))
         send({}, answer.finish)
 
-    def _citation(self, cited: Citations, row: int, span: tuple[int, int]) -> Event:
-        """A sentence's citations, by the ids of the request."""
+    def _citation(self, cited: Citations, row: int, start: int, text: str) -> Event:
+        """The citations of a sentence of that text and start, by the ids of the request."""
         ids = [document.id for document in self.documents]
         sentence = cited.sentences[row]
         sources: list[Event] = []
         for citation in sentence.citations:
-            source_id = ids[citation.number - 1]
-            sources.append({"id": source_id, "score": citation.score, "stderr": citation.stderr})
+            sources.append(
+                {
+                    "id": ids[citation.number - 1],
+                    "number": citation.number,
+                    "score": citation.score,
+                    "stderr": citation.stderr,
+                    "share": citation.share,
+                    "quotes": [_quoted(quote) for quote in citation.quotes],
+                }
+            )
         pairs: list[Event] = []
         for pair in sentence.pairs:
             pairs.append(
@@ -245,13 +273,21 @@ class CompletionBody(Body):
             )
         against: list[Event] = []
         for source in sentence.against:
-            source_id = ids[source.number - 1]
-            against.append({"id": source_id, "score": source.score, "stderr": source.stderr})
+            against.append(
+                {
+                    "id": ids[source.number - 1],
+                    "number": source.number,
+                    "score": source.score,
+                    "stderr": source.stderr,
+                }
+            )
         return to_jsonable(
             {
-                "start": span[0],
-                "end": span[1],
-                "text": sentence.text,
+                "start": start,
+                "end": start + len(text),
+                "text": text,
+                "log_probability": sentence.log_probability,
+                "loss": sentence.loss,
                 "sources": sources,
                 "pairs": pairs,
                 "against": against,
@@ -260,6 +296,16 @@ class CompletionBody(Body):
                 "check": _check_of_row(cited.attribution.info.get("check"), row),
             }
         )
+
+
+def _quoted(quote: Quote) -> Event:
+    """A part of a document, with its place in the document's own text."""
+    return {
+        "text": quote.text,
+        "start": quote.start_in_source,
+        "end": quote.end_in_source,
+        "score": quote.score,
+    }
 
 
 def _check_of_row(check: Any, row: int) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.nn import ModuleList
 
 from noiser.errors import NoiserError, UnknownNameError
+from noiser.notices import heard_by
 from noiser.server.line import Line, Seat
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class FullError(NoiserError):
 class QuestionJob:
     """`work(job)` in a thread of its own; `future` has its result or a NoiserError, `progress` raises after `stop`.
 
-    Jobs are numbered in the order in which they come.
+    Jobs are numbered in the order in which they come. `warnings` are the library's so far, each once.
     """
 
     _numbers = itertools.count()
@@ -72,6 +73,7 @@ class QuestionJob:
     def __init__(self, work: Callable[[QuestionJob], Any]) -> None:
         self.number = next(QuestionJob._numbers)
         self.seat: Seat | None = None
+        self.warnings: list[str] = []
         self._label, self._share, self._began = "Starting", None, time.monotonic()
         self._stop, self.future = threading.Event(), Future[Any]()
         self.stop = self._stop.set
@@ -90,16 +92,21 @@ class QuestionJob:
             self.future.set_exception(ServerError(text))
 
     def own(self, function: Callable[..., T]) -> Callable[..., T]:
-        """The function, as work of this job: passes of its thread end after `stop`."""
+        """The function, as work of this job: passes of its thread end after `stop`, and its warnings are kept."""
 
         def run(*arguments: Any) -> T:
             _of_thread.job = self
             try:
-                return function(*arguments)
+                with heard_by(self._hear):
+                    return function(*arguments)
             finally:
                 _of_thread.job = None
 
         return run
+
+    def _hear(self, warning: str) -> None:
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def check(self) -> None:
         """Raises Stopped after `stop`."""

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from html import escape
 from inspect import formatannotation
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from noiser.errors import ParameterError
 from noiser.html import html_table
@@ -27,6 +27,7 @@ from noiser.server.bounds import (
     items,
 )
 from noiser.server.jobs import Models, QuestionJob
+from noiser.server.offsets import Offsets, code_point_spans, in_utf16
 from noiser.types import (
     Accuracy,
     AutoUnit,
@@ -36,6 +37,9 @@ from noiser.types import (
     TargetUnitName,
     UnitName,
 )
+
+if TYPE_CHECKING:
+    from noiser.model import LanguageModel
 
 
 def bounded_method(name: str, **parameters: Any) -> Any:
@@ -59,14 +63,14 @@ class QuestionBody(Body):
 
     model: BoundedName = Field("", description="A model of /v1/models; empty for the first.")
     seed: int = Field(0, description="Of all random numbers.")
+    offsets: Offsets = "code_points"
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """The answer of the library's function, as `save` writes it."""
         import noiser
 
-        arguments = {
-            field: getattr(self, field) for field in type(self).model_fields.keys() - {"model"}
-        }
+        own = {"model", "offsets"}
+        arguments = {field: getattr(self, field) for field in type(self).model_fields.keys() - own}
         method, parameters = arguments.pop("method", None), arguments.pop("parameters", {})
         if parameters and method is None:
             raise ParameterError("parameters are a method's; expected the method's name as well.")
@@ -74,7 +78,29 @@ class QuestionBody(Body):
             arguments["method"] = bounded_method(method, **parameters)
         with models.use(self.model, job) as lm:
             job.step(self.function)
-            return getattr(noiser, self.function)(lm, **arguments, progress=job.progress).to_dict()
+            if self.offsets == "utf16":
+                arguments |= self._spans_in_code_points(lm)
+            result = getattr(noiser, self.function)(lm, **arguments, progress=job.progress)
+            answer = result.to_dict()
+            return in_utf16(answer) if self.offsets == "utf16" else answer
+
+    def _spans_in_code_points(self, lm: LanguageModel) -> dict[str, Any]:
+        """The fields that are spans of a text, from UTF-16 code units."""
+        found: dict[str, Any] = {}
+        unit = getattr(self, "unit", None)
+        if isinstance(unit, list):
+            text = lm.encode(getattr(self, "prompt")).text  # noqa: B009 - of those with spans
+            found["unit"] = code_point_spans(unit, text, "unit")
+        target_unit = getattr(self, "target_unit", None)
+        if isinstance(target_unit, list):
+            target = getattr(self, "target", None)
+            if not isinstance(target, str):
+                raise ParameterError(
+                    "target_unit has spans in UTF-16 code units, and target is no text; expected "
+                    "the target as a text."
+                )
+            found["target_unit"] = code_point_spans(target_unit, target, "target_unit")
+        return found
 
 
 class Scored(QuestionBody):
@@ -214,11 +240,16 @@ class Evaluate(Scored):
 
 
 class Document(Body):
-    """A document of a chat completion."""
+    """A document of a chat completion; a text is one without an id and a title."""
 
-    id: str = Field(max_length=200)
+    id: str = Field("", max_length=200, description="Empty: its number, from 1 on.")
     text: BoundedText
     title: BoundedName = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, data: Any) -> Any:
+        return {"text": data} if isinstance(data, str) else data
 
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>
@@ -241,7 +272,7 @@ def reference_html(routes: Iterable[Any]) -> str:
             if route.body_field:
                 parts.append(_fields(route.body_field.field_info.annotation))
     parts += [
-        f"<h2><code>{record.__name__.removesuffix('Body')}</code></h2>{_fields(record)}"
+        f"<h2><code>{record.__name__}</code></h2>{_fields(record)}"
         for record in (Document, ExampleBody)
     ]
     return f"{''.join(parts)}</main></body></html>"

@@ -20,13 +20,23 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import PrivateAttr
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noiser.errors import NoiserError
 from noiser.registry import __version__
 from noiser.server.completions import CompletionBody, streamed
 from noiser.server.jobs import FullError, Models, QuestionJob, ServerError, error_body
-from noiser.server.page import FACT, FindRule, Keep, Measure, PageForm, Tolerate
+from noiser.server.page import (
+    FACT,
+    Check,
+    FindRule,
+    Keep,
+    Measure,
+    PageForm,
+    Tolerate,
+    Without,
+)
 from noiser.server.questions import (
     Attribute,
     Cite,
@@ -69,16 +79,34 @@ def application(
     *,
     auth: str | None = None,
     hosts: Collection[str] = ("*",),
+    origins: Collection[str] = (),
     upstream: Upstream | None = None,
 ) -> FastAPI:
-    """The server as an ASGI application."""
+    """The server as an ASGI application.
+
+    Args:
+        models: the models that can be asked.
+        auth: "user:password", or None.
+        hosts: the names that it answers to; "*" for any.
+        origins: of other sites whose pages may ask the API, as browsers send them.
+        upstream: the server that writes answers; None for the models themselves.
+    """
     errors: dict[int | str, dict[str, Any]] = {
         "default": {"description": '{"error": {"type", "message"}}'}
     }
     app = FastAPI(
         title="Noiser", version=__version__, docs_url=None, redoc_url=None, responses=errors
     )
-    app.add_middleware(Guard, auth=auth, hosts=hosts)
+    app.add_middleware(Guard, auth=auth, hosts=hosts, origins=origins)
+    if origins:
+        # Around the guard: a browser asks whether it may ask, and that without a login.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),  # openai's client sends some of its own
+            expose_headers=("retry-after",),
+        )
     for kind, handler in {
         NoiserError: _refuse,
         HTTPException: _no_address,
@@ -86,7 +114,7 @@ def application(
         FullError: _full,
     }.items():
         app.add_exception_handler(kind, handler)
-    example = _Example(prompt=FACT)
+    example = _Example(prompt=FACT, chat=False)  # a text to go on, also for a chat model
     ahead = QuestionJob(
         lambda job: example.run(models, job)
     )  # loads the model, so that no question waits for that
@@ -105,6 +133,8 @@ def application(
     questions: dict[str, Any] = {
         "/ask": PageForm,
         "/keep": Keep,
+        "/without": Without,
+        "/test": Check,
         "/tolerate": Tolerate,
         "/measure": Measure,
         "/findrule": FindRule,
@@ -168,7 +198,8 @@ class _Example(PageForm):
         while not self._lock.acquire(timeout=0.1):
             job.step("Waiting for the same answer")
         try:
-            self._answer = self._answer or super().run(models, job)
+            if self._answer is None:
+                self._answer = {**super().run(models, job), "warnings": job.warnings}
         finally:
             self._lock.release()
         return self._answer
@@ -200,11 +231,14 @@ async def _whole(request: Request, job: QuestionJob) -> Response:
         while not await job.ended():
             if await request.is_disconnected():
                 job.stop()
-        return Response(
-            json.dumps(job.future.result(), allow_nan=False), media_type="application/json"
-        )
+        return Response(json.dumps(_answer_of(job), allow_nan=False), media_type="application/json")
     finally:
         job.stop()
+
+
+def _answer_of(job: QuestionJob) -> dict[str, Any]:
+    """The answer with the warnings of the library. Raises NoiserError where there is none."""
+    return {"warnings": job.warnings, **job.future.result()}
 
 
 async def _events(job: QuestionJob) -> AsyncIterator[str]:
@@ -216,7 +250,7 @@ async def _events(job: QuestionJob) -> AsyncIterator[str]:
     try:
         while not await job.ended():
             yield event("progress", job.state)
-        yield event("answer", job.future.result())
+        yield event("answer", _answer_of(job))
     except NoiserError as error:
         yield event("error", error_body(error))
     finally:
@@ -261,7 +295,8 @@ async def _wrong(_request: Request, error: Any) -> Response:
         if isinstance(first["input"], str | int | float)
         else type(first["input"]).__name__
     )
-    return _refusal(422, "ParameterError", f"{field[:80]}: {first['msg']}, got {got}. {remedy}")
+    fault = first["msg"].removeprefix("Value error, ")
+    return _refusal(422, "ParameterError", f"{field[:80]}: {fault}, got {got}. {remedy}")
 
 
 async def _no_address(_request: Request, error: Any) -> Response:
@@ -273,8 +308,15 @@ async def _no_address(_request: Request, error: Any) -> Response:
 class Guard:
     """An ASGI application around the server's: nothing is read before the login, and nothing beyond a limit."""
 
-    def __init__(self, app: ASGIApp, auth: str | None, hosts: Collection[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        auth: str | None,
+        hosts: Collection[str],
+        origins: Collection[str] = (),
+    ) -> None:
         self._app, self._hosts = app, {host.lower() for host in hosts}
+        self._origins = origins
         basic = base64.b64encode((auth or "").encode()).decode()
         self._logins = [f"basic {basic}".encode(), f"bearer {auth}".encode()] if auth else []
 
@@ -302,7 +344,7 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request, or passes it on with its whole body."""
         headers = Headers(scope=scope)
-        content = self._refused(headers, scope["method"]) or await _body(receive, headers)
+        content = self._refused(headers, scope) or await _body(receive, headers)
         unread: list[Message] = [{"type": "http.request", "body": content}]
 
         async def read() -> Message:
@@ -311,7 +353,7 @@ class Guard:
         reply = content if isinstance(content, Response) else self._app
         await reply(scope, read, send)
 
-    def _refused(self, headers: Headers, method: str) -> Response | None:
+    def _refused(self, headers: Headers, scope: Scope) -> Response | None:
         if self._logins and not self._is_login(headers.get("authorization", "")):
             challenge = {"www-authenticate": 'Basic realm="Noiser", charset="UTF-8"'}
             return _refusal(401, "Unauthorized", "A user and a password are needed.", challenge)
@@ -320,9 +362,14 @@ class Guard:
             text = "The server does not answer to this name. Allow it with --allowed-host."
             return _refusal(400, "Forbidden", text)
         own = headers.get("sec-fetch-site", "none") in _OWN_SITE
-        if method in ("GET", "HEAD") or (own and (not origin or _host_of(origin) == host)):
+        if scope["method"] in ("GET", "HEAD") or (own and (not origin or _host_of(origin) == host)):
             return None
-        text = "The request comes from another site's page. A proxy must pass on the Host that the browser sent."
+        if origin in self._origins and scope["path"].startswith("/v1/"):
+            return None
+        text = (
+            "The request comes from another site's page. Allow it with --allow-origin; a proxy must "
+            "pass on the Host that the browser sent."
+        )
         return _refusal(403, "Forbidden", text)
 
     def _is_login(self, given: str) -> bool:

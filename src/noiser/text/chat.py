@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from noiser.errors import ParameterError, PromptError, TargetError
+from noiser.notices import warn
 from noiser.text.tokens import untruncated
 
 _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
@@ -236,7 +236,7 @@ def fit_messages(
         elif isinstance(content, list):
             fitted[index]["content"] = "\n".join(parts)
             if len(parts) > 1:
-                warnings.warn(
+                warn(
                     f"The chat template reads text alone, so the {len(parts)} parts of message "
                     f"{index} are joined by newlines.",
                     stacklevel=2,
@@ -583,7 +583,7 @@ def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
             thoughts += re.findall(r"<think>(.*?)</think>", content, re.DOTALL)
         for kind, parts in (("thoughts", thoughts), ("tool calls", _called(message))):
             if any(part.strip() not in text for part in parts):
-                warnings.warn(
+                warn(
                     f"The chat template drops the {kind} of message {index}: no unit has them.",
                     stacklevel=2,
                 )
