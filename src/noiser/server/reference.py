@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from html import escape
 from importlib.resources import files
-from inspect import formatannotation
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -62,8 +60,9 @@ def reference_html(routes: Iterable[Any]) -> str:
                 records |= dict.fromkeys(_inner(route.body_field.field_info.annotation))
             records |= dict.fromkeys(_inner(route.response_model))
     for record in records:
+        name = record.__name__
         about = escape((record.__doc__ or "").partition("\n")[0])
-        sections.append(f"<h2><code>{record.__name__}</code></h2><p>{about}</p>{_fields(record)}")
+        sections.append(f'<h2 id="{name}"><code>{name}</code></h2><p>{about}</p>{_fields(record)}')
     return f"{_HEAD}{''.join(sections)}</main></body></html>"
 
 
@@ -105,14 +104,43 @@ def _fields(record: type[BaseModel]) -> str:
     own = record.__annotations__
     for name in sorted(record.model_fields, key=lambda name: name not in own):
         field = record.model_fields[name]
-        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(kinds[name]))
-        kind = kind.replace("None", "null")
-        cells = [f"<code>{field.alias or name}</code>", escape(kind)]
+        cells = [f"<code>{field.alias or name}</code>", _type(kinds[name])]
         if not is_reply:
             cells.append("needed" if field.is_required() else escape(json.dumps(field.default)))
         rows.append([*cells, escape(field.description or "")])
     head = ["field", "type", ""] if is_reply else ["field", "type", "default", ""]
     return html_table(head, rows)
+
+
+_JSON_NAMES: dict[Any, str] = {
+    str: "text",
+    bool: "true or false",
+    int: "integer",
+    float: "number",
+    Any: "anything",
+    dict: "object",
+    type(None): "null",
+}
+"""What JSON calls a type."""
+
+
+def _type(kind: Any) -> str:
+    """A type as JSON has it, in HTML; a record is a link to its table."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return f'<a href="#{kind.__name__}">{kind.__name__}</a>'
+    origin = get_origin(kind) or kind
+    parts = get_args(kind)
+    if origin is Literal:
+        return " or ".join(f"<code>{escape(json.dumps(value))}</code>" for value in parts)
+    if origin is tuple:
+        return f"[{', '.join(map(_type, parts))}]"
+    if origin is list and parts:
+        return (
+            f"list of ({_type(parts[0])})" if get_args(parts[0]) else f"list of {_type(parts[0])}"
+        )
+    if origin in _JSON_NAMES:
+        return _JSON_NAMES[origin]
+    return " or ".join(map(_type, parts))  # a union
 
 
 def _inner(record: type[BaseModel]) -> Iterator[type[BaseModel]]:
