@@ -408,7 +408,11 @@ def test_what_there_is(web):
     assert {*schema["paths"]} == {f"/v1/{name}" for name in named}
     reference = web.client.get("docs").text
     assert "POST /v1/cite" in reference
-    assert re.findall(r"<h2><code>(\w+)</code>", reference) == ["Document", "Example"]
+    records = re.findall(r'<h2 id="(\w+)">', reference)
+    assert {*re.findall(r'href="#(\w+)"', reference)} <= {*records}
+    assert {"Document", "ExampleBody", "SentenceReply", "DocumentQuote"} <= {*records}
+    assert len(records) == len({*records})
+    assert reference.count("<form") == len(named)
     assert "continuation_units" in reference
     assert "http" not in reference.replace("HTTP", "")  # fetches nothing from elsewhere
 
