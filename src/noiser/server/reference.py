@@ -16,14 +16,15 @@ from noiser.server.replies import Reply
 
 _STYLE = """
 :root { color-scheme: light dark; font-family: system-ui, sans-serif; line-height: 1.5; }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: light-dark(#fff, #161616);
+  color: light-dark(#1a1a1a, #eee); }
 h2 { margin-top: 2.5rem; } h3 { font-size: 1rem; }
 a { color: light-dark(#0a58a8, #7fbfff); }
 .wide { overflow-x: auto; }
 th, td { text-align: start; vertical-align: top; padding: .2rem .9rem .2rem 0; }
 textarea, pre { box-sizing: border-box; width: 100%; font: .85rem/1.4 ui-monospace, monospace;
   border: 1px solid light-dark(#767676, #8a8a8a); border-radius: .3rem; padding: .5rem; }
-textarea { background: Canvas; color: CanvasText; resize: vertical; }
+textarea { background: inherit; color: inherit; resize: vertical; }
 pre { max-height: 24rem; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
 pre:empty { display: none; }
 summary { cursor: pointer; }
@@ -135,9 +136,8 @@ def _type(kind: Any) -> str:
     if origin is tuple:
         return f"[{', '.join(map(_type, parts))}]"
     if origin is list and parts:
-        return (
-            f"list of ({_type(parts[0])})" if get_args(parts[0]) else f"list of {_type(parts[0])}"
-        )
+        inner = _type(parts[0])
+        return f"list of ({inner})" if " or " in inner else f"list of {inner}"
     if origin in _JSON_NAMES:
         return _JSON_NAMES[origin]
     return " or ".join(map(_type, parts))  # a union

@@ -285,7 +285,7 @@ def _with_visible_calls(
             render_chat(tokenizer, written, kwargs, **options)
         except PromptError:
             return messages
-    warnings.warn(f"The chat template has no tools: {changes}.", stacklevel=2)
+    warn(f"The chat template has no tools: {changes}.", stacklevel=2)
     return written
 
 
