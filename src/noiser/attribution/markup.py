@@ -35,7 +35,7 @@ from noiser.attribution.heatmap import (
     numbers,
 )
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
-from noiser.attribution.summary import Piece, about
+from noiser.attribution.summary import Piece, about, plain_label
 from noiser.html import html_page, html_table
 
 if TYPE_CHECKING:
@@ -318,7 +318,8 @@ def _title(att: AttributionRecord, row: int, column: int) -> str:
     entry = None if att.without is None else att.without[row][column]
     if entry is None:
         return text
-    return f"without {name}: {without_text(att.targets[row], entry)}\n{text}"
+    says = without_text(att.targets[row], entry)
+    return f"without {plain_label(att.units[column].text)}: {says}\n{text}"
 
 
 # ---- captions and numbers -----------------------------------------------------------------------

@@ -81,12 +81,12 @@ def sentence_of_methods(attributions: Sequence[AttributionRecord], row: int) -> 
     return [*pieces, Piece(".")]
 
 
-def names_of(att: AttributionRecord, columns: Sequence[int]) -> list[Piece]:
+def names_of(att: AttributionRecord, columns: Sequence[int], role: Role = "cause") -> list[Piece]:
     """Units by their texts, such as "**Lisbon** and the second **left**"."""
     pieces: list[Piece] = []
     for column in columns:
         pieces += [Piece(" and ")] if pieces else []
-        pieces += _named(att, column)
+        pieces += _named(att, column, role)
     return pieces
 
 
@@ -254,9 +254,9 @@ def _reason_against(att: AttributionRecord, row: int) -> list[Piece]:
     return [Piece(f"; no {noun} speaks for it, and "), *against, Piece(" speaks most against it")]
 
 
-def _named(att: AttributionRecord, column: int) -> list[Piece]:
+def _named(att: AttributionRecord, column: int, role: Role = "cause") -> list[Piece]:
     """A unit by its text; of several with the same text by its number among them."""
-    texts = [_plain(unit.text) for unit in att.units]
+    texts = [plain_label(unit.text) for unit in att.units]
     same = [index for index, text in enumerate(texts) if text == texts[column]]
     words = ""
     if len(same) > 1:
@@ -264,10 +264,10 @@ def _named(att: AttributionRecord, column: int) -> list[Piece]:
         words = f"the {_ORDINALS[place]} " if place < len(_ORDINALS) else f"number {place + 1} of "
     if att.units[column].start >= att.prompt_length:
         words = f"its own {words.removeprefix('the ')}"
-    return [Piece(words), Piece(texts[column], "cause")]
+    return [Piece(words), Piece(texts[column], role)]
 
 
-def _plain(text: str) -> str:
+def plain_label(text: str) -> str:
     """A unit's text in one line, a word without the punctuation that it touches."""
     shown = label(text)
     if len(shown.split()) == 1:

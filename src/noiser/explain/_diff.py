@@ -19,7 +19,7 @@ from noiser.attribution.markup import css, sentence_html
 from noiser.attribution.relations import WORDS
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
-from noiser.attribution.summary import Piece, as_markdown, as_text
+from noiser.attribution.summary import Piece, as_markdown, as_text, plain_label
 from noiser.checks import check_seed
 from noiser.engine import Coalition, Query, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
@@ -375,8 +375,8 @@ def prompt_with_edits(before: Prompt, after: Prompt, *, leave_out: int) -> Promp
 
 def _change(edit: Edit) -> list[Piece]:
     """An edit as a part of a sentence."""
-    before = Piece(shorten(label(edit.before), _LONGEST), "instead")
-    after = Piece(shorten(label(edit.after), _LONGEST), "cause")
+    before = Piece(plain_label(edit.before), "instead")
+    after = Piece(plain_label(edit.after), "cause")
     if not edit.before:
         return [Piece("the new "), after]
     if not edit.after:

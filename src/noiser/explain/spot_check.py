@@ -71,7 +71,7 @@ class SpotCheck(NamedTuple):
         names = names_of(self.attribution, self.strongest.units)
         pieces = [Piece("Without "), *names, Piece(f" {before} becomes {after}")]
         if self.others is not None:
-            names = names_of(self.attribution, self.others.units)
+            names = names_of(self.attribution, self.others.units, "instead")
             after = probability_text(target, self.others.probability)
             pieces += [Piece("; without two others, "), *names, Piece(f", {after}")]
         return [*pieces, Piece(".")]
