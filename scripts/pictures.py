@@ -56,16 +56,17 @@ OTHERS = "attn_lrp", "last_attention", "position"
 
 
 def web(name: str) -> None:
-    """The page after a question with a foil, a click on a word and the chart."""
-    query, port = "?prompt=The+keys+to+the+old+cabinet&target=+are&foil=+is&unit=word", free_port()
+    """The page after a question, a click on a word, and a test."""
+    query, port = "?prompt=Anna+was+born+in+Lisbon.+Her+mother+tongue+is", free_port()
 
     def click(page: Any) -> None:
         for _ in range(2):  # the second time with the model loaded
             page.reload()
             page.locator("#after").wait_for(timeout=500_000)
-        page.locator("#answer .u").nth(1).click()
-        page.locator("#chart svg").wait_for(timeout=500_000)
-        page.set_viewport_size({"width": 1180, "height": 1200})
+        page.get_by_role("button", name="Test it").click()
+        page.locator("#tested .says").first.wait_for(timeout=500_000)
+        page.locator("#answer .u").nth(4).click()
+        page.set_viewport_size({"width": 1180, "height": 900})
         page.evaluate("scrollTo(0, 0)")
 
     with running([sys.executable, "-m", "noiser", "serve", "--port", str(port)], port, path=""):

@@ -218,7 +218,7 @@ def test_the_colours_are_explained_in_words(coloured):
         (distance, f"orange: {meanings[1]}"),
         (
             contrast,
-            "orange: speaks for “target0”; grey: no signal, within two standard errors of 0",
+            "orange: speaks for “target0”; grey: no clear effect",
         ),
         (replace(contrast, stderr=None), "orange: speaks for “target0”; blue: speaks for “foot”"),
     ):
@@ -570,13 +570,14 @@ def test_what_the_model_says_without_a_unit_is_shown(form):
 
 def test_the_heat_maps_words_say_what_stands_without_them(coloured):
     att = make(scores=((0.4, 0.3, 0.2, -0.1),), without=(WITHOUT,))
-    assert 'title="Le: 0.400 nats; without it German 31 % (target0 4.1 %)"' in att.to_html()
+    assert 'title="without Le: German 31 % (target0 4.1 %)\nLe: 0.400 nats"' in att.to_html()
     assert "without “Le”: German 31 %" in without_codes(coloured(att))
 
 
 def test_markdown():
     att = make(("a|b", " *c*"), ((0.25, -0.5),), stderr=None)
     assert att.to_markdown() == (
+        "The model says **target0** (50 %), most of all because of **a\\|b**.\n\n"
         "a\\|b \\*c\\* → **target0**\n(probability 50 % · rank 1)\n\n"
         "| token | nats |\n|---|---:|\n| a\\|b | 0.250 |\n| \\*c\\* | -0.500 |\n\n"
         "noiser@1 · gemma-3-270m @ 0123456789ab (float32) · unit token · seed 3\n"
@@ -588,4 +589,4 @@ def test_markdown():
         ("===", "\\==="),
         ("<b>", "\\<b\\>"),
     ):
-        assert make((prompt,), ((0.1,),)).to_markdown().startswith(f"{line} → ")
+        assert f"\n\n{line} → " in make((prompt,), ((0.1,),)).to_markdown()

@@ -2,6 +2,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -269,7 +270,9 @@ def test_shown_as_a_word_diff(tmp_path):
     shown = (
         "[-The-]{+A+}(1) quick[- fox-]{+ dog+}(2) sings{+ late+}(3) near the[- river-](4) bank\n"
     )
-    assert str(found).startswith(shown)
+    sentence, _, text = str(found).partition("\n\n")
+    assert text.startswith(shown)
+    assert sentence.startswith(f"“{found.answer.strip()}” became ")
     assert found.to_dataframe()["score"].tolist() == [edit.score for edit in found.edits]
     page = found.to_html(tmp_path / "d.html")
     assert page.count("<del>") == 8
@@ -294,6 +297,42 @@ def test_saved_edits_come_back(tmp_path):
             noiser.Diff.from_dict(found.to_dict() | change)
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param(
+            {"log_p_after": -3.0, "answer_before": " yes"},
+            "“yes” became less likely (14 % to 5.0 %), most of all because of “A” in place of "
+            "“The”; the model said it before as well.",
+            id="less likely",
+        ),
+        pytest.param(
+            {"scores": (0.05, -0.05)},
+            "“yes” is about as likely as before; no edit has a clear effect; before, the model "
+            "said “no”.",
+            id="no clear effect",
+        ),
+        pytest.param(
+            {"scores": ()}, "Both versions are the same, so that “yes” stays.", id="no edits"
+        ),
+    ],
+)
+def test_edits_in_one_sentence(fields, expected):
+    fields = {"answer": " yes", "answer_before": " no", "log_p_before": -2.0} | fields
+    fields = {"log_p_after": -1.25, "pairs": ()} | fields
+    places = ((0, "The", "A"), (4, "", " old"))
+    edits = tuple(
+        noiser.explain.Edit(0, *place, score)
+        for place, score in zip(places, fields.pop("scores", (-0.5, 0.25)), strict=False)
+    )
+    texts = ((0, " fox", 1),) if edits else (("The fox",),)
+    found = noiser.Diff(edits=edits, texts=texts, **fields)
+    assert found.to_text().partition("\n")[0] == expected
+    assert re.sub("<[^>]*>", "", found._repr_html_().partition("</style>")[2]).startswith(
+        expected.replace("“", "").replace("”", "")
+    )
+
+
 def test_edits_as_markdown():
     edits = (
         noiser.explain.Edit(0, 0, "The", "A|B", -0.5, 0.0),
@@ -309,6 +348,8 @@ def test_edits_as_markdown():
         texts=((0, " fox", 1),),
     )
     assert found.to_markdown() == (
+        "**yes** became likelier (14 % to 29 %), most of all because of the new **old**; before, "
+        "the model said *no*.\n\n"
         "\\[-The-\\]\\{+A\\|B+\\}(1) fox\\{+ old+\\}(2)\n\n"
         "log-probability of ' yes': -2.000 before, -1.250 after, +0.750 nats\n\n"
         "the answer before: ' no'\n\n"

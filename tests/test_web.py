@@ -17,9 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 import noiser
+from noiser.attribution.summary import as_text
 from noiser.cli import app
 from noiser.errors import NoiserError, ParameterError, PromptError
 from noiser.explain import rule_of
+from noiser.explain.spot_check import spot_check
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
@@ -184,10 +186,13 @@ def test_hostile_text_is_text_everywhere(web):
     asked = (
         ("tolerate", {"answer": att, "unit": 0}),
         ("findrule", {"answer": att}),
+        ("without", {"answers": [att]}),
+        ("test", {"answers": [att]}),
         ("measure", {"answers": [att], "metrics": ["lds"]}),
         ("ask", {"prompt": HOSTILE, "sources": HOSTILE[:40], "target": " late"}),
     )
-    for each in [first, *(answer(web.ask(path, **question)) for path, question in asked)]:
+    answers = [answer(web.ask(path, **question)) for path, question in asked]
+    for each in [first, *answers]:
         assert not re.search("<script|<img", each["html"])
 
 
@@ -228,6 +233,60 @@ def test_measured_numbers_are_those_of_evaluate(web):
     for att in atts:
         value = noiser.evaluate(lm, att, metrics="lds").estimates["lds"].value
         assert f"<td>{value:.3f}</td>".replace("-", "−") in html
+
+
+def test_a_chat_model_chats_and_another_goes_on_with_the_text(web):
+    """No tick is needed; `chat` says otherwise."""
+    lm = chatty("llama")
+    record = answer(web.ask(prompt="The trains", chat=None, methods="random"))["saved"][0]
+    expected = noiser.attribute(lm, MESSAGES, method="random")
+    assert record["text"] == expected.text
+    assert record["targets"][0]["text"] == expected.targets[0].text
+    for asked in ({"chat": "0"}, {"chat": None, "model": "plain"}):
+        record = answer(web.ask(prompt="The trains", methods="random", **asked))["saved"][0]
+        assert record["prompt"] == "The trains"
+
+
+@pytest.mark.parametrize("chat", [None, "0"])
+def test_the_opening_answer_is_a_text_that_goes_on(web, chat):
+    """Also for a chat model."""
+    body = {"prompt": FACT} if chat is None else {"prompt": FACT, "chat": chat}
+    reply = web.client.post("ask", json=body).json()
+    assert reply["saved"][0]["prompt"] == FACT
+
+
+def test_what_stands_without_each_word_is_run_where_it_is_missing(web):
+    att = noiser.attribute(chatty("llama"), PROMPT, method="last_attention")
+    known = noiser.attribute(chatty("llama"), PROMPT, method="occlusion")
+    found = answer(web.ask("without", answers=[att.to_dict(), known.to_dict()]))
+    first, second = map(noiser.Attribution.from_dict, found["saved"])
+    assert first.without == noiser.without(chatty("llama"), att).without
+    assert second == known
+    assert 'title="without ' in found["html"]
+
+
+def test_test_it_says_what_the_library_s_check_and_two_removals_find(web):
+    lm = chatty("llama")
+    atts = [noiser.attribute(lm, PROMPT, method=name) for name in ("occlusion", "random")]
+    html = answer(web.ask("test", answers=[att.to_dict() for att in atts]))["html"]
+    for att in atts:
+        found = spot_check(lm, att)
+        assert found.verdict in html
+        assert as_text(found.pieces).replace("“", "").replace("”", "") in re.sub(
+            "<[^>]*>", "", html
+        )
+    refusal = refused(web.ask("test", answers=[atts[0].to_dict()], target=1))
+    assert "expected 0 to 0" in refusal["message"]
+
+
+def test_sources_have_the_titles_of_their_rules(web):
+    sources = "--- Opening hours\nThe trains run late.\n---\nThe dog sleeps.\n---- a|b\nThe fox."
+    asked = {"prompt": WHEN, "sources": sources, "target": LATE}
+    saved = answer(web.ask(**asked))["saved"][0]
+    assert [source["title"] for source in saved["sources"]] == ["Opening hours", "", "a|b"]
+    table = "One\n--- | ---\ntwo\n---\nThree"  # the rule of a table is no rule between sources
+    saved = answer(web.ask(**asked | {"sources": table}))["saved"][0]
+    assert len(saved["sources"]) == 2
 
 
 KEPT = {
@@ -277,7 +336,7 @@ def test_the_page_s_choices_are_the_library_s():
         parse_qsl(urlsplit(link.replace("&amp;", "&")).query)
         for link in re.findall(r'href="(\?[^"]+)"', PAGE)
     ]
-    assert len(links) == 4
+    assert len(links) == 5
     for link in links:
         asked = PageForm.model_validate(dict(link))
         assert {name for name, _ in link} <= PageForm.model_fields.keys()
@@ -635,20 +694,20 @@ WARNED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The chat template drops")
+@pytest.mark.filterwarnings("ignore:The chat template has no tools")
 @pytest.mark.parametrize("name", WARNED)
 def test_the_library_s_warnings_are_in_every_answer(web, name):
     for _ in range(2):  # Python shows a warning once
         (warning,) = web.client.post(f"v1/{name}", json=WARNED[name]).json()["warnings"]
-        assert "drops the tool calls of message 1" in warning
+        assert "has no tools" in warning
 
 
-@pytest.mark.filterwarnings("ignore:The chat template drops")
+@pytest.mark.filterwarnings("ignore:The chat template has no tools")
 def test_the_end_of_a_stream_has_the_warnings(web):
     asked = WARNED["chat/completions"] | {"stream": True}
     text = web.client.post("v1/chat/completions", json=asked).text
     *_, last = re.findall(r"data: (\{.*)", text)
-    assert "drops the tool calls" in json.loads(last)["warnings"][0]
+    assert "has no tools" in json.loads(last)["warnings"][0]
 
 
 SITE = "https://app.example"

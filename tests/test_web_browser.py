@@ -4,11 +4,14 @@ import json
 import re
 import shutil
 import time
+from urllib.parse import urlencode
 
 import pytest
 
 import noiser
-from noiser.numbers import number_format
+from noiser.attribution.amounts import amounts_of, without_text
+from noiser.attribution.summary import about, as_text
+from noiser.server.page import FACT
 from web_for_tests import PROMPT, SOURCES, chatty, held, served
 
 pytestmark = pytest.mark.slow
@@ -42,6 +45,8 @@ def visit(web, browser):
     contexts, requests, errors = [], [], []
 
     def open_page(query="", answered=True, **options):
+        if query and "chat=" not in query:
+            query += "&chat=0"  # a text to go on, also for a model that chats
         contexts.append(
             browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
         )
@@ -72,7 +77,10 @@ def field(page, name):
 
 
 def press(page, name):
-    page.get_by_role("button", name=name).click()
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+NOISE = "How much noise does it stand?"
 
 
 def done(page):
@@ -86,6 +94,7 @@ def settings(page):
 
 def ask(page, prompt=PROMPT, method="occlusion"):
     settings(page)
+    field(page, "chat").select_option("0")
     field(page, "prompt").fill(prompt)
     field(page, "methods").select_option(method)
     press(page, "Ask")
@@ -97,8 +106,8 @@ def ask_by_key(page, prompt):
     field(page, "prompt").press("Shift+Enter")
 
 
-def shown(score):
-    return number_format([float(score)])(float(score))
+def shown(att, unit):
+    return amounts_of(att, 0).with_unit(float(att.scores[0, unit]))
 
 
 def titles(page):
@@ -113,15 +122,142 @@ def test_ask_hover_and_draw_the_tolerance(visit):
     att = noiser.attribute(chatty("llama"), PROMPT, method="occlusion")
     units = page.locator("#answer .map .u")
     assert units.all_inner_texts() == [unit.text.strip() for unit in att.units]
-    assert shown(att.scores[0, 1]) in units.nth(1).get_attribute("title")
+    assert shown(att, 1) in units.nth(1).get_attribute("title")
     units.nth(1).click()
+    press(page, NOISE)
     expect(page.locator("#chart svg .point")).not_to_have_count(0)
     expect(page.locator("#chart h3")).to_contain_text(att.units[1].text.strip())
+
+
+def test_the_sentence_comes_first_and_no_jargon_with_it(visit):
+    page = visit()
+    att = noiser.attribute(chatty("llama"), FACT)
+    expect(page.locator("#answer .says")).to_have_text(as_html_text(att))
+    assert (
+        page.evaluate("document.querySelector('#answer section').firstElementChild.className")
+        == "says"
+    )
+    text = page.locator("body").inner_text()
+    assert not re.search(r"\b(foil|rank|units?|seed|removal|score=root|nats|token)\b", text)
+
+
+def as_html_text(att):
+    return as_text(about([att], 0)).replace("“", "").replace("”", "")
+
+
+def test_a_word_says_what_stands_without_it_is_struck_out_and_left_out(visit):
+    page = visit(f"?prompt={PROMPT}&methods=occlusion")
+    att = noiser.attribute(chatty("llama"), PROMPT, method="occlusion")
+    units, line = page.locator("#answer .u"), page.locator("#answer .word")
+    units.nth(2).hover()
+    says = without_text(att.targets[0], att.without[0][2])
+    expect(line).to_have_text(f"Without fox: {says}")
+    units.nth(2).click()
+    units.nth(4).click()
+    assert field(page, "prompt").input_value() == "The quick sings the river"
+    units.nth(4).click()  # once more, and it is back
+    assert field(page, "prompt").input_value() == "The quick sings near the river"
+    expect(page.locator("#answer .struck")).to_have_text(["fox"])
+    press(page, "Ask without it")
+    left = ["The", "quick", "sings", "near", "the", "river"]
+    expect(page.locator("#answer section.t1 .u")).to_have_text(left)
+    done(page)
+    page.go_back()
+    done(page)
+    field(page, "prompt").fill("The visitor's own words")
+    units.nth(2).click()  # does not undo what the visitor has typed
+    assert field(page, "prompt").input_value() == "The visitor's own words"
+
+
+def test_a_word_of_a_chat_is_struck_out_of_its_message(visit):
+    prompt = "system: Trains are late.\nuser: When do the trains run? trains"
+    page = visit(
+        "?" + urlencode({"prompt": prompt, "chat": 1, "methods": "occlusion", "max_new_tokens": 1})
+    )
+    page.locator("#answer .u", has_text="trains").last.click()
+    expected = "system: Trains are late.\nuser: When do the trains run?"
+    assert field(page, "prompt").input_value() == expected
+    page.locator("#answer .u", has_text="Trains").first.click()
+    assert field(page, "prompt").input_value() == expected.replace("Trains ", "")[0:7] + expected[
+        7:
+    ].replace("Trains", "", 1)
+
+
+def test_what_stands_without_a_word_is_run_on_demand(visit):
+    page = visit(f"?prompt={PROMPT}&methods=last_attention")
+    page.locator("#answer .u").nth(1).click()
+    press(page, "What does the model say without each?")
+    expect(page.locator("#answer .u[title^=without]")).to_have_count(7)
+    done(page)
+    assert field(page, "prompt").input_value() == PROMPT
+    page.locator("#answer .u").nth(1).click()
+    assert field(page, "prompt").input_value() == PROMPT.replace(" quick", "")
+    expect(page.get_by_role("button", name="What does the model say")).to_have_count(0)
+
+
+def test_test_it_says_whether_to_believe(visit):
+    page = visit(f"?prompt={PROMPT}&methods=occlusion,random")
+    press(page, "Test it")
+    expect(page.locator("#tested h3")).to_have_text(["occlusion@1", "random@1"])
+    expect(page.locator("#tested .says").first).to_contain_text("other versions of this prompt")
+
+
+def test_long_work_is_announced_in_words_and_a_click_takes_a_quicker_way(visit):
+    page = visit(f"?prompt={PROMPT}&methods=noiser")
+    state = {"label": "noiser", "share": 0.001, "seconds": 20.0}  # 5 hours and a half are left
+    started = f"event: progress\ndata: {json.dumps(state)}\n\n"
+    page.route(
+        "**/ask", lambda route: route.fulfill(body=started, content_type="text/event-stream")
+    )
+    assert page.evaluate("[12, 80, 200, 7200, 1849860].map(inWords)") == [
+        "about 15 s", "about 80 s", "about 3 minutes", "about 2 hours", "about 21 days",
+    ]  # fmt: skip
+    page.evaluate("offerQuicker({ prompt: 'One. Two.', unit: 'word', methods: 'joint' })")
+    expect(page.locator("#quicker button:visible")).to_have_text(
+        ["larger parts first", "one part at a time", "a single pass"]
+    )
+    page.evaluate("offerQuicker({ prompt: 'One', unit: 'word', methods: 'occlusion' })")
+    expect(page.locator("#quicker button:visible")).to_have_text(["a single pass"])
+    page.unroute("**/ask")
+    page.evaluate("offerQuicker({ prompt: 'One', unit: 'word', methods: 'joint' })")
+    press(page, "one part at a time")
+    done(page)
+    assert page.evaluate("shown.saved[0].method") == "occlusion@1"
+    expect(page.locator("#quicker")).to_be_hidden()
+
+
+def test_warnings_are_shown(visit):
+    page = visit(f"?prompt={PROMPT}&methods=random")
+    found = {"html": "<p>An answer</p>", "saved": [{}], "warnings": ["One <b>warning</b>."]}
+    body = f"event: answer\ndata: {json.dumps(found)}\n\n"
+    page.route("**/ask", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    press(page, "Ask")
+    expect(page.locator("#warnings li")).to_have_text(["One <b>warning</b>."])
+    page.unroute("**/ask")
+    press(page, "Ask")
+    expect(page.locator("#warnings")).to_be_hidden()
+
+
+def test_files_are_sources_with_their_names_as_titles(visit, tmp_path):
+    first, second = tmp_path / "trains.txt", tmp_path / "dog.md"
+    first.write_text("The trains run late.\n---\nAlways.")
+    second.write_text("The lazy dog sleeps.")
+    page = visit()
+    page.get_by_text("Answer from sources").click()
+    page.locator("#files").set_input_files([first, second])
+    field(page, "prompt").fill("When do the trains run?")
+    settings(page)
+    page.get_by_label("Answer to explain").fill(" The trains run late.")
+    press(page, "Ask")
+    expect(page.locator("#answer .source b")).to_contain_text(["[1] trains.txt", "[2] dog.md"])
+    expect(page.locator("#answer .source").first).to_contain_text("Always.")
+    done(page)
 
 
 def test_compare_measure_and_save(visit, tmp_path):
     page = visit()
     settings(page)
+    field(page, "chat").select_option("0")
     field(page, "methods").select_option("noiser")
     page.get_by_label("Beside it").select_option("random")
     page.get_by_label("Tokens to explain").fill("2")
@@ -132,7 +268,9 @@ def test_compare_measure_and_save(visit, tmp_path):
     page.locator("#answer section.t2 .row").nth(1).locator(
         ".u"
     ).first.click()  # the second method's, second token
+    press(page, NOISE)
     expect(page.locator("#chart h3")).to_be_visible()
+    page.get_by_text("All the numbers").click()
     field(page, "metrics").select_option("lds")
     press(page, "Measure")
     expect(page.locator("#measured h3").nth(1)).to_contain_text("random@1")
@@ -140,16 +278,16 @@ def test_compare_measure_and_save(visit, tmp_path):
         page.locator("#save").click()
     records = json.loads(download.value.path().read_text(encoding="utf-8"))
     loaded = [noiser.Attribution.from_dict(record) for record in records]
-    assert [(att.method.partition("@")[0], len(att.targets)) for att in loaded] == [
-        ("noiser", 2),
-        ("random", 2),
-    ]
+    words = noiser.attribute(chatty("llama"), PROMPT, method="random", max_new_tokens=2).targets
+    assert [att.method.partition("@")[0] for att in loaded] == ["noiser", "random"]
+    assert [len(att.targets) for att in loaded] == [len(words)] * 2
 
 
 def test_a_rule_stands_under_the_heat_map_and_its_units_are_ringed(visit):
     prompt = "The fox sings. The dog plays. Trains run late. Near"
     page = visit()
     settings(page)
+    field(page, "chat").select_option("0")
     field(page, "prompt").fill(prompt)
     field(page, "methods").select_option("occlusion")
     field(page, "unit").select_option("sentence")
@@ -207,7 +345,7 @@ def test_a_foil(visit):
     att = noiser.attribute(
         chatty("llama"), "The trains run late.", method="occlusion", target=" rain", foil=" river"
     )
-    assert shown(att.scores[0, 0]) in page.locator("#answer .u").first.get_attribute("title")
+    assert shown(att, 0) in page.locator("#answer .u").first.get_attribute("title")
     assert page.get_by_label("Foil").input_value() == " river"
 
 
@@ -230,7 +368,7 @@ def test_citations(visit):
 
 
 def test_stop_and_ask_again(visit):
-    page = visit()
+    page = visit("?prompt=The trains")
     field(page, "prompt").fill("The trains to the coast run late and the children sing. " * 3)
     with held("llama"):
         press(page, "Ask")
@@ -243,6 +381,7 @@ def test_stop_and_ask_again(visit):
     page.locator(
         "#answer .u"
     ).first.click()  # the answer before is still there, and can be asked about and kept
+    press(page, NOISE)
     expect(page.locator("#chart svg")).to_be_visible()
     expect(page.locator("#save")).to_be_visible()
     ask_by_key(page, "The")
@@ -260,6 +399,8 @@ def test_ten_tabs_of_one_browser_work(web, browser):
             for tab in tabs:  # they are there while the first one's question runs
                 tab.goto(f"{web.address}?prompt={PROMPT}&methods=random")
                 expect(tab.locator("#status")).to_contain_text("Waiting for another tab")
+            for place, tab in zip(("second", "third", "fourth"), tabs, strict=False):
+                expect(tab.locator("#status")).to_contain_text(f"{place} in line")
             press(first, "Stop")
         for tab in tabs:
             done(tab)
@@ -316,7 +457,7 @@ def test_a_link_with_three_methods_and_one_that_is_wrong(visit):
 
 
 def test_all_of_it_with_the_keyboard(visit):
-    page = visit()
+    page = visit("?prompt=The")
     field(page, "prompt").focus()
     page.keyboard.press("Control+A")
     page.keyboard.type(PROMPT)
@@ -331,8 +472,11 @@ def test_all_of_it_with_the_keyboard(visit):
     for key in ("ArrowRight", "End", "Home", "ArrowRight", "Enter"):
         page.keyboard.press(key)
     unit = page.evaluate("document.activeElement.textContent")
-    assert unit == page.locator("#answer .u").nth(1).inner_text()
-    expect(page.locator("#chart h3")).to_contain_text(unit)
+    second = page.locator("#answer .u").nth(1)
+    assert unit == second.inner_text()
+    expect(second).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#answer .word")).to_contain_text(f"Without {unit}:")
+    assert field(page, "prompt").input_value() == PROMPT.replace(f" {unit}", "")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
@@ -341,8 +485,12 @@ def test_axe_finds_nothing_and_it_fits(visit, scheme, width):
     page = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
     ask(page)
     page.locator("#answer .u").first.click()
+    press(page, NOISE)
     expect(page.locator("#chart svg")).to_be_visible()
+    press(page, "Test it")
+    expect(page.locator("#tested .says").first).to_be_visible()
     page.get_by_text("Answer from sources").click()
+    page.get_by_text("All the numbers").click()
     press(page, "Measure")
     expect(page.locator("#measured table").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -14,7 +14,7 @@ import noiser
 from noiser.server.completions import CompletionBody
 from noiser.server.jobs import Models
 from noiser.server.listening import configured
-from noiser.server.page import Measure, PageForm, Tolerate
+from noiser.server.page import Check, Measure, PageForm, Tolerate, Without
 from noiser.server.questions import Attribute, Cite, DiffBody, Evaluate, RuleBody
 from noiser.server.serving import application
 from tiny import chat_tokenizer, tiny, tiny_model
@@ -68,6 +68,8 @@ def served(load=small, named=("llama", "gemma3", "plain"), **options):
     with httpx.Client(base_url=f"http://127.0.0.1:{port}/", timeout=300) as client:
 
         def ask(path="ask", **question):
+            if path == "ask":
+                question = {"chat": "0"} | question  # a text to go on, also for a model that chats
             reply = client.post(path, json=question, headers={"accept": "text/event-stream"})
             assert reply.status_code == 200, reply.text
             return events(reply.text)
@@ -99,6 +101,8 @@ def nonsense(chance, count):
         "/ask": PageForm,
         "/tolerate": Tolerate,
         "/measure": Measure,
+        "/test": Check,
+        "/without": Without,
         "/v1/chat/completions": CompletionBody,
     }
     kinds |= {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import regex
 from torch import Tensor
 
+from noiser.attribution.speakers import message_places, speaker
 from noiser.errors import ParameterError
 from noiser.registry import unversioned
 
@@ -50,12 +51,31 @@ def label(text: str) -> str:
     return visible(stripped).replace("\n", "") or "∅"
 
 
-def labels(att: AttributionRecord) -> list[str]:
-    """The units' labels, cut to 30 characters.
+def _without_stop(word: str) -> str:
+    """A word without the mark that ends a sentence or a part of one.
 
-    Labels that would be equal have the place of their first character.
+    >>> [_without_stop(word) for word in ("Lisbon,", "U.S.", "...", '{"a": 1},')]
+    ['Lisbon', 'U.S.', '...', '{"a": 1}']
+    """
+    bare = word.rstrip(",.;:!?。，；：！？、")
+    is_abbreviation = word.endswith(".") and "." in bare
+    return word if is_abbreviation or not bare else bare
+
+
+def labels(att: AttributionRecord) -> list[str]:
+    """The units' labels, cut to 30 characters; before a message stands who says it.
+
+    Words are without the comma or full stop after them. Labels that would be equal have the place
+    of their first character.
     """
     texts = [shorten(label(unit.text), 30) for unit in att.units]
+    if att.unit == "word":
+        texts = [_without_stop(text) for text in texts]
+    if att.unit == "turn":
+        for index, start, end in message_places(att):
+            for column, unit in enumerate(att.units):
+                if unit.start < end and start < unit.end:
+                    texts[column] = f"{label(speaker(att, index))}: {texts[column]}"
     counts = Counter(texts)
     names: list[str] = []
     for text, unit in zip(texts, att.units, strict=True):
@@ -91,17 +111,36 @@ def notes(*attributions: AttributionRecord) -> list[str]:
 
     They say that time ran out, what became of the first token, and what `check=` found.
     """
+    return [*alerts(*attributions), *remarks(*attributions)]
+
+
+def alerts(*attributions: AttributionRecord) -> list[str]:
+    """The notes without which scores would be misread: time ran out, and what `check=` found."""
     sentences: list[str] = []
-    for name, att in zip(headings(attributions), attributions, strict=True):
-        prefix = f"{name}: " if len(attributions) > 1 else ""
-        texts = [stop_text(att), first_token_text(att)]
-        if len(attributions) == 1 and not all(in_nats(att, row) for row in range(len(att.targets))):
-            texts.append(_SHARES)
+    for prefix, att in _prefixed(attributions):
         check = att.info.get("check")
-        if check:
-            texts.append(check_text(check))
+        texts = [stop_text(att), check_text(check) if check else ""]
         sentences += [prefix + text for text in texts if text]
     return sentences
+
+
+def remarks(*attributions: AttributionRecord) -> list[str]:
+    """The other notes: what became of the first token, and what a share is."""
+    sentences: list[str] = []
+    for prefix, att in _prefixed(attributions):
+        texts = [first_token_text(att)]
+        if len(attributions) == 1 and not all(in_nats(att, row) for row in range(len(att.targets))):
+            texts.append(_SHARES)
+        sentences += [prefix + text for text in texts if text]
+    return sentences
+
+
+def _prefixed(
+    attributions: Sequence[AttributionRecord],
+) -> Iterator[tuple[str, AttributionRecord]]:
+    """Each attribution, with the beginning of a note that says which one of several it is."""
+    for name, att in zip(headings(attributions), attributions, strict=True):
+        yield f"{name}: " if len(attributions) > 1 else "", att
 
 
 def in_nats(att: AttributionRecord, row: int) -> bool:

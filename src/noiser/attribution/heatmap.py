@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noiser.attribution.amounts import amounts_of, probability_text, without_text
 from noiser.attribution.display import headings, label, labels, visible
 from noiser.attribution.relations import sentences
+from noiser.attribution.speakers import message_places, speaker
 from noiser.numbers import number_format
 from noiser.text.chat import part_texts
 from noiser.text.segments import join_overlapping
@@ -57,9 +58,9 @@ class HeatMap(NamedTuple):
         question: the target's probability, its rank and the foil: facts that hold for every method.
         facts: the question, and the smallest threshold if there is one.
         strongest: for "for" and "against" labels and scores, five in all, the strongest first.
-        pairs: lines about units that decide only together, or of which either would do, and
-            UNASKED.
+        pairs: lines about units that decide only together, or of which either would do.
         without: lines about what the model says without each of the strongest units.
+        alerts: UNASKED, where it holds.
         largest: the largest magnitude of a cell's score, which has the strongest colour; "" without
             one.
         meaning: the colours that occur, in words.
@@ -73,6 +74,7 @@ class HeatMap(NamedTuple):
     strongest: dict[str, list[tuple[str, str]]]
     pairs: list[str]
     without: list[str]
+    alerts: list[str]
     largest: str
     meaning: dict[str, str]
 
@@ -84,6 +86,11 @@ def strongest(heat: HeatMap) -> str:
         words = " · ".join(f"{name} {score}" for name, score in units)
         sides.append(f"{side}: {words}")
     return " · ".join(sides) or "no unit has a signal"
+
+
+def lines_of(heat: HeatMap) -> list[str]:
+    """What the model says without the strongest units, pairs, and alerts, a line each."""
+    return [*heat.without, *heat.pairs, *heat.alerts]
 
 
 class NumberRows(NamedTuple):
@@ -123,8 +130,9 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
         question=question,
         facts=facts,
         strongest=_strongest_units(att, row),
-        pairs=[*sentences(att, row), *unasked],
+        pairs=sentences(att, row),
         without=_without_strongest(att, row),
+        alerts=unasked,
         # Without its error, by which it would be rounded: the weights are exact shares of it.
         largest=amounts_of(att, row)(largest) if largest else "",
         meaning=_meaning(att, row, target_cells) if largest else {},
@@ -153,13 +161,13 @@ def _strongest_units(att: AttributionRecord, row: int) -> dict[str, list[tuple[s
     names = labels(att)
     amounts = amounts_of(att, row)
     sides: dict[str, list[tuple[str, str]]] = {"for": [], "against": []}
-    for unit in _with_signal(att, row)[:_STRONGEST]:
+    for unit in with_signal(att, row)[:_STRONGEST]:
         side = "for" if scores[unit] > 0 else "against"
         sides[side].append((names[unit], amounts.with_unit(scores[unit], stderr[unit])))
     return {side: units for side, units in sides.items() if units}
 
 
-def _with_signal(att: AttributionRecord, row: int) -> list[int]:
+def with_signal(att: AttributionRecord, row: int) -> list[int]:
     """The columns of the units with a signal, the strongest first."""
     scores: list[float] = att.scores[row].tolist()
     stderr = errors_of(att, row)
@@ -176,7 +184,7 @@ def _without_strongest(att: AttributionRecord, row: int) -> list[str]:
         return []
     names = labels(att)
     lines: list[str] = []
-    for unit in _with_signal(att, row):
+    for unit in with_signal(att, row):
         entry = att.without[row][unit]
         if entry is not None and att.scores[row, unit] > 0 and len(lines) < _WITHOUT:
             lines.append(f"without “{names[unit]}”: {without_text(att.targets[row], entry)}")
@@ -200,7 +208,7 @@ def _meaning(att: AttributionRecord, row: int, target_cells: Sequence[Cell]) -> 
     if any(cell.weight is not None and cell.weight < 0 for cell in target_cells):
         meaning["blue"] = blue
     if any(cell.weight is None for cell in target_cells):
-        meaning["grey"] = "no signal, within two standard errors of 0"
+        meaning["grey"] = "no clear effect"
     return meaning
 
 
@@ -267,31 +275,33 @@ def _roles(att: AttributionRecord) -> dict[int, str]:
     "<|im_start|>user\n" becomes "user: ". A template that writes more words keeps them above the
     role. There are no places if a content is not found, since the template changes it.
     """
-    if isinstance(att.prompt, str):
+    places = message_places(att)
+    found = {index for index, _, _ in places}
+    for index, message in enumerate([] if isinstance(att.prompt, str) else att.prompt):
+        if index not in found and "".join(part_texts(message)).strip():
+            return {}
+    if not places:
         return {}
     roles: dict[int, str] = {}
     position = 0
-    for message in att.prompt:
-        content = "".join(part_texts(message)).strip()
-        start = att.text.find(content, position, att.prompt_length)
-        if start < 0 or not content:
-            return {}
+    for index, start, end in places:
         if start > position:
-            roles[position] = _heading(att.text, position, start, str(message.get("role")))
-        position = start + len(content)
+            roles[position] = _heading(att.text, position, start, speaker(att, index))
+        position = end
     if att.prompt_length > position:
         roles[position] = _heading(att.text, position, att.prompt_length, "assistant")
     return roles
 
 
-def _heading(text: str, start: int, end: int, role: str) -> str:
-    """The template's text from `start` to `end`: its own words on a line, and the role."""
+def _heading(text: str, start: int, end: int, who: str) -> str:
+    """The template's text from `start` to `end`: its own words on a line, and who speaks then."""
     words = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", text[start:end]).split()
     own_words = ""
     if len(words) > 2:  # more than the roles before and after
+        role = re.sub(r"^\d+ | \(.*", "", who)
         own_words = " ".join(words).removesuffix(role) + "\n"
     line_break = "\n" if start > 0 else ""
-    return f"{line_break}{own_words}{role}: "
+    return f"{line_break}{own_words}{who}: "
 
 
 def _end_of_text(att: AttributionRecord, row: int, scores: Sequence[float]) -> int:

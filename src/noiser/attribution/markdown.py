@@ -7,10 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from noiser.attribution.display import notes, provenance, visible
-from noiser.attribution.heatmap import (
-    heat_map,
-    numbers,
-)
+from noiser.attribution.heatmap import heat_map, lines_of, numbers
+from noiser.attribution.summary import about, as_markdown
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -19,19 +17,20 @@ if TYPE_CHECKING:
 def markdown(att: AttributionRecord) -> str:
     """A table of the scores for each target, and where they come from."""
     paragraphs = [_markdown_section(att, row) for row in range(len(att.targets))]
-    paragraphs += [_escaped(note) for note in notes(att)]
-    paragraphs.append(_escaped(provenance(att)))
+    paragraphs += [escaped(note) for note in notes(att)]
+    paragraphs.append(escaped(provenance(att)))
     return "\n\n".join(paragraphs) + "\n"
 
 
 def _markdown_section(att: AttributionRecord, row: int) -> str:
-    """One target: the text before it, facts, the table of scores, and pairs."""
+    """One target: its sentence, the text before it, facts, the table of scores, and pairs."""
     heat = heat_map(att, row)
     scores = numbers([att], row)
     prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
-    first = f"{escaped_line(prompt)} → **{_escaped(heat.target)}**\n({_escaped(heat.facts)})"
+    first = f"{escaped_line(prompt)} → **{escaped(heat.target)}**\n({escaped(heat.facts)})"
     table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
-    return "\n\n".join([first, table, *map(_escaped, (*heat.without, *heat.pairs))])
+    sentence = as_markdown(about([att], row), escaped)
+    return "\n\n".join([sentence, first, table, *map(escaped, lines_of(heat))])
 
 
 def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
@@ -42,7 +41,7 @@ def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -
     rule = "|"
     for column in range(len(rows[0])):
         rule += "---:|" if column in right else "---|"
-    lines = [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
+    lines = [f"| {' | '.join(map(escaped, row))} |" for row in rows]
     lines.insert(1, rule)
     return "\n".join(lines)
 
@@ -53,8 +52,9 @@ def escaped_line(text: str) -> str:
     >>> print(escaped_line("1. *a*"), escaped_line("- [b]"), escaped_line("-0.5 <c>"))
     1\. \*a\* \- \[b\] \-0.5 \<c\>
     """
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _escaped(text.lstrip()))
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", escaped(text.lstrip()))
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """The text, in which nothing is markup."""
     return re.sub(r"([\\`*_{}\[\]<>|#&~])", r"\\\1", text)

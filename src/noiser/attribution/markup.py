@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 from noiser.attribution import display
 from noiser.attribution.amounts import amounts_of, without_text
-from noiser.attribution.display import dark_ink, headings, label, notes, provenance, short
+from noiser.attribution.display import (
+    alerts,
+    dark_ink,
+    headings,
+    label,
+    provenance,
+    remarks,
+    short,
+)
 from noiser.attribution.heatmap import (
     Cell,
     HeatMap,
@@ -27,6 +35,7 @@ from noiser.attribution.heatmap import (
     numbers,
 )
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
+from noiser.attribution.summary import Piece, about, plain_label
 from noiser.html import html_page, html_table
 
 if TYPE_CHECKING:
@@ -100,11 +109,12 @@ def _card(
     for number, row in enumerate(rows, 1):
         sections += f'<section class="t{number}">{_section(attributions, row, most)}</section>'
     chooser = _chooser([label(first.targets[row].text) for row in rows], identifier)
-    footer = "".join(f"<p>{escape(text)}</p>" for text in notes(*attributions))
+    important = "".join(f"<p>{escape(text)}</p>" for text in alerts(*attributions))
+    footer = "".join(f"<p>{escape(text)}</p>" for text in remarks(*attributions))
     footer += "".join(_footer(att) for att in attributions)
     return (
-        f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div>'
-        f"<footer>{footer}</footer></div>"
+        f'<div class="noiser-att">{chooser}{note}<div class=rows>{sections}</div>{important}'
+        f"<details><summary>how this was made</summary><footer>{footer}</footer></details></div>"
     )
 
 
@@ -136,7 +146,7 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
         rules += f"#{name}:focus-visible{chip}{{outline:2px solid var(--focus);outline-offset:2px}}"
         if index > 0:
             rules += f"#{name}:checked~.rows>:not(.t{index}){{display:none}}"
-    return f"<style>{rules}</style>{inputs}<div class=chips><span>target</span>{labels}</div>"
+    return f"<style>{rules}</style>{inputs}<div class=chips><span>part of the answer</span>{labels}</div>"
 
 
 def _footer(att: AttributionRecord) -> str:
@@ -179,21 +189,43 @@ def lines(attributions: Sequence[AttributionRecord]) -> str:
 
 
 def _section(attributions: Sequence[AttributionRecord], row: int, most: int | None) -> str:
-    """One target: its heat maps, captions, drawings, and tables of at most `most` units."""
+    """One target: its sentence and heat maps, then captions, drawings and tables, folded.
+
+    Tables have at most `most` units.
+    """
+    sentence = sentence_html(about(attributions, row))
     tables = "".join(_table(numbers(group, row, most)) for group in _same_units(attributions))
-    scores = f"<details><summary>scores in numbers</summary>{tables}</details>"
     if len(attributions) > 1:
-        return _comparison(attributions, row) + scores
+        scores = f"<details><summary>scores in numbers</summary>{tables}</details>"
+        return sentence + _comparison(attributions, row) + scores
     att = attributions[0]
     heat = heat_map(att, row)
     target = f"{_target(heat)}{_foil(heat)}"
     shown = (
         f'<p class="map" dir="auto">{_cells(att, row, heat)}<span class=to> → </span>{target}</p>'
     )
-    drawings = _drawings(att, row)
+    shown += "".join(f"<p>{escape(line)}</p>" for line in heat.alerts)
+    key = f"<p class=facts>{_key(heat.meaning)}</p>" if heat.meaning else ""
+    facts = f"<details><summary>scores in numbers</summary>{_facts(heat)}{tables}</details>"
+    drawings = _drawings(att, row, heat)
     if sum(len(cell.text) for cell in heat.cells) > _LONG:
-        return f"<p>{target}</p>{_facts(heat)}{scores}{shown}{drawings}"
-    return f"{shown}{_facts(heat)}{drawings}{scores}"
+        return f"{sentence}{facts}{key}{shown}{drawings}"
+    return f"{sentence}{shown}{key}{drawings}{facts}"
+
+
+def sentence_html(pieces: Sequence[Piece]) -> str:
+    """A sentence as the first line of a card."""
+    return f"<p class=says dir=auto>{''.join(map(_piece, pieces))}</p>"
+
+
+def _piece(piece: Piece) -> str:
+    """A part of the sentence."""
+    text = escape(piece.text)
+    tags = {"said": "b", "cause": "b", "instead": "em"}
+    if not piece.role:
+        return text
+    tag = tags[piece.role]
+    return f"<{tag} class={piece.role}><bdi>{text}</bdi></{tag}>"
 
 
 def _comparison(attributions: Sequence[AttributionRecord], row: int) -> str:
@@ -208,7 +240,11 @@ def _comparison(attributions: Sequence[AttributionRecord], row: int) -> str:
             f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>'
             f"<p class=facts>{_key(legend)}</p></div>"
         )
-    return f"<p class=facts>{_target(maps[0])} {escape(maps[0].question)}</p>{rows}"
+    question = (
+        f"<details><summary>what was asked</summary><p class=facts>{_target(maps[0])} "
+        f"{escape(maps[0].question)}</p></details>"
+    )
+    return f"{rows}{question}"
 
 
 def _same_units(
@@ -221,18 +257,17 @@ def _same_units(
     return [[att] for att in attributions]
 
 
-def _drawings(att: AttributionRecord, row: int) -> str:
+def _drawings(att: AttributionRecord, row: int, heat: HeatMap) -> str:
     """Arcs of the paths to a target, and of its pairs of units, where there are some."""
     drawings = ""
     if "through" in att.info:
-        drawings += _drawing("paths to this target", arcs(*path_arcs(att, row)))
+        drawing = arcs(*path_arcs(att, row))
+        drawings += f"<details open><summary>paths to this target</summary>{drawing}</details>"
     if any(pair.target == row for pair in att.pairs):
-        drawings += _drawing("pairs of units", arcs(*pair_arcs(att, row)))
+        lines = "".join(f"<p class=facts>{escape(line)}</p>" for line in heat.pairs)
+        drawing = arcs(*pair_arcs(att, row))
+        drawings += f"<details><summary>pairs that act together</summary>{lines}{drawing}</details>"
     return drawings
-
-
-def _drawing(name: str, drawing: str) -> str:
-    return f"<details open><summary>{name}</summary>{drawing}</details>"
 
 
 def _target(heat: HeatMap) -> str:
@@ -270,32 +305,33 @@ def _tint(weight: float | None) -> str:
 
 
 def _title(att: AttributionRecord, row: int, column: int) -> str:
-    """The numbers of a unit, which show where the pointer rests on it."""
+    """What shows where the pointer rests on a unit: what the model says without it, and numbers."""
     score = float(att.scores[row, column])
     stderr = math.nan if att.stderr is None else float(att.stderr[row, column])
-    shown = amounts_of(att, row).with_unit(score, stderr)
-    text = f"{label(att.units[column].text)}: {shown}"
+    name = label(att.units[column].text)
+    text = f"{name}: {amounts_of(att, row).with_unit(score, stderr)}"
     threshold = math.nan if att.thresholds is None else float(att.thresholds[row, column])
     if not math.isnan(threshold):
         text += f", threshold {threshold:.3g}"
     if not has_signal(score, stderr):
         text += ", no signal"
     entry = None if att.without is None else att.without[row][column]
-    if entry is not None:
-        text += f"; without it {without_text(att.targets[row], entry)}"
-    return text
+    if entry is None:
+        return text
+    says = without_text(att.targets[row], entry)
+    return f"without {plain_label(att.units[column].text)}: {says}\n{text}"
 
 
 # ---- captions and numbers -----------------------------------------------------------------------
 
 
 def _facts(heat: HeatMap) -> str:
-    """The captions of a heat map: facts, the colour scale, the strongest units, and pairs."""
+    """The captions of a heat map: facts, the colour scale, and the strongest units."""
     captions = [escape(heat.facts)]
     if heat.largest:
         captions.append(_scale(heat))
     captions.append(_strongest(heat))
-    captions += [escape(line) for line in (*heat.without, *heat.pairs)]
+    captions += [escape(line) for line in heat.without]
     return "".join(f"<p class=facts>{caption}</p>" for caption in captions if caption)
 
 

@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from noiser.attribution import display, heatmap
+from noiser.attribution import display, heatmap, summary
 from noiser.attribution.amounts import Amounts, amounts_of, probability_text
 from noiser.attribution.display import (
     DARK_PAPER,
@@ -113,6 +113,7 @@ def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[R
     """A heat map with its captions for each attribution; long texts come after them."""
     maps = [heat_map(att, row) for att in attributions]
     is_comparison = len(maps) > 1
+    yield _sentence(attributions, row)
     if is_comparison:
         yield _line(maps[0].question, "dim")
     names = headings(attributions)
@@ -126,7 +127,7 @@ def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[R
             yield _line(heat.facts, "dim")
         if heat.largest:
             yield _line(heatmap.strongest(heat))
-        for line in (*heat.without, *heat.pairs):
+        for line in heatmap.lines_of(heat):
             yield _line(line)
         if legend:
             words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
@@ -140,6 +141,7 @@ def _plain(attributions: Sequence[AttributionRecord], row: int) -> Iterator[Rend
     heat = heat_map(attributions[0], row)
     units = attributions[0].units
     is_comparison = len(attributions) > 1
+    yield _sentence(attributions, row)
     yield _line(_text(heat), indent=0)
     yield _line(heat.question if is_comparison else heat.facts)
     if is_comparison and all(att.units == units for att in attributions):
@@ -152,8 +154,13 @@ def _plain(attributions: Sequence[AttributionRecord], row: int) -> Iterator[Rend
         heat = heat_map(att, row)
         yield _line(heatmap.strongest(heat))
         yield from _numbers(numbers([att], row, _MOST_UNITS))
-        for line in (*heat.without, *heat.pairs):
+        for line in heatmap.lines_of(heat):
             yield _line(line)
+
+
+def _sentence(attributions: Sequence[AttributionRecord], row: int) -> RenderableType:
+    """What the model says, because of what, and what it says without that."""
+    return _line(summary.as_text(summary.about(attributions, row)), indent=0)
 
 
 def _text(heat: HeatMap, target: str = "") -> str:
@@ -170,6 +177,8 @@ def _matrix(att: AttributionRecord, rows: Sequence[int], width: int) -> Iterator
     if len(rows) < len(att.targets):
         answer += "…"
     yield _line(_text(heat_map(att, 0), answer), indent=0)
+    for row in rows:
+        yield _sentence([att], row)
     largest_of_unit = att.scores.abs().nan_to_num()[list(rows)].amax(0)
     strongest_first: list[int] = largest_of_unit.argsort(descending=True).tolist()
     units = sorted(strongest_first[:_MOST_UNITS])
@@ -178,8 +187,9 @@ def _matrix(att: AttributionRecord, rows: Sequence[int], width: int) -> Iterator
         yield Text()
         yield _block(att, rows[start : start + step], units)
     for row in rows:
-        for pair in heat_map(att, row).pairs:
-            yield _line(f"{label(att.targets[row].text)}: {pair}")
+        heat = heat_map(att, row)
+        for line in (*heat.pairs, *heat.alerts):
+            yield _line(f"{heat.target}: {line}")
     if len(units) < len(att.units):
         yield _line(f"(the {len(units)} strongest of {len(att.units)} units)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from noiser.attribution.display import label, visible
-from noiser.attribution.markdown import escaped_line, markdown_table
-from noiser.attribution.markup import css
+from noiser.attribution.display import label, shorten, visible
+from noiser.attribution.markdown import escaped, escaped_line, markdown_table
+from noiser.attribution.markup import css, sentence_html
 from noiser.attribution.relations import WORDS
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
+from noiser.attribution.summary import Piece, as_markdown, as_text, plain_label
 from noiser.checks import check_seed
 from noiser.engine import Coalition, Query, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
@@ -27,7 +29,7 @@ from noiser.files import write_if
 from noiser.html import html_page, html_table
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
-from noiser.numbers import number_format
+from noiser.numbers import number_format, percentage
 from noiser.text import as_prompt, check_messages, one_text_each
 from noiser.types import Message, Pair, Progress, Prompt, Question
 
@@ -42,6 +44,9 @@ CLEAR = 0.1
 
 ORDERS = 10
 """With more edits: the number of random orders, each walked forwards and backwards."""
+
+# Characters of an answer or an edit in the sentence.
+_LONGEST = 80
 
 # A word with the whitespace before it, or the whitespace at the end: joined, they are the text.
 _WORD = re.compile(r"\s*\S+|\s+\Z")
@@ -114,7 +119,7 @@ class Diff(SavedResult):
         numbered = [f"{mark}({number})" for number, mark in enumerate(marks, 1)]
         texts = self._texts(numbered, visible)
         rows = [f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked()]
-        return "\n".join([*texts, "", *self._facts(), *rows])
+        return "\n".join([as_text(self._about()), "", *texts, "", *self._facts(), *rows])
 
     def _marks(self) -> list[str]:
         """Each edit as text."""
@@ -140,6 +145,36 @@ class Diff(SavedResult):
             sign = "+" if score > 0 else ""
             ranked.append((index, sign + show.with_error(score, stderr)))
         return ranked
+
+    def _about(self) -> list[Piece]:
+        """One sentence: how the answer's probability changed, because of which edit most of all."""
+        answer = Piece(shorten(label(self.answer), _LONGEST), "said")
+        if not self.edits:
+            return [Piece("Both versions are the same, so that "), answer, Piece(" stays.")]
+        change = self.log_p_after - self.log_p_before
+        before = "the model said it before as well"
+        instead: list[Piece] = []
+        if self.answer_before.strip() != self.answer.strip():
+            before = "before, the model said "
+            instead = [Piece(shorten(label(self.answer_before), _LONGEST), "instead")]
+        end = [Piece(f"; {before}"), *instead, Piece(".")]
+        if not any(map(_is_clear, self.edits)):
+            return [
+                answer,
+                Piece(" is about as likely as before; no edit has a clear effect"),
+                *end,
+            ]
+        direction = "likelier" if change > 0 else "less likely"
+        strongest = max(self.edits, key=lambda edit: edit.score if change > 0 else -edit.score)
+        shares = (
+            f"{percentage(math.exp(self.log_p_before))} to {percentage(math.exp(self.log_p_after))}"
+        )
+        return [
+            answer,
+            Piece(f" became {direction} ({shares}), most of all because of "),
+            *_change(strongest),
+            *end,
+        ]
 
     def _facts(self) -> Iterator[str]:
         before = self.log_p_before
@@ -176,7 +211,8 @@ class Diff(SavedResult):
         """Both versions in one text, the facts, and a table of the edits, as Markdown."""
         marks = [f"{mark}({index})" for index, mark in enumerate(self._marks(), 1)]
         texts = [text.replace("\n", " ") for text in self._texts(marks, visible)]
-        lines = [*map(escaped_line, texts), *map(escaped_line, self._facts())]
+        about = as_markdown(self._about(), escaped)
+        lines = [about, *map(escaped_line, texts), *map(escaped_line, self._facts())]
         if not self.edits:
             return "\n\n".join(lines) + "\n"
         rows = [["edit", "nats", "before", "after"]]
@@ -205,7 +241,8 @@ class Diff(SavedResult):
         facts = "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
         rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
         table = html_table(["edit", "nats", ""], rows) if rows else ""
-        body = f"{texts}{facts}{table}"
+        about = sentence_html(self._about())
+        body = f"{about}{texts}<details><summary>in numbers</summary>{facts}{table}</details>"
         return f'<style>{css("explain", "diff.css")}</style><div class="noiser-diff">{body}</div>'
 
 
@@ -334,6 +371,17 @@ def prompt_with_edits(before: Prompt, after: Prompt, *, leave_out: int) -> Promp
     kept = bytes(index != leave_out for index in range(len(edits)))
     messages = _mixture(chats, texts, edits, kept)
     return messages[0]["content"] if isinstance(after, str) else messages
+
+
+def _change(edit: Edit) -> list[Piece]:
+    """An edit as a part of a sentence."""
+    before = Piece(plain_label(edit.before), "instead")
+    after = Piece(plain_label(edit.after), "cause")
+    if not edit.before:
+        return [Piece("the new "), after]
+    if not edit.after:
+        return [Piece("the missing "), before]
+    return [after, Piece(" in place of "), before]
 
 
 def _mark(edit: Edit) -> str:

@@ -10,13 +10,24 @@ import math
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from html import escape
+from typing import NamedTuple
 
-from noiser.attribution.display import label, visible
-from noiser.attribution.markup import css, page_of_card
-from noiser.explain.citations_record import CitationsRecord, Quote, Sentence, title_length
+from noiser.attribution.display import label, shorten, visible
+from noiser.attribution.markup import css, page_of_card, sentence_html
+from noiser.explain.citations_record import (
+    Citation,
+    CitationsRecord,
+    Quote,
+    Sentence,
+    in_nats,
+    title_length,
+)
+from noiser.explain.citations_summary import about_citations
 from noiser.html import html_table
+from noiser.numbers import NumberFormat, number_format
 from noiser.types import Source
 
 # Up to this many sources, all are shown, also those that no sentence cites.
@@ -41,12 +52,13 @@ def fragment(citations: CitationsRecord) -> str:
 
 
 def _card(citations: CitationsRecord, identifier: str) -> str:
-    """The answer beside its sources, the scores in numbers, and how to read them."""
+    """The answer beside its sources; the scores in numbers, and how to read them, are folded."""
+    strength = _Strength.of(citations)
     answer = ""
     position = len(citations.answer) - len(citations.answer.lstrip())
     for row, sentence in enumerate(citations.sentences):
         between = citations.answer[position : sentence.start]
-        answer += escape(visible(between)) + _sentence(sentence, row, identifier)
+        answer += escape(visible(between)) + _sentence(sentence, row, identifier, strength)
         position = sentence.end
     without = ""
     if citations.answer_without is not None:
@@ -54,28 +66,92 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
         without = f"<h3>The answer without the sources</h3><p class=facts dir=auto>{text}</p>"
     footnotes = "".join(f"<p>{escape(text)}</p>" for text in citations.footnotes)
     return (
-        f"<style>{''.join(_rules(citations, identifier))}</style>"
-        f'<div class="noiser-att" id="{identifier}"><div class=noiser-cite><div><h3>Answer</h3>'
+        f"<style>{''.join(_rules(citations, identifier, strength))}</style>"
+        f'<div class="noiser-att" id="{identifier}">{sentence_html(about_citations(citations))}'
+        f"<div class=noiser-cite><div><h3>Answer</h3>"
         f"<p class=answer dir=auto>{answer}</p>{without}</div>"
-        f"<div><h3>Sources</h3>{_sources(citations, identifier)}</div></div>"
-        f"{_numbers(citations)}<footer>{footnotes}</footer></div>"
+        f"<div><h3>Sources</h3>{_sources(citations, identifier, strength)}</div></div>"
+        f"{_numbers(citations)}<details><summary>how to read this</summary>"
+        f"<footer>{footnotes}</footer></details></div>"
     )
 
 
-def _sentence(sentence: Sentence, row: int, identifier: str) -> str:
+class _Strength(NamedTuple):
+    """How strong citations look, in proportion to the largest score of the whole answer.
+
+    A quote of 6 nats does not look like one of 1, whichever sentence cites it.
+
+    Attributes:
+        largest: of the scores of cited sources.
+        show: the format of scores.
+        unit: of scores, with a space before it; empty where it has no name.
+    """
+
+    largest: float
+    show: NumberFormat
+    unit: str
+
+    @classmethod
+    def of(cls, citations: CitationsRecord) -> _Strength:
+        scores: list[float] = []
+        for sentence in citations.sentences:
+            scores += [citation.score for citation in sentence.citations]
+        unit = " nats" if in_nats(citations.attribution) else ""
+        return cls(max(scores, default=0.0) or 1.0, number_format(scores), unit)
+
+    def share(self, score: float) -> float:
+        """The strength of a score, 0 to 1."""
+        return max(0.0, min(1.0, score / self.largest))
+
+    def tint(self, score: float) -> str:
+        """A colour and a bar below a text, as a style."""
+        return f"--a:{self.share(score):.2f}"
+
+    def bar(self, score: float, stderr: float, title: str = "") -> str:
+        """A small bar, with its number where the pointer rests on it."""
+        words = f"{title}{self.text(score, stderr)}"
+        return (
+            f'<i class=strength title="{escape(words)}" role=img aria-label="{escape(words)}">'
+            f"<i style={self.tint(score)}></i></i>"
+        )
+
+    def text(self, score: float, stderr: float = math.nan) -> str:
+        """A score with its unit."""
+        return f"{self.show.with_error(score, stderr)}{self.unit}"
+
+
+def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength) -> str:
     """A sentence of the answer with its mark, whose numbers are links to the sources."""
     if sentence.citations:
+        best = sentence.citations[0]
+        titles = [
+            f"[{cited.number}] {strength.text(cited.score, cited.stderr)} ({cited.share:.0%})"
+            for cited in sentence.citations
+        ]
         mark = _linked(sentence.mark, identifier)
+        mark += strength.bar(best.score, best.stderr, f"[{best.number}] ")
+        style = f' style="{strength.tint(best.score)}"'
+        kind = " cited"
     else:
-        mark = f"<span class=memory tabindex=0>{escape(sentence.mark.strip('()'))}</span>"
+        verdict = sentence.mark.strip("()")
+        mark = f'<span class="memory {_slug(verdict)}" tabindex=0>{escape(verdict)}</span>'
+        titles = []
+        style = ""
+        kind = ""
     if sentence.against:
         numbers = "".join(f"[{opponent.number}]" for opponent in sentence.against)
         links = _linked(numbers, identifier)
         mark += f" <span class=memory>against it: {links}</span>"
+    title = escape("\n".join([*titles, sentence.numbers]))
     return (
-        f'<span class="s s{row}" title="{escape(sentence.numbers)}">'
+        f'<span class="s s{row}{kind}"{style} title="{title}">'
         f"{escape(visible(sentence.text))} {mark}</span>"
     )
+
+
+def _slug(verdict: str) -> str:
+    """A verdict as the name of a class: "not supported" is "not-supported"."""
+    return re.sub(r"[^a-z]+", "-", verdict.lower()).strip("-")
 
 
 def _linked(mark: str, identifier: str) -> str:
@@ -83,7 +159,7 @@ def _linked(mark: str, identifier: str) -> str:
     return re.sub(r"\[(\d+)\]", rf'<a href="#{identifier}-\1">[\1]</a>', mark)
 
 
-def _sources(citations: CitationsRecord, identifier: str) -> str:
+def _sources(citations: CitationsRecord, identifier: str, strength: _Strength) -> str:
     """All sources; in a long list, the sources that no sentence names are folded."""
     cited: set[int] = set()
     against: set[int] = set()
@@ -91,10 +167,13 @@ def _sources(citations: CitationsRecord, identifier: str) -> str:
         cited.update(citation.number for citation in sentence.citations)
         against.update(opponent.number for opponent in sentence.against)
     mentioned = cited | against
+    titles = _titles(citations, strength)
     shown = ""
     folded = ""
     for number, source in enumerate(citations.sources, 1):
-        card = _source(citations, source, number, identifier, is_cited=number in cited)
+        card = _source(
+            citations, source, number, identifier, strength, titles, is_cited=number in cited
+        )
         if number in mentioned or len(citations.sources) <= _AT_ONCE:
             shown += card
         else:
@@ -108,21 +187,40 @@ def _sources(citations: CitationsRecord, identifier: str) -> str:
 
 
 def _source(
-    citations: CitationsRecord, source: Source, number: int, identifier: str, *, is_cited: bool
+    citations: CitationsRecord,
+    source: Source,
+    number: int,
+    identifier: str,
+    strength: _Strength,
+    titles: Mapping[int, str],
+    *,
+    is_cited: bool,
 ) -> str:
-    """A source: its number, its title if it has one, and its text."""
+    """A source: its number, its title if it has one, how strongly it is cited, and its text."""
     lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
     # A long source scrolls, and with a tabindex it does so with the keyboard too.
     focus = " tabindex=0" if lines > _LINES else ""
     used = " used" if is_cited else ""
+    bar = ""
+    if is_cited:
+        best = _best_citation(citations, number)
+        bar = strength.bar(best.score, best.stderr)
     title = escape(label(source.title)) if source.title else ""
     return (
         f'<div class="source{used}" id="{identifier}-{number}" dir=auto{focus}>'
-        f"<b>[{number}] {title}<i>{used}</i></b>{_text(citations, source)}</div>"
+        f"<b>[{number}] {title}<i>{used}</i>{bar}</b>{_text(citations, source, titles)}</div>"
     )
 
 
-def _text(citations: CitationsRecord, source: Source) -> str:
+def _best_citation(citations: CitationsRecord, number: int) -> Citation:
+    """The strongest citation of a source among all sentences."""
+    found: list[Citation] = []
+    for sentence in citations.sentences:
+        found += [citation for citation in sentence.citations if citation.number == number]
+    return max(found, key=lambda citation: citation.score)
+
+
+def _text(citations: CitationsRecord, source: Source, titles: Mapping[int, str]) -> str:
     """A source's text without its title, with an element for each unit of the attribution."""
     text = citations.attribution.text
     position = source.start + title_length(source)
@@ -131,29 +229,44 @@ def _text(citations: CitationsRecord, source: Source) -> str:
         begin = max(unit.start, position)
         end = min(unit.end, source.end)
         if begin < end:
+            # White space before a part belongs to no part, and has no colour.
+            begin += len(text[begin:end]) - len(text[begin:end].lstrip())
             before = escape(visible(text[position:begin]))
             inside = escape(visible(text[begin:end]))
-            body += f'{before}<span class="q q{column}">{inside}</span>'
+            title = f' title="{escape(titles[column])}"' if column in titles else ""
+            body += f'{before}<span class="q q{column}"{title}>{inside}</span>'
             position = end
     return body + escape(visible(text[position : source.end]))
 
 
-def _rules(citations: CitationsRecord, identifier: str) -> Iterator[str]:
-    """The colour of each cited unit, and two rules that tie it to the sentence that cites it."""
+def _quotes(citations: CitationsRecord) -> Iterator[tuple[int, int, Quote]]:
+    """The row of a sentence, the column of a unit and the quote, for all quotes of citations."""
     starts = [unit.start for unit in citations.attribution.units]
     for row, sentence in enumerate(citations.sentences):
-        quotes: list[Quote] = []
         for citation in sentence.citations:
-            quotes += citation.quotes
-        largest = max((quote.score for quote in quotes), default=1.0)
-        for quote in quotes:
-            column = bisect_right(starts, quote.start) - 1
-            # Between 0.15 and 0.75, in proportion to the score.
-            opacity = 0.15 + 0.6 * quote.score / largest
-            colour = f"{{background:rgb(var(--pos)/{opacity:.2f})}}"
-            yield f"#{identifier} .q{column}{{background:rgb(var(--pos)/.2)}}"
-            yield f"#{identifier}:has(.s{row}:is(:hover,:focus-within)) .q{column}{colour}"
-            yield f"#{identifier}:has(.q{column}:hover) .s{row}{colour}"
+            for quote in citation.quotes:
+                yield row, bisect_right(starts, quote.start) - 1, quote
+
+
+def _titles(citations: CitationsRecord, strength: _Strength) -> dict[int, str]:
+    """For each cited unit its score, for each sentence that cites it."""
+    lines: defaultdict[int, list[str]] = defaultdict(list)
+    for row, column, quote in _quotes(citations):
+        words = shorten(label(citations.sentences[row].text), 60)
+        lines[column].append(f"{strength.text(quote.score)} for “{words}”")
+    return {column: "\n".join(texts) for column, texts in lines.items()}
+
+
+def _rules(citations: CitationsRecord, identifier: str, strength: _Strength) -> Iterator[str]:
+    """The strength of each cited unit, and two rules that tie it to the sentence that cites it."""
+    largest: dict[int, float] = {}
+    outline = "{outline:2px solid var(--focus);outline-offset:1px}"
+    for row, column, quote in _quotes(citations):
+        largest[column] = max(quote.score, largest.get(column, 0.0))
+        yield f"#{identifier}:has(.s{row}:is(:hover,:focus-within)) .q{column}{outline}"
+        yield f"#{identifier}:has(.q{column}:hover) .s{row}{outline}"
+    for column, score in largest.items():
+        yield f"#{identifier} .q{column}{{{strength.tint(score)}}}"
 
 
 def _numbers(citations: CitationsRecord) -> str:

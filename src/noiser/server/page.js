@@ -23,10 +23,9 @@ function restore(asked) {
     }
     controls.forEach((control, index) => {
       if (control.options) offer(control, values[index] ?? "");
-      if (control.type === "checkbox") control.checked = value === "1";
-      else control.value = values[index] ?? "";
+      control.value = values[index] ?? "";
     });
-    if (value !== (START[name] ?? "")) controls[0]?.closest("details")?.setAttribute("open", "");
+    if (value !== (START[name] ?? "") && name !== "model") controls[0]?.closest("details")?.setAttribute("open", "");
   }
 }
 
@@ -56,6 +55,51 @@ function refuse(into, message) { // an answer that is there stays
   say("");
 }
 
+const LONG = 10; // seconds of work left that are announced, with quicker ways
+
+function inWords(seconds) {
+  if (seconds < 90) return `about ${5 * Math.ceil(seconds / 5)} s`;
+  const [size, name] = [[86400, "days"], [3600, "hours"], [60, "minutes"]].find(([each]) => seconds >= 1.5 * each);
+  return `about ${Math.round(seconds / size)} ${name}`;
+}
+
+function offerQuicker(question) { // the ways that are not taken already; sources and edits have none
+  if (question.sources || question.before) return;
+  for (const button of $("quicker").children) {
+    const [name, value] = button.value.split("=");
+    const taken = question[name] === value || (value === "auto" && !/[.!?\n]\s*\S/.test(question.prompt));
+    button.hidden = taken || (value === "occlusion" && question.methods === "attn_lrp");
+  }
+  $("quicker").hidden = [...$("quicker").children].every((button) => button.hidden);
+}
+
+const nth = (place) => ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"][place] ?? `number ${place + 1}`;
+
+async function turn(signal) { // resolves to a function that ends it; a browser has six connections for all tabs:
+  if (!navigator.locks) return () => {}; // one tab at a time uses one for a question
+  const own = `noiser ${Math.random()}`, until = new AbortController();
+  const hold = (name, options) => new Promise((begin, fail) =>
+    navigator.locks.request(name, options, () => new Promise((end) => begin(end))).catch(fail));
+  const leave = await hold(own, { signal }); // shows which of those who wait is this tab
+  const tell = async () => {
+    const { held, pending } = await navigator.locks.query();
+    const { clientId } = held.find(({ name }) => name === own) ?? {};
+    const place = pending.filter(({ name }) => name === "noiser").findIndex((each) => each.clientId === clientId);
+    if (place >= 0 && !until.signal.aborted) say(`Waiting for another tab: ${nth(place + 1)} in line`, null);
+  };
+  const watch = setInterval(tell, 400);
+  try {
+    const end = await hold("noiser", { signal });
+    return () => { end(); leave(); };
+  } catch (error) {
+    leave();
+    throw error;
+  } finally {
+    until.abort();
+    clearInterval(watch);
+  }
+}
+
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = "", step; !(step = await reader.read()).done;) {
@@ -74,10 +118,10 @@ async function ask(path, question, into) { // what is answered, if it is
   $("stop").disabled = false;
   into.classList.add("busy");
   say("Waiting for another tab", null);
-  let release; // a browser has six connections for all tabs: one tab at a time uses one for a question
+  $("quicker").hidden = true;
+  let release;
   try {
-    await new Promise((begin, fail) => !navigator.locks ? begin() : navigator.locks.request("noiser", { signal: mine.signal },
-      () => new Promise((end) => { release = end; begin(); })).catch(fail));
+    release = await turn(mine.signal);
     say("Asking", null);
     const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
     const reply = await fetch(path, { method: "POST", headers, signal: mine.signal, body: JSON.stringify(question) });
@@ -86,13 +130,14 @@ async function ask(path, question, into) { // what is answered, if it is
       if (name === "error") return refuse(into, value.error.message);
       if (name === "answer") {
         into.innerHTML = value.html;
+        warn(value.warnings ?? []);
         say(`Done in ${((performance.now() - began) / 1000).toFixed(1)} s.`);
         return value;
       }
-      const share = value.share === null ? "" : `${Math.round(100 * value.share)} %, `, left = value.seconds * (1 / value.share - 1) / 60;
-      const advice = value.seconds > 3 && value.share && left > 2 ? `; about ${Math.round(left)} minutes left` : "";
-      const quicker = advice && path === "ask" && !question.sources ? ". Quicker: larger units, or the method occlusion" : "";
-      say(value.label, value.share, `${share}${Math.round(value.seconds)} s${advice}${quicker}`);
+      const share = value.share === null ? "" : `${Math.round(100 * value.share)} %, `;
+      const left = value.seconds > 1.5 && value.share ? value.seconds * (1 / value.share - 1) : 0;
+      say(value.label, value.share, left > LONG ? `${inWords(left)} left` : `${share}${Math.round(value.seconds)} s`);
+      if (left > LONG && path === "ask") offerQuicker(question);
     }
     refuse(into, "The server ended before it answered. Ask again.");
   } catch (error) {
@@ -101,25 +146,114 @@ async function ask(path, question, into) { // what is answered, if it is
   } finally {
     release?.();
     into.classList.remove("busy");
+    if (mine === running) $("quicker").hidden = true;
     if (mine === running) $("stop").disabled = true;
   }
+}
+
+function warn(texts) { // what the library warns of
+  $("warnings").hidden = !texts.length;
+  $("warnings").replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
 }
 
 async function answer() {
   const question = Object.fromEntries(fields());
   const found = await ask("ask", question, $("answer"));
-  if (!found) return; // the last one stays
-  for (const id of ["chart", "measured"]) $(id).replaceChildren();
-  shown = { question, saved: found.saved };
+  if (found) present(question, found.saved); // else the last one stays
+}
+
+function present(question, saved) { // what belongs to the answer that is now on the page
+  for (const id of ["chart", "tested", "measured"]) $(id).replaceChildren();
+  shown = { question, saved, struck: new Set(), prompt: question.prompt };
   Object.assign($("link"), { href: link(), hidden: link().length > 60000 }); // servers refuse longer addresses
-  const text = JSON.stringify(found.saved.length === 1 ? found.saved[0] : found.saved, null, 1);
+  const text = JSON.stringify(saved.length === 1 ? saved[0] : saved, null, 1);
   $("save").href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
   $("after").hidden = false;
   $("probes").hidden = Boolean(question.sources || question.before);
-  for (const map of document.querySelectorAll("#answer .map")) {
-    map.querySelectorAll(".u").forEach((unit, index) => Object.assign(unit, { role: "button",
-      ariaLabel: `${unit.textContent}: how much noise it tolerates`, tabIndex: index ? -1 : 0 })); // arrows go on
+  if ($("probes").hidden) return;
+  document.querySelectorAll("#answer .map").forEach((map, number) => {
+    map.querySelectorAll(".u").forEach((unit, index) => Object.assign(unit, { role: "button", ariaPressed: "false",
+      ariaLabel: `${unit.title}. Press to strike it out.`, tabIndex: index ? -1 : 0 })); // arrows go on
+    const line = Object.assign(document.createElement("p"), { className: "word" });
+    line.classList.toggle("far", map.offsetHeight > innerHeight / 2); // of a long text it stays in sight
+    if (!number) line.textContent = "Point at a part, or tap it, to see what the model says without it. A click strikes it out.";
+    map.after(line);
+  });
+}
+
+// ---- words that are struck out ----
+
+const rowOf = (element) => [...element.closest("section").querySelectorAll(".map")].indexOf(element.closest(".map"));
+const recordOf = (unit) => shown.saved[rowOf(unit)];
+const lineOf = (unit) => unit.closest(".map").nextElementSibling;
+const spanOf = (unit) => { const { start, end } = recordOf(unit).units[+unit.dataset.unit]; return [start, end]; };
+
+function contents(record) { // [place in the record's text, place in the form's prompt, length] of what the visitor wrote
+  const text = [...record.text], typed = [...shown.prompt];
+  if (typeof record.prompt === "string") return [[0, 0, record.prompt_length]];
+  const find = (all, piece, from) => {
+    for (let at = from; at <= all.length - piece.length; at++) if (piece.every((each, index) => each === all[at + index])) return at;
+    return -1;
+  };
+  let inText = 0, inTyped = 0;
+  const found = [];
+  for (const { content } of record.prompt) {
+    const piece = [...String(content).trim()], places = [find(text, piece, inText), find(typed, piece, inTyped)];
+    if (places[0] < 0) return [];
+    inText = places[0] + piece.length;
+    if (places[1] < 0) continue; // a message that the template adds
+    inTyped = places[1] + piece.length;
+    found.push([...places, piece.length]);
   }
+  return found;
+}
+
+function placed(unit) { // where a unit stands in the form's prompt
+  const [start, end] = spanOf(unit);
+  for (const [inText, inTyped, length] of contents(recordOf(unit)))
+    if (start < inText + length && end > inText)
+      return [inTyped + Math.max(0, start - inText), inTyped + Math.min(length, end - inText)];
+  return null;
+}
+
+function line(unit, ...more) { // under the heat map: what the model says without the unit
+  const says = unit.title.split("\n")[0], text = document.createElement("span");
+  text.textContent = says[0].toUpperCase() + says.slice(1);
+  lineOf(unit).replaceChildren(text, ...more.flatMap((each) => [" ", each]));
+}
+
+function button(text, act) {
+  const made = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+  made.addEventListener("click", act);
+  return made;
+}
+
+function strike(unit) { // out of the prompt in the form, or back into it
+  const place = placed(unit), field = form.elements.prompt, more = [];
+  if (place && (field.value === shown.prompt || field.value === shown.shorter)) { // the visitor has not changed it
+    const key = place.join();
+    if (!shown.struck.delete(key)) shown.struck.add(key);
+    for (const each of document.querySelectorAll("#answer .u[role]")) {
+      const isStruck = shown.struck.has(placed(each)?.join());
+      each.classList.toggle("struck", isStruck);
+      each.ariaPressed = String(isStruck);
+    }
+    const gone = [...shown.struck].map((span) => span.split(",").map(Number));
+    const left = [...shown.prompt].filter((_, at) => !gone.some(([start, end]) => start <= at && at < end)).join("");
+    shown.shorter = field.value = left.replace(/^ +/, "");
+    if (shown.struck.size) more.push(button(shown.struck.size > 1 ? "Ask without them" : "Ask without it", () => form.requestSubmit()));
+  }
+  if (recordOf(unit).without === null) more.push(button("What does the model say without each?", runWithout));
+  more.push(button("How much noise does it stand?", () => tolerate(unit)));
+  line(unit, ...more);
+}
+
+async function runWithout() { // for methods that do not run the model without each word
+  const { question, saved } = shown;
+  const found = await ask("without", { model: question.model, answers: saved }, $("answer"));
+  if (!found) return;
+  if (form.elements.prompt.value === shown.shorter) form.elements.prompt.value = question.prompt; // nothing is struck out now
+  present(question, found.saved);
 }
 
 function download(name, content) {
@@ -140,6 +274,7 @@ async function picture(element) { // as it stands on the page, on white, by an S
   const { width, height } = element.getBoundingClientRect(), size = Math.min(2, 16000 / height);
   const copy = element.cloneNode(true), inputs = element.querySelectorAll("input");
   copy.querySelectorAll("input").forEach((each, index) => each.toggleAttribute("checked", inputs[index].checked));
+  copy.querySelectorAll(".word").forEach((each) => each.remove()); // it is for the pointer
   const style = document.createElement("style"), frame = document.createElement("div");
   style.textContent = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules].map((rule) => rule.cssText)).join("\n");
   frame.style.font = getComputedStyle(element).font;
@@ -173,20 +308,19 @@ async function keep(form) {
 const probe = async (path, question, into) =>
   await ask(path, { model: shown.question.model, ...question }, into) && into.scrollIntoView({ block: "nearest" });
 
-function tolerate(unit) {
-  const section = unit.closest("section"), row = [...section.querySelectorAll(".map")].indexOf(unit.closest(".map"));
-  probe("tolerate", { answer: shown.saved[row], unit: +unit.dataset.unit, target: section.className.slice(1) - 1 }, $("chart"));
-}
+const targetOf = (section) => section.className.slice(1) - 1;
+const onTop = () => [...document.querySelectorAll("#answer section")].find((each) => each.offsetParent);
+
+const tolerate = (unit) =>
+  probe("tolerate", { answer: recordOf(unit), unit: +unit.dataset.unit, target: targetOf(unit.closest("section")) }, $("chart"));
 
 async function findRule() { // a line under the heat map that is on top, and rings around its units
-  const section = [...document.querySelectorAll("#answer section")].find((each) => each.offsetParent);
-  const map = section.querySelector(".map"), line = document.createElement("div");
+  const section = onTop(), map = section.querySelector(".map"), line = document.createElement("div");
   section.querySelector(".ruled")?.remove();
   for (const unit of map.querySelectorAll(".r")) unit.classList.remove("r", "r1", "r2", "r3", "against");
   line.className = "ruled";
   map.after(line);
-  const row = [...section.querySelectorAll(".map")].indexOf(map), target = section.className.slice(1) - 1;
-  const question = { model: shown.question.model, answer: shown.saved[row], target, seed: shown.question.seed };
+  const question = { model: shown.question.model, answer: shown.saved[rowOf(map)], target: targetOf(section), seed: shown.question.seed };
   const found = await ask("findrule", question, line);
   for (const [unit, ring] of Object.entries(found?.rings ?? {}))
     map.querySelector(`[data-unit="${unit}"]`)?.classList.add(...ring.split(" "));
@@ -210,12 +344,36 @@ $("measure").addEventListener("submit", (event) => {
   probe("measure", { answers: saved, metrics, seed: question.seed }, $("measured"));
 });
 $("rule").addEventListener("submit", (event) => event.preventDefault() || findRule());
-$("answer").addEventListener("click", ({ target }) => target.closest(".u[role]") && tolerate(target.closest(".u")));
+$("test").addEventListener("submit", (event) => {
+  event.preventDefault();
+  probe("test", { answers: shown.saved, target: targetOf(onTop()) }, $("tested"));
+});
+$("quicker").addEventListener("click", ({ target }) => {
+  if (!target.value) return;
+  const [name, value] = target.value.split("="), [first, ...others] = form.querySelectorAll(`[name=${name}]`);
+  offer(first, value);
+  first.value = value;
+  for (const other of others) other.value = ""; // no method beside it
+  form.requestSubmit();
+});
+$("files").addEventListener("change", async ({ target }) => { // each a source with the file's name as its title
+  const texts = await Promise.all([...target.files].map(async (file) =>
+    `--- ${file.name}\n${(await file.text()).trim().replace(/^-{3,}/gm, " $&")}`)); // its own rules are no ends of a source
+  const field = form.elements.sources;
+  field.value = [field.value.trim(), ...texts].filter(Boolean).join("\n");
+  target.value = "";
+});
+const unitOf = ({ target }) => target.closest?.("#answer .u[role]");
+$("answer").addEventListener("click", (event) => unitOf(event) && strike(unitOf(event)));
+for (const kind of ["mouseover", "focusin"]) $("answer").addEventListener(kind, (event) => {
+  const unit = unitOf(event);
+  if (unit && !lineOf(unit).querySelector("button")) line(unit); // what was clicked stays, with its buttons
+});
 $("answer").addEventListener("keydown", (event) => {
   const unit = event.target.closest(".u[role]"), all = [...unit?.closest(".map").querySelectorAll(".u") ?? []];
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   const next = step ? all[all.indexOf(unit) + step] : { Home: all[0], End: all.at(-1) }[event.key];
-  if (unit && (event.key === "Enter" || event.key === " ")) tolerate(unit);
+  if (unit && (event.key === "Enter" || event.key === " ")) strike(unit);
   else if (next) { unit.tabIndex = -1; next.tabIndex = 0; next.focus(); }
   else return;
   event.preventDefault();

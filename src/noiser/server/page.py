@@ -17,26 +17,29 @@ from noiser.files import json_messages
 from noiser.server.bounds import MESSAGES, NAMES, SOURCES, BoundedName, BoundedText, Names, items
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
-from noiser.types import AutoUnit, Prompt, TargetUnitName, TextUnitName
+from noiser.types import AutoUnit, Prompt, Sources, TargetUnitName, TextUnitName
 
 if TYPE_CHECKING:
+    from noiser.attribution import Attribution
     from noiser.model import LanguageModel
 
 FACT = "LeBron James professionally plays the sport of"
 
 _ROLE = re.compile(r"^(system|user|assistant|tool):[ \t]*", re.MULTILINE | re.IGNORECASE)
-_RULE = re.compile(r"^-{3,}[ \t]*$", re.MULTILINE)
+# A rule between sources may have the title of the one that follows, as in "--- Opening hours".
+_RULE = re.compile(r"^-{3,}(?:[ \t]+([^\s|:-].*?))?[ \t]*$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class PageForm(BaseModel):
     """The fields of the form; a link's parameters have the same names.
 
-    Parameters of other names are ignored.
+    Parameters of other names are ignored. A prompt is a chat where the model has a chat template,
+    unless `chat` says otherwise.
     """
 
     prompt: BoundedText = ""
-    chat: bool = False
+    chat: bool | None = None
     model: BoundedName = ""
     methods: BoundedName = "joint"
     target: BoundedText = ""
@@ -52,10 +55,9 @@ class PageForm(BaseModel):
         """A heat map, several side by side, citations, or edits."""
         if not self.prompt.strip():
             raise PromptError("The prompt is empty; type a text, or paste one.")
-        prompt = self._parse(self.prompt)
-        before = self._parse(self.before) if self.before.strip() else None
         documents = _split_sources(self.sources)
-        if documents and before:
+        has_before = bool(self.before.strip())
+        if documents and has_before:
             raise ParameterError(
                 "Sources and an earlier version are two questions. Empty one of them."
             )
@@ -67,14 +69,17 @@ class PageForm(BaseModel):
                 raise PromptError(
                     "This model has no chat template. Choose a chat model in the settings."
                 )
+            is_chat = lm.chats if self.chat is None else self.chat
+            prompt = self._parse(self.prompt, is_chat=is_chat)
             if documents:
                 return self._cite(lm, prompt, documents, job)
-            if before:
-                return self._diff(lm, before, prompt, job)
+            if has_before:
+                return self._diff(lm, self._parse(self.before, is_chat=is_chat), prompt, job)
             return self._compare(lm, prompt, methods, job)
 
-    def _parse(self, text: str) -> Prompt:
-        if not self.chat:
+    @staticmethod
+    def _parse(text: str, *, is_chat: bool) -> Prompt:
+        if not is_chat:
             return text
         chat = parse_chat(text)
         if len(chat) > MESSAGES:
@@ -82,7 +87,7 @@ class PageForm(BaseModel):
         return chat
 
     def _cite(
-        self, lm: LanguageModel, prompt: Prompt, documents: Sequence[str], job: QuestionJob
+        self, lm: LanguageModel, prompt: Prompt, documents: Sources, job: QuestionJob
     ) -> dict[str, Any]:
         """The answer to the prompt, with the documents that it was written from."""
         from noiser import cite
@@ -138,11 +143,24 @@ class PageForm(BaseModel):
         return _answer(comparison, comparison)
 
 
-def _split_sources(text: str) -> list[str]:
-    """The sources of a text, cut at its rules (---), or at blank lines where it has no rule."""
-    boundary = _RULE if _RULE.search(text) else _BLANK_LINES
-    parts = [part.strip() for part in boundary.split(text)]
-    sources = [part for part in parts if part]
+def _split_sources(text: str) -> list[str | tuple[str, str]]:
+    r"""The sources of a text, cut at its rules (---), or at blank lines where it has no rule.
+
+    A rule may have a title, which its source then has.
+
+    >>> _split_sources("--- Hours\nOpen at nine.\n---\nDogs wait outside.")
+    [('Hours', 'Open at nine.'), 'Dogs wait outside.']
+    """
+    if _RULE.search(text):
+        first, *others = _RULE.split(text)  # a title, or None, and a text in turn
+        titled = [("", first), *zip(others[::2], others[1::2], strict=True)]
+    else:
+        titled = [("", part) for part in _BLANK_LINES.split(text)]
+    sources: list[str | tuple[str, str]] = []
+    for title, part in titled:
+        body = part.strip()
+        if body:
+            sources.append((title, body) if title else body)
     if len(sources) > SOURCES:
         raise ParameterError(f"There are {len(sources)} sources; expected at most {SOURCES}.")
     return sources
@@ -179,6 +197,60 @@ def _result_of(records: Sequence[Mapping[str, Any]]) -> Any:
     return Comparison(tuple(Attribution.from_dict(record) for record in records))
 
 
+class Without(BaseModel):
+    """What does the model say without each word? For answers of methods that do not run that."""
+
+    model: BoundedName = ""
+    answers: Annotated[list[dict[str, Any]], *items(NAMES), Field(min_length=1)]
+
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
+        """The same answer, with what was asked."""
+        from noiser import without
+        from noiser.attribution import Attribution
+        from noiser.explain import Comparison
+
+        attributions = [Attribution.from_dict(answer) for answer in self.answers]
+        with models.use(self.model, job) as lm:
+            job.step("Taking each word out")
+            for index, att in enumerate(attributions):
+                if att.without is None:
+                    attributions[index] = without(lm, att, progress=job.progress)
+        return _answer(Comparison(tuple(attributions)), attributions)
+
+
+class Check(BaseModel):
+    """Can the scores be believed? A test of a few seconds."""
+
+    model: BoundedName = ""
+    answers: Annotated[list[dict[str, Any]], *items(NAMES), Field(min_length=1)]
+    target: int = 0
+
+    def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
+        """What the test found, a paragraph for each method."""
+        from noiser.attribution import Attribution
+        from noiser.attribution.markup import sentence_html
+        from noiser.explain.spot_check import spot_check
+
+        attributions = [Attribution.from_dict(answer) for answer in self.answers]
+        check_target(self.target, attributions[0])
+        parts: list[str] = []
+        with models.use(self.model, job) as lm:
+            for att in attributions:
+                name = label(att.method)
+                job.step("Testing" if len(attributions) == 1 else f"Testing {name}")
+                found = spot_check(lm, att, self.target, job.progress)
+                heading = f"<h3>{escape(name)}</h3>" if len(attributions) > 1 else ""
+                pieces = sentence_html(found.pieces) if found.pieces else ""
+                parts.append(f"{heading}<p class=says>{escape(found.verdict)}</p>{pieces}")
+        return {"html": f'<div class="noiser-att tested">{"".join(parts)}</div>'}
+
+
+def check_target(target: int, att: Attribution) -> None:
+    """Raises ParameterError unless the attribution has the target."""
+    if not 0 <= target < len(att.targets):
+        raise ParameterError(f"target is {target}; expected 0 to {len(att.targets) - 1}.")
+
+
 class Tolerate(BaseModel):
     """How much noise does a unit tolerate?"""
 
@@ -193,8 +265,7 @@ class Tolerate(BaseModel):
         from noiser.attribution import Attribution
 
         att = Attribution.from_dict(self.answer)
-        if not 0 <= self.target < len(att.targets):
-            raise ParameterError(f"target is {self.target}; expected 0 to {len(att.targets) - 1}.")
+        check_target(self.target, att)
         with models.use(self.model, job) as lm:
             job.step("Adding noise")
             curve = tolerance(lm, att, self.unit, progress=job.progress)
@@ -215,8 +286,7 @@ class FindRule(BaseModel):
         from noiser.explain import rule_of
 
         att = Attribution.from_dict(self.answer)
-        if not 0 <= self.target < len(att.targets):
-            raise ParameterError(f"target is {self.target}; expected 0 to {len(att.targets) - 1}.")
+        check_target(self.target, att)
         with models.use(self.model, job) as lm:
             job.step("Looking for a rule")
             found = rule_of(lm, att, self.target, seed=self.seed, progress=job.progress)
@@ -225,7 +295,7 @@ class FindRule(BaseModel):
 
 
 class Measure(BaseModel):
-    """Can the scores be believed?"""
+    """All the numbers that say whether scores can be believed."""
 
     model: BoundedName = ""
     answers: Annotated[list[dict[str, Any]], *items(NAMES)]

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from noiser.explain.citations_record import Verdict
+
 _START = "Offset of the first character, counted as the request's `offsets` say."
 _END = "Offset after the last character."
 
@@ -169,7 +171,7 @@ class SentenceReply(Reply):
     end: int = Field(description=_END)
     log_probability: float = Field(description="In nats, given everything before it.")
     loss: float = Field(description="What it loses without all sources, in nats.")
-    from_memory: bool
+    verdict: Verdict
     citations: list[CitationReply] = Field(description="The best first.")
     pairs: list[SourcePairReply]
     against: list[OpponentReply]
@@ -363,7 +365,7 @@ class CitedSentence(Reply):
     sources: list[DocumentCitation] = Field(description="The best first.")
     pairs: list[DocumentPair]
     against: list[DocumentOpponent]
-    from_memory: bool
+    verdict: Verdict
     method: str
     check: SentenceCheck | None
 

@@ -27,7 +27,16 @@ from noiser.errors import NoiserError
 from noiser.registry import __version__
 from noiser.server.completions import CompletionBody, streamed
 from noiser.server.jobs import FullError, Models, QuestionJob, ServerError, error_body
-from noiser.server.page import FACT, FindRule, Keep, Measure, PageForm, Tolerate
+from noiser.server.page import (
+    FACT,
+    Check,
+    FindRule,
+    Keep,
+    Measure,
+    PageForm,
+    Tolerate,
+    Without,
+)
 from noiser.server.questions import (
     Attribute,
     Cite,
@@ -133,7 +142,7 @@ def application(
         FullError: _full,
     }.items():
         app.add_exception_handler(kind, handler)
-    example = _Example(prompt=FACT)
+    example = _Example(prompt=FACT, chat=False)  # a text to go on, also for a chat model
     ahead = QuestionJob(
         lambda job: example.run(models, job)
     )  # loads the model, so that no question waits for that
@@ -153,6 +162,8 @@ def application(
     of_page: dict[str, Any] = {
         "/ask": PageForm,
         "/keep": Keep,
+        "/without": Without,
+        "/test": Check,
         "/tolerate": Tolerate,
         "/measure": Measure,
         "/findrule": FindRule,
