@@ -15,7 +15,7 @@ from noiser.types import Source
 Record = dict[str, Any]
 """An answer, or a part of one, as JSON has it."""
 
-Count = Callable[[int], int]
+Utf16Count = Callable[[int], int]
 """From an offset in code points to the same place in code units."""
 
 Offsets = Annotated[
@@ -27,7 +27,7 @@ Offsets = Annotated[
 ]
 
 
-def utf16_count(text: str) -> Count:
+def utf16_count(text: str) -> Utf16Count:
     """The function from offsets of a text in code points to its offsets in UTF-16 code units.
 
     >>> utf16_count("a😀b")(2)
@@ -83,7 +83,7 @@ def citation_in_utf16(citation: Record, answer: str, documents: Sequence[str]) -
     return {**_moved(citation, utf16_count(answer)), "sources": sources}
 
 
-def _moved(record: Record, count: Count) -> Record:
+def _moved(record: Record, count: Utf16Count) -> Record:
     """A record whose `start` and `end` are counted anew."""
     return {**record, "start": count(record["start"]), "end": count(record["end"])}
 
@@ -125,7 +125,7 @@ def _citations(answer: Record) -> Record:
     }
 
 
-def _count_of_source(source: Record) -> Count:
+def _count_of_source(source: Record) -> Utf16Count:
     """The count of offsets in the text that was given for a source."""
     text = source["text"][title_length(Source(**source)) :]
     # Whitespace, of which `lead` characters stood before the text, has one unit per character.
@@ -138,7 +138,7 @@ def _rule(answer: Record) -> Record:
 
 
 def _diff(answer: Record) -> Record:
-    counts: list[Count] = []
+    counts: list[Utf16Count] = []
     for pieces in answer["texts"]:
         before = [
             piece if isinstance(piece, str) else answer["edits"][piece]["before"]

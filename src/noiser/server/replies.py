@@ -39,7 +39,7 @@ class ErrorReply(Reply):
     error: ErrorText
 
 
-class Answer(Reply):
+class WarnedReply(Reply):
     """The keys of every answer."""
 
     warnings: list[str] = Field(description="The library's warnings, to be shown to the reader.")
@@ -121,7 +121,7 @@ class AttributionFields(Reply):
     info: dict[str, Any] = Field(description="What else the method reports.")
 
 
-class AttributionReply(AttributionFields, Answer):
+class AttributionReply(AttributionFields, WarnedReply):
     """The answer to `/v1/attribute`."""
 
 
@@ -227,11 +227,11 @@ class RuleFields(Reply):
     interval: list[float]
 
 
-class RuleReply(RuleFields, Answer):
+class RuleReply(RuleFields, WarnedReply):
     """The answer to `/v1/rule`."""
 
 
-class CitationsReply(Answer):
+class CitationsReply(WarnedReply):
     """The answer to `/v1/cite`."""
 
     format: Literal["noiser.citations"]
@@ -260,7 +260,7 @@ class EditReply(Reply):
     stderr: StandardError
 
 
-class DiffReply(Answer):
+class DiffReply(WarnedReply):
     """The answer to `/v1/diff`."""
 
     format: Literal["noiser.diff"]
@@ -291,7 +291,7 @@ class EstimateReply(Reply):
     reason: str
 
 
-class EvaluationReply(Answer):
+class EvaluationReply(WarnedReply):
     """The answer to `/v1/evaluate`."""
 
     format: Literal["noiser.evaluation"]
@@ -393,7 +393,7 @@ class UsageReply(Reply):
     total_tokens: int
 
 
-class CompletionReply(Answer):
+class CompletionReply(WarnedReply):
     """The answer to `/v1/chat/completions`, in OpenAI's form with citations."""
 
     id: str
