@@ -68,7 +68,7 @@ function clock() { // a function that says how many seconds of work are left: as
   return ({ label, share, seconds, expected }) => {
     if (share !== null && (!first || label !== first.label || share < first.share)) first = { label, share, seconds };
     const done = first ? share - first.share : 0, spent = first ? seconds - first.seconds : 0;
-    if (done > 0 && spent > 1.5) return spent * (1 - share) / done;
+    if (done > 0 && share < 1 && spent > 1.5) return spent * (1 - share) / done;
     return expected ? expected - seconds : 0;
   };
 }
