@@ -283,7 +283,7 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
         counts[column] += 1
         for name, method in methods.items():
             found[name][column] += [
-                game.measures(game.score(method, seed).scores[0].double()) for seed in range(seeds)
+                game.measures(game.play(method, seed).scores[0].double()) for seed in range(seeds)
             ]
     lines: list[dict[str, str]] = []
     for name, columns in found.items():
@@ -378,7 +378,7 @@ def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> tuple
     """Whether the gold pair is named rightly, or has the most extreme interaction; how many others are named."""
     gold, bits = tuple(sorted(game.gold)), 1 << np.arange(game.units)
     if way in PAIRS:
-        named = [(pair.units, pair.kind) for pair in game.score(PAIRS[way], seed).pairs]
+        named = [(pair.units, pair.kind) for pair in game.play(PAIRS[way], seed).pairs]
         return (gold, kind) in named, len(named) - ((gold, kind) in named)
     from shapiq import approximator
 

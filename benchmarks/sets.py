@@ -161,7 +161,7 @@ def cited(citations: noiser.Citations) -> Row:
     return {
         "scores": rounded(scores.tolist()),
         "cited": [citation.number - 1 for citation in sentence.citations],
-        "memory": sentence.from_memory,
+        "memory": sentence.loss < citations.memory,
         "log_p": round(sentence.log_probability, 4),
         "loss": round(sentence.loss, 4),
         "forwards": citations.attribution.info["token_forwards"],

@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1000])
     parser.add_argument("--accuracy", nargs="+", default=["fast", "accurate"])
+    parser.add_argument("--unit", default="auto")
     parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--question", default="Where are the things kept? Begin with a name.")
     parser.add_argument("--threads", type=int, default=2)
@@ -94,7 +95,9 @@ def main() -> None:
                 given = documents(tokens, number)
                 prompt = noiser.place_sources(chosen.question, [each["text"] for each in given])
                 plain.append(ask(client, prompt)[0])
-                first, more = ask(client, chosen.question, documents=given, accuracy=accuracy)
+                first, more = ask(
+                    client, chosen.question, documents=given, accuracy=accuracy, unit=chosen.unit
+                )
                 cited.append(first)
                 lags += more
             ratio = statistics.median(b / a for a, b in zip(plain, cited, strict=True))

@@ -36,9 +36,21 @@ set_up() {
     "set_up_$1" && echo "$wanted" >".venv/noiser-$1"
 }
 
+# pip's torch for Linux brings CUDA, several GB. uv finds the build for this machine, of 200 MB where there is no card;
+# where it cannot be installed or finds no build, pip's own is taken.
+install_torch() {
+    echo "  torch"
+    if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then
+        { .venv/bin/python -m pip install -qq --disable-pip-version-check uv &&
+            .venv/bin/uv pip install --quiet --python .venv/bin/python --torch-backend cpu --constraint constraints.txt torch
+        } >/dev/null 2>&1 && return
+    fi
+    .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt torch
+}
+
 set_up_demo() {
     echo "Setting up .venv with $("$python" --version) (once; about a minute)"
-    "$python" -m venv --clear .venv && install "pip" pip && install "torch" torch &&
+    "$python" -m venv --clear .venv && install "pip" pip && install_torch &&
         install "noiser and the built-in model" --editable '.[demo]' --build-constraint constraints.txt
 }
 

@@ -152,22 +152,53 @@ def test_a_call_is_the_text_that_the_template_writes_and_its_result_is_a_unit(fa
     assert [unit.text.strip() for unit in att.units] == [CHAT[0]["content"], CHAT[2]["content"]]
 
 
-@pytest.mark.parametrize("template", [GEMMA3, SMOLLM2], ids=["Gemma 3", "SmolLM2"])
-def test_a_template_without_calls_is_said_to_be_one(template):
-    """The call in the content is explained; one that the template drops is refused, and so is a role it refuses."""
+WRITTEN = '{"name": "get_time", "arguments": {"city": "Rome", "days": 3}}'
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "roles"),
+    [
+        (
+            GEMMA3,
+            "JSON in their messages, and tools' results as the user's",
+            ["user", "model", "user"],
+        ),
+        (SMOLLM2, "JSON in their messages.", ["user", "assistant", "tool"]),
+    ],
+    ids=["Gemma 3", "SmolLM2"],
+)
+def test_a_template_without_tools_reads_calls_as_json(template, said, roles):
+    """Calls are dropped by SmolLM2's template, and results refused by Gemma's."""
     lm = model(template)
-    chat = [CHAT[0], {"role": "assistant", "content": '{"name": "get_time"}'}]
-    assert (
-        "".join(t.text for t in noiser.attribute(lm, chat, target="action", unit="token").targets)
-        == '{"name": "get_time"}'
-    )
-    with pytest.raises(
-        TargetError, match="does not write message 1 as an answer with its tool calls"
-    ):
-        noiser.attribute(lm, CHAT[:2], target="action", unit="token")
-    if template is GEMMA3:
-        with pytest.raises(PromptError, match="must alternate"):
-            noiser.attribute(lm, [CHAT[0], CHAT[2]], unit="turn")
+    with pytest.warns(UserWarning, match=said):
+        att = noiser.attribute(lm, CHAT[:3], unit="turn", target=40, method="occlusion")
+    assert [unit.text.strip() for unit in att.units] == [
+        CHAT[0]["content"],
+        WRITTEN,
+        CHAT[2]["content"],
+    ]
+    announced = [att.text[: unit.start].split("\n")[-2] for unit in att.units]
+    assert [line.split(">")[-1] for line in announced] == roles
+    with pytest.warns(UserWarning, match="has no tools"):
+        att = noiser.attribute(lm, CHAT[:2], target="action", target_unit="all", unit="turn")
+    assert att.targets[0].text == WRITTEN
+
+
+def test_a_role_that_a_template_refuses_is_refused_with_tools_as_well():
+    chat = [{"role": "developer", "content": "Be brief."}, *CHAT[:3]]
+    with pytest.raises(PromptError, match="must alternate"):
+        noiser.attribute(model(GEMMA3), chat, unit="turn")
+
+
+@pytest.mark.parametrize("template", [QWEN3, SMOLLM2], ids=["Qwen3", "SmolLM2"])
+def test_messages_are_shown_with_number_role_and_tool(template):
+    lm = model(template)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        att = noiser.attribute(lm, CHAT[:3], unit="turn", target=40, method="occlusion")
+    text = att.to_text()
+    assert f"0 user: {CHAT[0]['content'][:20]}" in text
+    assert f"2 tool (get_time): {CHAT[2]['content'][:10]}" in text
 
 
 def test_what_a_template_drops_is_said_and_actions_that_are_not_there():
@@ -180,8 +211,6 @@ def test_what_a_template_drops_is_said_and_actions_that_are_not_there():
     with pytest.warns(UserWarning, match="drops the thoughts of message 1"):
         att = noiser.attribute(lm, chat, **{"unit": "token"} | asked)
     assert [unit.text.strip() for unit in att.units] == [message["content"] for message in chat]
-    with pytest.warns(UserWarning, match="drops the tool calls of message 1"):
-        noiser.attribute(model(SMOLLM2), CHAT[:3], **{"unit": "token"} | asked)
     for target in ("action", "action:0", "action:7"):
         with pytest.raises(TargetError, match="expected the assistant's message of an action"):
             noiser.attribute(lm, CHAT[:1], target=target, unit="token")

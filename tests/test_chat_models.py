@@ -205,7 +205,7 @@ def test_cite_names_the_source_and_what_is_from_memory():
         cited = noiser.cite(model_at(server), ASKED, FACTS)
     first, second = cited.sentences
     assert [citation.number for citation in first.citations] == [GOLD + 1]
-    assert (first.from_memory, second.from_memory) == (False, True)
+    assert (first.verdict, second.verdict) == ("used", "memory")
     assert cited.answer_without == "I do not know. Nothing else matters."
 
 
@@ -715,7 +715,7 @@ def test_the_server_cites_what_an_endpoint_upstream_writes():
     assert text.strip() == "In the yard. Nothing else matters."
     cited = chunks[-1].citations
     assert [[source["id"] for source in each["sources"]] for each in cited] == [[f"d{GOLD}"], []]
-    assert [each["from_memory"] for each in cited] == [False, True]
+    assert [each["verdict"] for each in cited] == ["used", "memory"]
 
 
 def test_serve_gives_the_upstream_address_to_its_chat_models(monkeypatch):

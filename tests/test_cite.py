@@ -74,15 +74,39 @@ def test_sources_are_cited_in_order_of_their_shares_by_rules_that_are_parameters
         ("A dog.", 1.0),
     ]
     assert first.log_probability == pytest.approx(-1.5)  # three tokens
-    assert (first.mark, second.mark) == ("[1][2]", "(from memory)")
-    assert (second.from_memory, second.citations) == (True, ())
+    assert (first.mark, second.mark) == ("[1][2]", "(not supported)")
+    assert (second.verdict, second.citations) == ("unsupported", ())
     assert [s.mark for s in citations(least_share=0.2, memory=2.0).sentences] == [
         "[1]",
         "[3][1][2]",
     ]
-    assert citations(least_share=1.0, memory=2.0).sentences[1].mark == "(no source)"
+    assert citations(least_share=1.0, memory=2.0).sentences[1].mark == "(unclear)"
     with pytest.raises(ParameterError, match="There are 1 losses; expected 2"):
         citations(losses=(1.0,))
+
+
+@pytest.mark.parametrize(
+    ("loss", "without", "verdict"),
+    [
+        (3.1, 0.9, "used"),
+        (3.1, 0.1, "used"),
+        (2.9, 0.41, "memory"),
+        (2.9, 0.39, "unclear"),
+        (2.9, 0.31, "unclear"),
+        (2.9, 0.29, "unsupported"),
+        (-2.0, 0.29, "unsupported"),
+        (-2.0, 0.99, "memory"),
+    ],
+)
+def test_a_verdict_follows_from_the_loss_and_the_probability_without_sources(
+    loss, without, verdict
+):
+    """The first sentence has three tokens, so its log-probability is three times their mean."""
+    att = citations().attribution
+    first, second = att.targets
+    token = math.exp(math.log(without) + loss / 3)
+    att = dataclasses.replace(att, targets=(first._replace(probability=token), second))
+    assert citations(attribution=att, losses=(loss, 2.9)).sentences[0].verdict == verdict
 
 
 def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
@@ -93,7 +117,7 @@ def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
     assert (
         "  [2] Rain: 0.50 ± 0.10 nats (11%)\n      “It rains.” 0.50\n" in text
     )  # its title is no quote of it
-    assert "  log-probability -1.50, without any source -6.50\nNow. (from memory)\n" in text
+    assert "  log-probability -1.50, without any source -6.50\nNow. (not supported)\n" in text
     assert (
         "Answer without the sources: I sing.\n\n[1]: written under the influence of this source; not checked"
         in text
@@ -218,12 +242,12 @@ def test_a_table_has_every_sentence_and_source():
         [1, 3],
     ]
     first = table.iloc[0].to_dict()
-    assert [first[name] for name in ("title", "start", "end", "loss", "from_memory")] == [
+    assert [first[name] for name in ("title", "start", "end", "loss", "verdict")] == [
         "",
         0,
         13,
         5.0,
-        False,
+        "used",
     ]
     assert table["log_probability"].tolist() == pytest.approx([-1.5] * 3 + [math.log(0.25)] * 3)
     assert table["score"].tolist() == pytest.approx([4.0, 0.5, -2.0, 0.3, 0.3, 0.4])
@@ -236,7 +260,7 @@ def test_a_table_has_every_sentence_and_source():
         False,
         False,
         False,
-    ]  # the second is from memory
+    ]  # the second needs none
 
 
 def test_the_table_says_what_is_cited_also_without_standard_errors():
@@ -265,7 +289,7 @@ def test_texts_are_shown_safely_and_none_is_markdown():
     assert "\\[t\\](x) \\<b\\>\\|" in shown
     assert "1. !\\[i\\](http" in shown  # within a line
     assert shown.startswith("- \\- a↵=== \\[1\\]")
-    assert "\n- 2\\) b↵\\*\\*\\* (from memory)" in shown
+    assert "\n- 2\\) b↵\\*\\*\\* (not supported)" in shown
     assert not re.search(r"(?<!\\)[\[\]<>#*_`|]", shown)
     assert "<script>" not in found.to_html()
     assert "\x1b" not in found.to_html() + str(found)

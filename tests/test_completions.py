@@ -83,7 +83,7 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
         gaps = gaps.replace(each["text"], "", 1)
     assert not gaps.strip()
     for found, sentence in zip(pieces, cited.sentences, strict=True):
-        assert (found["text"], found["from_memory"]) == (sentence.text, sentence.from_memory)
+        assert (found["text"], found["verdict"]) == (sentence.text, sentence.verdict)
         ids = [("d-7", "d-9")[citation.number - 1] for citation in sentence.citations]
         assert [source["id"] for source in found["sources"]] == ids
         assert (found["check"] is not None) == ("check" in cited.attribution.info)

@@ -46,7 +46,7 @@ def test_a_contrast_is_better_than_random_scores(smol):
     prompt = "Anna keeps the guitar in the attic and the drum in the cellar. The guitar is in the"
     contrast = {"target": " attic", "foil": " cellar"}
     att = noiser.attribute(
-        smol, prompt, method="occlusion:objective=logprob", unit="word", **contrast
+        smol, prompt, method="occlusion:objective=logprob", unit="token", **contrast
     )
     found = noiser.measure(smol, att, "mass_matched_rank", masks=4, draws=4, rates=(0.1, 0.5, 0.9))
     assert found["rank_area"] > found["rank_random_area"] + 0.2

@@ -346,7 +346,7 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
     program = (
         f"import noiser, torch; torch.set_num_threads({torch.get_num_threads()})\n"
         "lm = noiser.load_model('smollm2-135m-instruct', device='cpu')\n"
-        f"att = noiser.attribute(lm, {SHORT!r}, method='noiser', seed=3)\n"
+        f"att = noiser.attribute(lm, {SHORT!r}, method='noiser', seed=3, unit='token')\n"
         "print(att.scores[:, 1:].tolist())"
     )
     done = subprocess.run(

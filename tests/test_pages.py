@@ -160,7 +160,7 @@ def test_the_readme_explains_an_answer_of_the_real_model(gemma, tmp_path, monkey
         exec(block, names)
     att = names["att"]
     scores = {
-        unit.text.strip(): float(score)
+        unit.text.strip(" ,"): float(score)
         for unit, score in zip(att.units, att.scores[0], strict=True)
     }
     assert att.targets[0].text == " Portuguese"

@@ -122,7 +122,7 @@ def test_what_begins_after_many_tokens_is_explained(name):
         model = MODELS[name]()
     lm = noiser.wrap(model, tiny_tokenizer())
     for prompt in (SHORT, LONG):
-        att = noiser.attribute(lm, prompt, method="occlusion", unit="word")
+        att = noiser.attribute(lm, prompt, method="occlusion", unit="word", target_unit="token")
         p, expected = by_a_loop(model, att)
         assert att.targets[0].probability == pytest.approx(p, rel=1e-4)
         torch.testing.assert_close(att.scores[0], expected, atol=1e-6, rtol=1e-3)

@@ -278,6 +278,40 @@ def test_words():
     assert {text: pieces(word_spans(text), text) for text in expected} == expected
 
 
+def test_a_short_field_of_json_is_a_word():
+    expected = {
+        'Call {"name": "find", "arguments": {"city": "Rome"}} now.': [
+            "Call",
+            ' {"name": "find",',
+            ' "arguments": {"city": "Rome"}}',
+            " now.",
+        ],
+        '[{"id": 1}, {"id": 2}]': ['[{"id": 1},', ' {"id": 2}]'],
+        '{"not json: 3} {"a": 1}': ['{"not', " json:", " 3}", ' {"a":', " 1}"],
+        "{}": ["{}"],
+    }
+    assert {text: pieces(word_spans(text), text) for text in expected} == expected
+
+
+def test_a_long_field_of_json_is_cut_into_words():
+    value = " ".join(f"w{number}" for number in range(40))
+    text = f'{{"a": "{value}"}}'
+    words = pieces(word_spans(text), text)
+    assert words[:3] == ['{"a":', ' "w0', " w1"]
+    assert len(words) == 41
+
+
+@pytest.mark.parametrize("piece", ['{"a" ', '{"a": ', "[{", '{"a": 1} ', '{"a '])
+def test_text_that_begins_like_json_often_is_cut_in_linear_time(piece):
+    text = piece * 20_000
+    begin = time.process_time()
+    word_spans(text)
+    short = time.process_time() - begin
+    begin = time.process_time()
+    word_spans(text * 4)
+    assert time.process_time() - begin < 10 * short + 1
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import regex
 from torch import Tensor
 
+from noiser.attribution.speakers import message_places, speaker
 from noiser.errors import ParameterError
 from noiser.registry import unversioned
 
@@ -50,12 +51,31 @@ def label(text: str) -> str:
     return visible(stripped).replace("\n", "") or "∅"
 
 
-def labels(att: AttributionRecord) -> list[str]:
-    """The units' labels, cut to 30 characters.
+def _without_stop(word: str) -> str:
+    """A word without the mark that ends a sentence or a part of one.
 
-    Labels that would be equal have the place of their first character.
+    >>> [_without_stop(word) for word in ("Lisbon,", "U.S.", "...", '{"a": 1},')]
+    ['Lisbon', 'U.S.', '...', '{"a": 1}']
+    """
+    bare = word.rstrip(",.;:!?。，；：！？、")
+    is_abbreviation = word.endswith(".") and "." in bare
+    return word if is_abbreviation or not bare else bare
+
+
+def labels(att: AttributionRecord) -> list[str]:
+    """The units' labels, cut to 30 characters; before a message stands who says it.
+
+    Words are without the comma or full stop after them. Labels that would be equal have the place
+    of their first character.
     """
     texts = [shorten(label(unit.text), 30) for unit in att.units]
+    if att.unit == "word":
+        texts = [_without_stop(text) for text in texts]
+    if att.unit == "turn":
+        for index, start, end in message_places(att):
+            for column, unit in enumerate(att.units):
+                if unit.start < end and start < unit.end:
+                    texts[column] = f"{label(speaker(att, index))}: {texts[column]}"
     counts = Counter(texts)
     names: list[str] = []
     for text, unit in zip(texts, att.units, strict=True):

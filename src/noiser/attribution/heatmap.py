@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noiser.attribution.amounts import amounts_of, probability_text, without_text
 from noiser.attribution.display import headings, label, labels, visible
 from noiser.attribution.relations import sentences
+from noiser.attribution.speakers import message_places, speaker
 from noiser.numbers import number_format
 from noiser.text.chat import part_texts
 from noiser.text.segments import join_overlapping
@@ -274,31 +275,33 @@ def _roles(att: AttributionRecord) -> dict[int, str]:
     "<|im_start|>user\n" becomes "user: ". A template that writes more words keeps them above the
     role. There are no places if a content is not found, since the template changes it.
     """
-    if isinstance(att.prompt, str):
+    places = message_places(att)
+    found = {index for index, _, _ in places}
+    for index, message in enumerate([] if isinstance(att.prompt, str) else att.prompt):
+        if index not in found and "".join(part_texts(message)).strip():
+            return {}
+    if not places:
         return {}
     roles: dict[int, str] = {}
     position = 0
-    for message in att.prompt:
-        content = "".join(part_texts(message)).strip()
-        start = att.text.find(content, position, att.prompt_length)
-        if start < 0 or not content:
-            return {}
+    for index, start, end in places:
         if start > position:
-            roles[position] = _heading(att.text, position, start, str(message.get("role")))
-        position = start + len(content)
+            roles[position] = _heading(att.text, position, start, speaker(att, index))
+        position = end
     if att.prompt_length > position:
         roles[position] = _heading(att.text, position, att.prompt_length, "assistant")
     return roles
 
 
-def _heading(text: str, start: int, end: int, role: str) -> str:
-    """The template's text from `start` to `end`: its own words on a line, and the role."""
+def _heading(text: str, start: int, end: int, who: str) -> str:
+    """The template's text from `start` to `end`: its own words on a line, and who speaks then."""
     words = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", text[start:end]).split()
     own_words = ""
     if len(words) > 2:  # more than the roles before and after
+        role = re.sub(r"^\d+ | \(.*", "", who)
         own_words = " ".join(words).removesuffix(role) + "\n"
     line_break = "\n" if start > 0 else ""
-    return f"{line_break}{own_words}{role}: "
+    return f"{line_break}{own_words}{who}: "
 
 
 def _end_of_text(att: AttributionRecord, row: int, scores: Sequence[float]) -> int:

@@ -18,6 +18,7 @@ from noiser.attribution.display import aligned, label, provenance
 from noiser.attribution.normalize import normalize
 from noiser.attribution.result import Attribution
 from noiser.attribution.saved import SavedResult
+from noiser.attribution.speakers import message_places
 from noiser.attribution.store import restored
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, UnitError
@@ -265,13 +266,7 @@ def _sources(att: Attribution) -> list[tuple[str, int, int]]:
 
 def _roles(att: Attribution) -> list[tuple[str, int, int]]:
     """The role and the characters of each message that stands in the rendered chat word for word."""
-    roles: list[tuple[str, int, int]] = []
-    position = 0
-    for message in () if isinstance(att.prompt, str) else att.prompt:
-        content = message.get("content")
-        text = content.strip() if isinstance(content, str) else ""
-        start = att.text.find(text, position, att.prompt_length) if text else -1
-        if start >= 0:
-            position = start + len(text)
-            roles.append((str(message.get("role")), start, position))
-    return roles
+    messages = [] if isinstance(att.prompt, str) else att.prompt
+    return [
+        (str(messages[index].get("role")), start, end) for index, start, end in message_places(att)
+    ]

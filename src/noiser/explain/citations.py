@@ -128,7 +128,7 @@ class Citations(CitationsRecord, SavedResult):
     def to_dataframe(self) -> DataFrame:
         """One row per sentence and source, in that order; NaN where there is no value.
 
-        Columns: sentence_index, sentence, log_probability, loss, from_memory, number (the source's,
+        Columns: sentence_index, sentence, log_probability, loss, verdict, number (the source's,
         from 1 on), title, start, end, score, stderr, share (of the sentence's positive scores),
         cited, against (whether it speaks against the sentence).
         """
@@ -145,7 +145,7 @@ class Citations(CitationsRecord, SavedResult):
                         "sentence": sentence.text,
                         "log_probability": sentence.log_probability,
                         "loss": sentence.loss,
-                        "from_memory": sentence.from_memory,
+                        "verdict": sentence.verdict,
                         "number": candidate.number,
                         "title": source.title,
                         "start": source.start,

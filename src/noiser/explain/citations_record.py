@@ -28,6 +28,24 @@ NATS = {"logprob": "log-probability", "logit": "log odds"}
 """Scores that are differences of logarithms, and what they are differences of."""
 
 
+Verdict = Literal["used", "memory", "unsupported", "unclear"]
+"""Where a sentence is from; see `Sentence.verdict`."""
+
+VERDICTS: dict[Verdict, str] = {
+    "used": "used",
+    "memory": "from memory",
+    "unsupported": "not supported",
+    "unclear": "unclear",
+}
+"""Verdicts in words."""
+
+PROBABLE = 0.4
+IMPROBABLE = 0.3
+"""A sentence that does not need the sources is from memory if the model gives its tokens at least
+the first probability without them, in the geometric mean, and not supported below the second.
+Chosen with `benchmarks/verdicts.py`; design/citations.md has how often they are right."""
+
+
 def in_nats(attribution: Attribution) -> bool:
     """Whether a score is a sentence's loss of log-probability, or log odds, without the unit."""
     slopes = unversioned(attribution.method) == "attention_gradient"
@@ -111,12 +129,13 @@ class Sentence(NamedTuple):
         end: likewise.
         log_probability: of all its tokens, in nats, given everything before it.
         loss: the fall of its log-probability when all sources are removed at once, in nats.
-        from_memory: whether it loses so little that the model says it without the sources.
-        citations: the sources that it was written from, best first; none if it is from memory.
+        verdict: "used" if it loses much without the sources and cites some; "memory" if it does not
+            and is probable without them; "unsupported" if it does not and is improbable with and
+            without them, so it was invented or taken from elsewhere; "unclear" between these.
+        citations: the sources that it was written from, best first; none unless it is "used".
         pairs: of these sources, the largest first; only some methods find them, see
             `Attribution.pairs`.
-        against: the sources that speak against it, the strongest first, also where it is from
-            memory.
+        against: the sources that speak against it, the strongest first, whatever the verdict.
         rule: which sources it needs; None unless it was asked.
     """
 
@@ -125,7 +144,7 @@ class Sentence(NamedTuple):
     end: int
     log_probability: float
     loss: float
-    from_memory: bool
+    verdict: Verdict
     citations: tuple[Citation, ...]
     pairs: tuple[SourcePair, ...] = ()
     against: tuple[Opponent, ...] = ()
@@ -135,11 +154,11 @@ class Sentence(NamedTuple):
     def mark(self) -> str:
         """The mark after the sentence.
 
-        It is such as "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)" or "(no source)"; with
-        a rule such as "[1] and [4], or [6]".
+        It is such as "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)", "(not supported)" or
+        "(unclear)"; with a rule such as "[1] and [4], or [6]".
         """
-        if self.from_memory:
-            return "(from memory)"
+        if self.verdict != "used":
+            return f"({VERDICTS[self.verdict]})"
         if self.rule is not None and self.rule.terms:
             return in_words(self.rule.terms)
         groups = self._groups()
@@ -151,7 +170,7 @@ class Sentence(NamedTuple):
         single = "".join(f"[{c.number}]" for c in self.citations if c.number not in grouped)
         if single:
             marks.append(single)
-        return ", ".join(marks) or "(no source)"
+        return ", ".join(marks)
 
     def _groups(self) -> list[tuple[str, list[int]]]:
         """The sources that pairs tie together, each in one group: the pairs' word, and numbers."""
@@ -178,6 +197,15 @@ class Sentence(NamedTuple):
         """Its log-probability with all sources and with none."""
         without = self.log_probability - self.loss
         return f"log-probability {self.log_probability:.2f}, without any source {without:.2f}"
+
+
+def _verdict(needs_sources: bool, is_cited: bool, without: float) -> Verdict:
+    """The verdict of a sentence by the probability of its tokens without the sources."""
+    if needs_sources:
+        return "used" if is_cited else "unclear"
+    if without >= PROBABLE:
+        return "memory"
+    return "unsupported" if without < IMPROBABLE else "unclear"
 
 
 def title_length(source: Source) -> int:
@@ -244,11 +272,11 @@ class CitationsRecord:
         """A sentence with the sources that it cites, their pairs, and the sources against it."""
         target = self.attribution.targets[row]
         loss = self.losses[row]
-        from_memory = loss < self.memory
+        needs_sources = loss >= self.memory
         candidates = self._candidates(row)
 
         cited: set[int] = set()
-        if not from_memory:
+        if needs_sources:
             for candidate in candidates:
                 if candidate.score > 0 and candidate.share >= self.least_share:
                     cited.add(candidate.number)
@@ -269,13 +297,15 @@ class CitationsRecord:
 
         # `probability` is the geometric mean over the sentence's tokens.
         token_log_probability = math.log(max(target.probability, 1e-300))
+        tokens = len(target.token_ids)
+        without = math.exp(min(0.0, token_log_probability - loss / tokens))
         return Sentence(
             text=stripped,
             start=start,
             end=start + len(stripped),
-            log_probability=len(target.token_ids) * token_log_probability,
+            log_probability=tokens * token_log_probability,
             loss=loss,
-            from_memory=from_memory,
+            verdict=_verdict(needs_sources, bool(citations), without),
             citations=tuple(sorted(citations, key=lambda citation: -citation.score)),
             pairs=pairs,
             against=self._opponents(candidates),
@@ -357,7 +387,9 @@ class CitationsRecord:
         texts = [
             "[1]: written under the influence of this source; not checked against it.",
             f"{self._about_scores} Cited: at least {self.least_share:.0%} of the positive scores. "
-            f"From memory: less than {self.memory:g} nats lost without all sources.",
+            f"Not used: less than {self.memory:g} nats lost without all sources. Then from memory: "
+            f"a token has a probability of {PROBABLE:.0%} or more without them, in the mean; "
+            f"not supported: less than {IMPROBABLE:.0%}.",
         ]
         if any(sentence.against for sentence in self.sentences):
             texts.append(

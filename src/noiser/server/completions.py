@@ -291,7 +291,7 @@ class CompletionBody(NeutralFields):
                 "sources": sources,
                 "pairs": pairs,
                 "against": against,
-                "from_memory": sentence.from_memory,
+                "verdict": sentence.verdict,
                 "method": cited.attribution.method,
                 "check": _check_of_row(cited.attribution.info.get("check"), row),
             }

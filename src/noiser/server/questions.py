@@ -1,18 +1,12 @@
-"""The library's questions as JSON, for programs, and a page about them."""
+"""The library's questions as JSON, for programs."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable
-from html import escape
-from inspect import formatannotation
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from noiser.errors import ParameterError
-from noiser.html import html_table
 from noiser.server.bounds import (
     EXAMPLES,
     INPUTS,
@@ -250,42 +244,3 @@ class Document(Body):
     @classmethod
     def _of_text(cls, data: Any) -> Any:
         return {"text": data} if isinstance(data, str) else data
-
-
-_HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Noiser: API</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
-<link rel="stylesheet" href="page.css"></head>
-<body class="docs"><main><h1>Noiser: API</h1>
-<p>JSON in, JSON out; errors are <code>{"error": {"type", "message"}}</code>.
-With <code>Accept: text/event-stream</code>, events <code>progress</code>, then <code>answer</code> or
-<code>error</code>. The same for programs: <a href="openapi.json">openapi.json</a>.</p>"""
-
-
-def reference_html(routes: Iterable[Any]) -> str:
-    """A section for each route of the schema, with the fields of its body; then the records in these fields."""
-    parts = [_HEAD]
-    for route in routes:
-        if getattr(route, "include_in_schema", False) and getattr(route, "summary", None):
-            parts.append(
-                f"<h2><code>{min(route.methods)} {escape(route.path)}</code></h2><p>{route.summary}</p>"
-            )
-            if route.body_field:
-                parts.append(_fields(route.body_field.field_info.annotation))
-    parts += [
-        f"<h2><code>{record.__name__}</code></h2>{_fields(record)}"
-        for record in (Document, ExampleBody)
-    ]
-    return f"{''.join(parts)}</main></body></html>"
-
-
-def _fields(record: type[BaseModel]) -> str:
-    rows: list[list[str]] = []
-    kinds = get_type_hints(record)  # without the bounds
-    for name, field in record.model_fields.items():
-        kind = re.sub(r"[\w.]+\.(?=\w)", "", formatannotation(kinds[name]))
-        kind = kind.replace("None", "null")
-        default = "needed" if field.is_required() else json.dumps(field.default)
-        rows.append(
-            [f"<code>{name}</code>", *map(escape, (kind, default, field.description or ""))]
-        )
-    return html_table(["field", "type", "default", ""], rows)

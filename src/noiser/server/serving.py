@@ -44,7 +44,19 @@ from noiser.server.questions import (
     Evaluate,
     QuestionBody,
     RuleBody,
-    reference_html,
+)
+from noiser.server.reference import examples, reference_html
+from noiser.server.replies import (
+    AttributionReply,
+    CitationsReply,
+    CompletionReply,
+    DiffReply,
+    ErrorReply,
+    EvaluationReply,
+    MethodsReply,
+    ModelsReply,
+    Reply,
+    RuleReply,
 )
 from noiser.server.upstream import Upstream
 
@@ -74,6 +86,25 @@ HEADERS = {
 }
 
 
+ANSWERS: dict[type[QuestionBody], type[Reply]] = {
+    Attribute: AttributionReply,
+    Cite: CitationsReply,
+    RuleBody: RuleReply,
+    DiffBody: DiffReply,
+    Evaluate: EvaluationReply,
+}
+"""The library's questions that programs can ask, and the forms of their answers."""
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorReply, "description": "The question cannot be answered."},
+    401: {"model": ErrorReply, "description": "The key is missing or wrong."},
+    413: {"model": ErrorReply, "description": "The request is too large."},
+    422: {"model": ErrorReply, "description": "A field is wrong."},
+    429: {"model": ErrorReply, "description": "Too many questions wait; see Retry-After."},
+    500: {"model": ErrorReply, "description": "A defect; the server's log has it."},
+}
+
+
 def application(
     models: Models,
     *,
@@ -91,11 +122,8 @@ def application(
         origins: of other sites whose pages may ask the API, as browsers send them.
         upstream: the server that writes answers; None for the models themselves.
     """
-    errors: dict[int | str, dict[str, Any]] = {
-        "default": {"description": '{"error": {"type", "message"}}'}
-    }
-    app = FastAPI(
-        title="Noiser", version=__version__, docs_url=None, redoc_url=None, responses=errors
+    app = _Api(
+        title="Noiser", version=__version__, docs_url=None, redoc_url=None, responses=_ERRORS
     )
     app.add_middleware(Guard, auth=auth, hosts=hosts, origins=origins)
     if origins:
@@ -127,10 +155,11 @@ def application(
         return job
 
     app.add_route("/", _page)
-    for name, kind in {"page.js": "text/javascript", "page.css": "text/css"}.items():
+    scripts = dict.fromkeys(("page.js", "docs.js"), "text/javascript")
+    for name, kind in {**scripts, "page.css": "text/css"}.items():
         asset: Any = Response(_file(name), media_type=kind)
         app.add_route(f"/{name}", asset)
-    questions: dict[str, Any] = {
+    of_page: dict[str, Any] = {
         "/ask": PageForm,
         "/keep": Keep,
         "/without": RunWithout,
@@ -139,14 +168,15 @@ def application(
         "/measure": Measure,
         "/findrule": FindRule,
     }
-    for body in (Attribute, Cite, RuleBody, DiffBody, Evaluate):
-        questions[f"/v1/{body.function}"] = body
-    for path, question in questions.items():
-        public = issubclass(question, QuestionBody)
-        summary = (question.__doc__ or "").partition("\n")[0]
-        app.post(path, summary=summary, include_in_schema=public)(_route(question, job_for))
+    for path, question in of_page.items():
+        app.post(path, include_in_schema=False)(_route(question, job_for))
+    for question, reply in ANSWERS.items():
+        path = f"/v1/{question.function}"
+        app.post(path, **_described(path, reply, question))(_route(question, job_for))
 
-    @app.post("/v1/chat/completions", summary=(CompletionBody.__doc__ or "").partition("\n")[0])
+    completions = "/v1/chat/completions"
+
+    @app.post(completions, **_described(completions, CompletionReply, CompletionBody))
     async def complete(asked: CompletionBody, request: Request) -> Response:
         if asked.stream:
             events = streamed(asked, models, upstream)
@@ -156,12 +186,20 @@ def application(
         ahead.stop()
         return await _whole(request, job)
 
-    @app.get("/v1/models", summary="The models that can be asked, the default first")
+    @app.get(
+        "/v1/models",
+        summary="The models that can be asked, the default first",
+        **_described("/v1/models", ModelsReply),
+    )
     def list_models() -> dict[str, Any]:
         about = {"object": "model", "created": 0, "owned_by": "noiser"}
         return {"object": "list", "data": [{"id": name, **about} for name in models.names]}
 
-    @app.get("/v1/methods", summary="The methods that can score, with a line about each")
+    @app.get(
+        "/v1/methods",
+        summary="The methods that can score, with a line about each",
+        **_described("/v1/methods", MethodsReply),
+    )
     def list_methods() -> dict[str, Any]:
         from noiser.methods import METHODS
 
@@ -174,6 +212,32 @@ def application(
         return HTMLResponse(reference_html(app.routes))
 
     return app
+
+
+def _described(path: str, reply: type[Reply], question: type[Any] | None = None) -> dict[str, Any]:
+    """What the schema says of a route: the form of its answer, and of a question its summary."""
+    operation = path.removeprefix("/v1/").replace("/", "_")
+    found: dict[str, Any] = {"response_model": reply, "operation_id": operation}
+    if question is not None:
+        found["summary"] = (question.__doc__ or "").partition("\n")[0]
+        stream = {"text/event-stream": {"schema": {"type": "string"}}}
+        found["responses"] = {200: {"content": stream}}
+    return found
+
+
+class _Api(FastAPI):
+    """FastAPI with the examples in its schema, which it would write without their nulls."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        for path, example in examples().items():
+            (operation,) = schema["paths"][path].values()
+            answer = operation["responses"]["200"]["content"]
+            answer["application/json"]["example"] = example["response"]
+            if "request" in example:
+                asked = operation["requestBody"]["content"]
+                asked["application/json"]["example"] = example["request"]
+        return schema
 
 
 def _file(name: str) -> bytes:

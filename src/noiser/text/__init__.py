@@ -1,12 +1,12 @@
 """Prompts and chats as tokens with their characters; units and sources in them."""
 
+from noiser.text.chat import calls_of as calls_of
 from noiser.text.chat import check_messages as check_messages
 from noiser.text.chat import find_action as find_action
 from noiser.text.chat import is_missing as is_missing
 from noiser.text.chat import one_text_each as one_text_each
 from noiser.text.chat import part_texts as part_texts
 from noiser.text.conversation import action_of as action_of
-from noiser.text.conversation import calls_of as calls_of
 from noiser.text.conversation import encode_messages as encode_messages
 from noiser.text.conversation import messages_without as messages_without
 from noiser.text.documents import read_documents as read_documents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -104,6 +105,35 @@ def one_text_each(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     return joined
 
 
+def calls_of(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The functions that a message calls, with their arguments as JSON."""
+    calls: list[tuple[str, str]] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        arguments = function.get("arguments", "{}")
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments)
+        calls.append((str(function.get("name", "")), arguments))
+    return tuple(calls)
+
+
+def text_with_calls(message: Mapping[str, Any]) -> str:
+    """A message's text, and below it each of its tool calls as JSON, one a line.
+
+    >>> call = {"function": {"name": "find", "arguments": {"thing": "lute"}}}
+    >>> text_with_calls({"role": "assistant", "content": None, "tool_calls": [call]})
+    '{"name": "find", "arguments": {"thing": "lute"}}'
+    """
+    lines = [text for text in ["".join(part_texts(message))] if text]
+    for name, arguments in calls_of(message):
+        try:
+            values = json.loads(arguments)
+        except ValueError:
+            values = arguments
+        lines.append(json.dumps({"name": name, "arguments": values}, ensure_ascii=False))
+    return "\n".join(lines)
+
+
 def is_said(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a message has a visible character."""
     return any(text.strip() for message in messages for text in part_texts(message))
@@ -179,6 +209,7 @@ def fit_messages(
     in the other form. A template that reads text alone gets several parts as lines, and a warning
     says so.
     """
+    messages = _with_visible_calls(tokenizer, messages, kwargs, more)
     texts = [_marked(index, message, parts=False) for index, message in enumerate(messages)]
     shown = _shown(tokenizer, texts, kwargs, more)
     doubtful: list[int] = []
@@ -211,6 +242,51 @@ def fit_messages(
                     stacklevel=2,
                 )
     return fitted
+
+
+def _with_visible_calls(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any],
+    more: Mapping[str, Any],
+) -> Sequence[Mapping[str, Any]]:
+    """The messages with tool calls and results that the template shows.
+
+    Templates without tools drop calls (SmolLM2's) or refuse results (Gemma's). Calls are then
+    written as JSON in the content of their message, and results that are refused are the user's. A
+    warning says so. Messages that the template refuses all the same stay as they are.
+    """
+    has_calls = any(_called(message) for message in messages)
+    if not has_calls and all(message["role"] != "tool" for message in messages):
+        return messages
+    options = {"closed": True, **more}
+    try:
+        text = render_chat(tokenizer, messages, kwargs, **options)
+    except PromptError:
+        text = None
+    if text is not None and all(name in text for each in messages for name in _called(each)):
+        return messages
+
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        plain = dict(message)
+        if _called(message):
+            plain["content"] = text_with_calls(message)
+            del plain["tool_calls"]
+        written.append(plain)
+    changes = "tool calls are written as JSON in their messages"
+    if text is None:
+        written = [
+            {**message, "role": "user"} if message["role"] == "tool" else message
+            for message in written
+        ]
+        changes += ", and tools' results as the user's"
+        try:
+            render_chat(tokenizer, written, kwargs, **options)
+        except PromptError:
+            return messages
+    warn(f"The chat template has no tools: {changes}.", stacklevel=2)
+    return written
 
 
 def _mark(index: int, number: int = 0) -> str:

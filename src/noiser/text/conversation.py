@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from noiser.errors import TargetError
-from noiser.text.chat import check_messages, part_texts, with_texts
+from noiser.text.chat import calls_of, check_messages, part_texts, with_texts
 from noiser.text.encoding import Encoding
 
 _BOUND = ("tool_calls", "tool_call_id", "function_call")
@@ -66,18 +65,6 @@ def _calls_text(message: Mapping[str, Any]) -> str:
     """The tool calls of a message as text."""
     texts = [f" {name}({arguments})" for name, arguments in calls_of(message)]
     return "".join(texts)
-
-
-def calls_of(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The functions that a message calls, with their arguments as JSON."""
-    calls: list[tuple[str, str]] = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        arguments = function.get("arguments", "{}")
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments)
-        calls.append((str(function.get("name", "")), arguments))
-    return tuple(calls)
 
 
 def messages_without(

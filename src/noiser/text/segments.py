@@ -7,6 +7,7 @@ a word nor a sentence: it belongs to the span before it, an opening mark to the 
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -65,6 +66,14 @@ _SENTENCE_END = regex.compile(
     regex.VERBOSE | regex.V1,
 )
 
+_JSON = json.JSONDecoder()
+_JSON_BEGIN = regex.compile(r"""\{\s*+["}]|\[\s*+\{""")
+# A text with so many beginnings that are not JSON is code. Each failure reads the text from its
+# beginning, to say the line.
+_JSON_FAILURES = 20
+# A field with more words and marks than this is cut into words.
+_LONG_FIELD = 24
+
 _FIELD = regex.compile(
     r'(?<string>"(?:[^"\\\n]|\\.)*")(?<colon>\s*:)?|\b\w+=(?=["\'\[{\d])|<(?:parameter|arg_key)[=>]'
 )
@@ -75,11 +84,23 @@ def word_spans(text: str) -> list[Offset]:
 
     Punctuation belongs to the word that it touches, as in “(so,”, or to the word before it. Where
     it begins a line it belongs to the word after it. In scripts without spaces each character is a
-    word.
+    word. A short field of JSON is one word, as is {"city": "Rome"}.
     """
     starts: list[int] = []
+    position = 0
+    for begin, end in _json_spans(text):
+        starts += _word_starts(text, position, begin)
+        starts += _field_or_word_starts(text, begin, end)
+        position = end
+    starts += _word_starts(text, position, len(text))
+    return _partition(text, starts)
+
+
+def _word_starts(text: str, begin: int, stop: int) -> list[int]:
+    """Where words begin in a part of a text."""
+    starts: list[int] = []
     mark_start: int | None = None  # of punctuation that belongs to the next word
-    for match in _WORD.finditer(text):
+    for match in _WORD.finditer(text, begin, stop):
         start, end = match.span()
         if _PUNCTUATION.fullmatch(match[0]):
             opening = _opening_start(text, start, end)
@@ -88,7 +109,45 @@ def word_spans(text: str) -> list[Offset]:
         else:
             starts.append(start if mark_start is None else mark_start)
             mark_start = None
-    return _partition(text, starts)
+    return starts
+
+
+def _json_spans(text: str) -> list[Offset]:
+    """The objects of JSON, and lists of them, that stand in a text.
+
+    >>> _json_spans('Call {"a": {"b": 1}} now.')
+    [(5, 20)]
+    """
+    spans: list[Offset] = []
+    position = 0
+    failures = 0
+    while failures < _JSON_FAILURES:
+        begin = _JSON_BEGIN.search(text, position)
+        if begin is None:
+            break
+        try:
+            _, end = _JSON.raw_decode(text, begin.start())
+        except json.JSONDecodeError as error:
+            # What lies before the error is part of a text that is no JSON.
+            position = max(error.pos, begin.end())
+            failures += 1
+        except RecursionError:
+            break
+        else:
+            spans.append((begin.start(), end))
+            position = end
+    return spans
+
+
+def _field_or_word_starts(text: str, begin: int, end: int) -> list[int]:
+    """Where the fields of JSON begin, and within long ones the words."""
+    starts: list[int] = []
+    for first, last in field_spans(text[begin:end]):
+        field = (begin + first, begin + last)
+        starts.append(field[0])
+        if len(_WORD.findall(text[slice(*field)])) > _LONG_FIELD:
+            starts += [start for start in _word_starts(text, *field) if start > field[0]]
+    return starts
 
 
 def bare_words(text: str) -> list[str]:

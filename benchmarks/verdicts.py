@@ -1,0 +1,210 @@
+"""Verdicts of citations: do sentences whose origin is known get the right one?
+
+    NOISER_DATA=FOLDER python benchmarks/verdicts.py RESULTS.jsonl play --part development
+    NOISER_DATA=FOLDER python benchmarks/verdicts.py RESULTS.jsonl play --part report
+    python benchmarks/verdicts.py RESULTS.jsonl limits --part development
+    python benchmarks/verdicts.py RESULTS.jsonl table --part report
+
+Each sentence is given as the answer to a question with six planted documents. Its origin is known:
+
+- *used*: a planted fact, of which a document is the only source;
+- *memory*: a fact of KNOWN whose value the model says by itself; no document is about it;
+- *invented*: the planted fact where its document is missing;
+- *false*: the sentence of KNOWN with another value of the same relation.
+
+The last two should be "not supported". A document that says the same of another person may make an
+invented sentence more probable: then "unclear" is right as well, as is influence without truth.
+
+`limits` shows how the share of right verdicts depends on the least probability of a token, in the
+geometric mean, that a sentence without support has. It was chosen on wordings 0 to 4 and half of
+KNOWN. `table` has the verdicts with the library's limit. Each line of the file is one sentence, and
+is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import noiser
+from measuring import table as markdown
+from noiser.data import Example, load
+from noiser.data.planted import draw
+from noiser.data.wordings import DEVELOPMENT, REPORTING
+from noiser.model import LanguageModel
+
+MODELS = ("smollm2-135m-instruct", "gemma-3-270m")
+LABELS = ("used", "memory", "invented", "false")
+PER_WORDING = 8
+"""Questions of each wording, spread over the places of the document with the answer."""
+
+LIMITS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6)
+
+Row = dict[str, Any]
+
+
+class Case(NamedTuple):
+    """A sentence whose origin is known, with its question and documents."""
+
+    name: str
+    label: str
+    question: str
+    documents: list[str]
+    sentence: str
+
+
+# ---- sentences -----------------------------------------------------------------------------------
+
+
+def cases(lm: LanguageModel, part: str) -> Iterator[Case]:
+    """The sentences of a part, all labels in turn."""
+    chance = random.Random(f"verdicts/{part}")
+    facts = known(part)
+    for wording in DEVELOPMENT if part == "development" else REPORTING:
+        planted = draw("once", 6, wording=wording)
+        for example in chance.sample(planted, PER_WORDING):
+            documents = [example.prompt[a:b] for a, b in sorted(sum(example.spans.values(), ()))]
+            (fact,) = [example.prompt[a:b] for a, b in example.spans["gold"]]
+            others = [document for document in documents if document != fact]
+            question = example.prompt.partition("Question: ")[2].partition(" Answer:")[0]
+            yield Case(example.id, "used", question, documents, fact)
+            yield Case(example.id, "invented", question, others, fact)
+            item = next_known(lm, facts)
+            wrong = [
+                other.target
+                for other in facts
+                if other.category == item.category and other.target != item.target
+            ]
+            question = f"Complete the sentence: {item.prompt}"
+            yield Case(item.id, "memory", question, documents, f"{item.prompt} {item.target}.")
+            if wrong:
+                value = chance.choice(wrong)
+                yield Case(item.id, "false", question, documents, f"{item.prompt} {value}.")
+
+
+def known(part: str) -> list[Example]:
+    """A half of KNOWN in an order of its own."""
+    examples = [*load("known")]
+    random.Random("verdicts").shuffle(examples)
+    half = len(examples) // 2
+    return examples[:half] if part == "development" else examples[half:]
+
+
+def next_known(lm: LanguageModel, facts: list[Example]) -> Example:
+    """The next fact whose value the model says by itself, taken from the list."""
+    while True:
+        fact = facts.pop()
+        said = noiser.attribute(lm, fact.prompt, method="position", unit="token").targets[0].text
+        if len(said.strip()) > 2 and (fact.target or "").startswith(said.strip()):
+            return fact
+
+
+def play(path: Path, part: str, models: Sequence[str]) -> None:
+    """Cites the sentences that are not stored yet."""
+    stored = {(row["model"], row["part"], row["label"], row["name"]) for row in rows_of(path)}
+    for model in models:
+        lm = noiser.load_model(model)
+        for case in cases(lm, part):
+            if (model, part, case.label, case.name) in stored:
+                continue
+            found = noiser.cite(
+                lm, case.question, case.documents, answer=case.sentence, unit="source"
+            )
+            (sentence,) = found.sentences
+            row = {
+                "model": model,
+                "part": part,
+                "label": case.label,
+                "name": case.name,
+                "log_p": sentence.log_probability,
+                "loss": sentence.loss,
+                "tokens": len(found.attribution.targets[0].token_ids),
+                "cited": [citation.number for citation in sentence.citations],
+                "least_loss": found.memory,
+            }
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The stored rows."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def verdict(row: Row, limit: float) -> str:
+    """The verdict of a row with another limit than the library's."""
+    with_sources = math.exp(row["log_p"] / row["tokens"])
+    without = math.exp((row["log_p"] - row["loss"]) / row["tokens"])
+    if row["loss"] >= row["least_loss"]:
+        return "used" if with_sources >= limit and row["cited"] else "unclear"
+    return "memory" if without >= limit else "unsupported"
+
+
+RIGHT = {
+    "used": {"used"},
+    "memory": {"memory"},
+    "invented": {"unsupported"},
+    "false": {"unsupported"},
+}
+
+
+def limits(rows: Sequence[Row]) -> str:
+    """The share of right verdicts for each label and limit."""
+    lines: list[dict[str, str]] = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        for limit in LIMITS:
+            line = {"model": model, "limit": f"{limit:g}"}
+            shares: list[float] = []
+            for label in LABELS:
+                here = [row for row in rows if (row["model"], row["label"]) == (model, label)]
+                right = sum(verdict(row, limit) in RIGHT[label] for row in here)
+                shares.append(right / max(1, len(here)))
+                line[label] = f"{right} of {len(here)}"
+            line["mean"] = f"{sum(shares) / len(shares):.2f}"
+            lines.append(line)
+    return markdown(lines)
+
+
+def table(rows: Sequence[Row], limit: float) -> str:
+    """How many sentences of each label get each verdict."""
+    lines: list[dict[str, str]] = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        for label in LABELS:
+            here = [row for row in rows if (row["model"], row["label"]) == (model, label)]
+            counts = Counter(verdict(row, limit) for row in here)
+            names = ("used", "memory", "unsupported", "unclear")
+            lines.append(
+                {"model": model, "origin": label, "n": str(len(here))}
+                | {name: str(counts[name]) for name in names}
+            )
+    return markdown(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("what", choices=("play", "limits", "table"))
+    parser.add_argument("--part", choices=("development", "report"), default="development")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--limit", type=float, default=0.35)
+    options = parser.parse_args()
+    if options.what == "play":
+        play(options.path, options.part, options.models)
+        return
+    rows = [row for row in rows_of(options.path) if row["part"] == options.part]
+    print(limits(rows) if options.what == "limits" else table(rows, options.limit))
+
+
+if __name__ == "__main__":
+    main()

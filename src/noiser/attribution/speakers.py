@@ -1,0 +1,59 @@
+"""Where the messages of a chat stand in its rendered text, and who says each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from noiser.text.chat import calls_of, part_texts, text_with_calls
+
+if TYPE_CHECKING:
+    from noiser.attribution.record import AttributionRecord
+
+
+def message_places(att: AttributionRecord) -> list[tuple[int, int, int]]:
+    """(index, start, end) of each message that stands in the rendered chat word for word."""
+    if isinstance(att.prompt, str):
+        return []
+    places: list[tuple[int, int, int]] = []
+    position = 0
+    for index, message in enumerate(att.prompt):
+        for content in (text_with_calls(message), "".join(part_texts(message))):
+            text = content.strip()
+            start = att.text.find(text, position, att.prompt_length) if text else -1
+            if start >= 0:
+                position = start + len(text)
+                places.append((index, start, position))
+                break
+    return places
+
+
+def speaker(att: AttributionRecord, index: int) -> str:
+    """Who says a message: its number in a chat of more than two, its role, and the tool's name.
+
+    For example "user" in a chat of a question, "0 user" and "3 tool (search)" in one of an agent.
+    """
+    messages = [] if isinstance(att.prompt, str) else att.prompt
+    message = messages[index]
+    role = str(message.get("role"))
+    number = f"{index} " if len(messages) > 2 else ""
+    tool = _tool_of(att, index)
+    return f"{number}{role} ({tool})" if tool else f"{number}{role}"
+
+
+def _tool_of(att: AttributionRecord, index: int) -> str:
+    """The tool whose result a message is: by its name, or by the call that it answers."""
+    messages = [] if isinstance(att.prompt, str) else att.prompt
+    message = messages[index]
+    if message.get("role") != "tool":
+        return ""
+    if message.get("name"):
+        return str(message["name"])
+    answered = message.get("tool_call_id")
+    for earlier in reversed(messages[:index]):
+        calls = earlier.get("tool_calls") or ()
+        for call, (function, _) in zip(calls, calls_of(earlier), strict=True):
+            if answered is not None and call.get("id") == answered:
+                return function
+        if calls and answered is None:
+            return calls_of(earlier)[0][0] if len(calls) == 1 else ""
+    return ""
