@@ -142,15 +142,26 @@ def _shot(
         browser.close()
 
 
-def _html(name: str, found: Callable[[], Any], width: int = 760, **options: Any) -> None:
-    _shot(name, width, lambda page: page.set_content(found().to_html(**options)))
+def _html(
+    name: str, found: Callable[[], Any], width: int = 760, opened: str = "", **options: Any
+) -> None:
+    """A result's page; `opened` is the heading of a folded part that is shown open."""
+
+    def show(page: Any) -> None:
+        page.set_content(found().to_html(**options))
+        if opened:
+            page.get_by_text(opened, exact=True).click()
+
+    _shot(name, width, show)
 
 
 PICTURES: dict[str, Callable[[str], None]] = {
     "foil": partial(_html, found=lambda: _first("read", "att")),
     "edits": partial(_html, found=lambda: _first("howto/edits", "found")),
     "rules": partial(_html, found=lambda: _first("howto/rules", "found")),
-    "pairs": partial(_html, found=lambda: _first("howto/pairs", "att")),
+    "pairs": partial(
+        _html, opened="pairs that act together", found=lambda: _first("howto/pairs", "att")
+    ),
     "agents": partial(_html, found=lambda: _first("howto/agents", "att")),
     "chat": partial(
         _html, found=lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES)

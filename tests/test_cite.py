@@ -12,6 +12,7 @@ import torch
 import noiser
 from attribution_for_tests import make, spans_of
 from engine_for_tests import query_of
+from noiser.attribution.summary import as_text
 from noiser.errors import (
     NoiserError,
     ParameterError,
@@ -21,6 +22,7 @@ from noiser.errors import (
     UnitError,
 )
 from noiser.explain.citations_record import in_nats
+from noiser.explain.citations_summary import about_citations
 from noiser.text import read_documents
 from noiser.types import Pair, Source, Target
 from test_engine import masked
@@ -683,3 +685,65 @@ def test_sentences_and_quotes_have_their_places():
                 assert text[quote.start_in_source : quote.end_in_source] == quote.text
                 assert found.attribution.text[quote.start : quote.end] == quote.text
     assert any(citation.quotes for sentence in found.sentences for citation in sentence.citations)
+
+
+def made(scores, losses, **changes):
+    """Citations of sentences S0. S1. ... by two titled sources and one without a title."""
+    pieces = ("A fox.", "\nA dog.", "\nTrains.")
+    units = spans_of(*pieces)
+    titles = ("Animals", "Pets", "")
+    sources = tuple(
+        Source(title, unit.text.strip(), unit.end - len(unit.text.strip()), unit.end)
+        for title, unit in zip(titles, units, strict=True)
+    )
+    targets = tuple(Target(f" S{row}.", row, 0.9, 1) for row in range(len(scores)))
+    att = make(
+        pieces,
+        scores,
+        units=units,
+        targets=targets,
+        target_unit="sentence",
+        parameters={"objective": "logprob"},
+    )
+    answer = "".join(target.text for target in targets)
+    fields = {"sources": sources, "answer": answer, "attribution": att, "losses": losses}
+    return citations(**fields | changes)
+
+
+STRONG, WEAK, NONE = (6.3, 0.1, 0.0), (0.0, 0.8, 0.0), (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (made((STRONG, WEAK), (7.0, 4.0)), "The answer follows the sources, most of all “[1] Animals”."),
+        (made((STRONG,), (7.0,)), "The answer follows source “[1] Animals”."),
+        (made(((0.0, 0.0, 9.0),), (9.0,)), "The answer follows source “[3]”."),
+        (
+            made((STRONG, STRONG, NONE), (7.0, 7.0, 0.0)),
+            "Two sentences follow source “[1] Animals”; one is “from memory”.",
+        ),
+        (made((NONE, NONE), (0.0, 0.0)), "The answer is “from memory”."),
+    ],
+    ids=["all", "one source", "no title", "some", "none"],
+)  # fmt: skip
+def test_citations_in_one_sentence(found, expected):
+    assert as_text(about_citations(found)) == expected
+
+
+def test_a_strong_citation_does_not_look_like_a_weak_one():
+    """Of one scale for the whole answer, in the text, after the sentence and in the sources."""
+    page = made((STRONG, WEAK), (7.0, 4.0)).to_html()
+    tints = dict(re.findall(r"#noiser \.q(\d)\{--a:([\d.]+)\}", page))
+    assert tints == {"0": "1.00", "1": "0.13"}
+    assert re.findall(r'class="s s\d cited" style="--a:([\d.]+)"', page) == ["1.00", "0.13"]
+    bars = re.findall(r'<i class=strength title="([^"]*)"', page)
+    assert bars == ["[1] 6.30 nats", "[2] 0.80 nats", "6.30 nats", "0.80 nats"]
+    assert 'title="0.80 nats for “S1.”">A dog.</span>' in page
+
+
+def test_the_verdict_is_the_sentence_s_mark():
+    found = citations()
+    page = found.to_html()
+    assert '<span class="memory not-supported" tabindex=0>not supported</span>' in page
+    assert "one is “not supported”" in as_text(about_citations(found))

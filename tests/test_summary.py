@@ -5,7 +5,7 @@ import torch
 
 from attribution_for_tests import make, spans_of
 from noiser.attribution.summary import about, as_markdown, as_text
-from noiser.types import Target, Without
+from noiser.types import Pair, Target, Without
 
 WORDS = (" who", " left", " Germany", " for", " Lisbon,", " speaks")
 PORTUGUESE = Target(" Portuguese", 100, 0.36, 1)
@@ -61,6 +61,15 @@ def said(att, row=0):
             "The model says “Portuguese” (36 %); no single word matters much (without “Lisbon” "
             "36 % becomes 34 %).",
             id="the strongest changes hardly anything",
+        ),
+        pytest.param(
+            attribution(
+                without=Without(0.34, " Portuguese", 0.34),
+                pairs=(Pair(0, (2, 4), -0.5, 0.01, "either"),),
+            ),
+            "The model says “Portuguese” (36 %); no single word matters much, since either "
+            "“Germany” or “Lisbon” would do.",
+            id="either of two would do",
         ),
         pytest.param(
             attribution((0.0,) * 6),

@@ -807,3 +807,20 @@ def test_origins_are_read_as_browsers_send_them(given, origin):
 def test_what_is_no_origin_is_refused(given):
     with pytest.raises(ParameterError, match="expected the origin of one site"):
         checked_origin(given)
+
+
+def test_work_is_expected_to_take_as_long_as_its_inputs_at_the_speed_of_before():
+    models = Models(["llama"], chatty)
+    form = PageForm(prompt=PROMPT, chat=False, methods="occlusion")
+    job = QuestionJob(lambda job: form.run(models, job))
+    asyncio.run(end_of(job))
+    assert job.state["expected"] is None  # nothing is known of the model's speed
+    (name,) = models.speeds
+    att = noiser.attribute(chatty("llama"), PROMPT, method="occlusion")
+    models.speeds = {name: 2.0}
+    job = QuestionJob(lambda job: form.run(models, job))
+    asyncio.run(end_of(job))
+    tokens = len(chatty("llama").encode(PROMPT).token_ids) + 1
+    expected = len(att.units) * tokens / 2.0
+    assert expected <= job.state["expected"] < expected + 10
+    assert models.speeds[name] > 2.0

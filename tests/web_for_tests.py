@@ -14,7 +14,7 @@ import noiser
 from noiser.server.completions import CompletionBody
 from noiser.server.jobs import Models
 from noiser.server.listening import configured
-from noiser.server.page import Check, Measure, PageForm, Tolerate, Without
+from noiser.server.page import CheckScores, Measure, PageForm, RunWithout, Tolerate
 from noiser.server.questions import Attribute, Cite, DiffBody, Evaluate, RuleBody
 from noiser.server.serving import application
 from tiny import chat_tokenizer, tiny, tiny_model
@@ -101,8 +101,8 @@ def nonsense(chance, count):
         "/ask": PageForm,
         "/tolerate": Tolerate,
         "/measure": Measure,
-        "/test": Check,
-        "/without": Without,
+        "/test": CheckScores,
+        "/without": RunWithout,
         "/v1/chat/completions": CompletionBody,
     }
     kinds |= {

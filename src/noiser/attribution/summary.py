@@ -189,6 +189,11 @@ def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     if entry is not None and _hardly_changes(att, row, entry):
         changed = _changed_share(att.targets[row], entry)
         begin = Piece(f"; no single {_noun(att)} matters much")
+        either = [pair for pair in att.pairs if pair.target == row and pair.kind == "either"]
+        if either:
+            first, second = either[0].units
+            one = [*_named(att, first), Piece(" or "), *_named(att, second)]
+            return [begin, Piece(", since either "), *one, Piece(" would do")]
         if not changed:
             return [begin]
         return [begin, Piece(" (without "), *_named(att, column), Piece(f" {changed})")]

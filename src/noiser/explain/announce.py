@@ -46,12 +46,15 @@ def expected_calls(chat: Any, question: Question, method: Method, seed: int) -> 
     encoding = chat.encode(question.prompt)
     units, _ = units_of_text(encoding, question)
     samples = chat.repeats or 1
-    inputs = _inputs(method, len(units), seed)
+    inputs = expected_inputs(method, len(units), seed)
     return (inputs + 1) * samples + (_FIRST - 1 if chat.repeats is None else 0)
 
 
-def _inputs(method: Any, units: int, seed: int) -> int:
-    """The number of inputs that a method plays with so many units."""
+def expected_inputs(method: Any, units: int, seed: int) -> int:
+    """About how many inputs a method plays with so many units, where one of them decides.
+
+    0 for a method that plays no game, such as one of gradients.
+    """
     middle = units // 2
     played: set[Coalition] = set()
 

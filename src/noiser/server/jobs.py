@@ -73,8 +73,9 @@ class QuestionJob:
     def __init__(self, work: Callable[[QuestionJob], Any]) -> None:
         self.number = next(QuestionJob._numbers)
         self.seat: Seat | None = None
+        self.expected: float | None = None  # seconds of the whole work, where they can be estimated
         self.warnings: list[str] = []
-        self._label, self._share, self._began = "Starting", None, time.monotonic()
+        self._label, self._share, self.began = "Starting", None, time.monotonic()
         self._stop, self.future = threading.Event(), Future[Any]()
         self.stop = self._stop.set
         threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
@@ -129,11 +130,15 @@ class QuestionJob:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The present step, its share of work done (None where unknown), and seconds since the job began."""
+        """The present step, its share of work done, seconds since the job began, and seconds that are expected.
+
+        Share and expected seconds are None where they are unknown.
+        """
         return {
             "label": self._label,
             "share": self._share,
-            "seconds": time.monotonic() - self._began,
+            "seconds": time.monotonic() - self.began,
+            "expected": self.expected,
         }
 
     async def ended(self) -> bool:
@@ -152,6 +157,8 @@ class Models:
         self._loaded: dict[str, LanguageModel] = {}
         self._load_lock = threading.Lock()
         self._line = Line()
+        self.speeds: dict[str, float] = {}
+        """For each model by its name the most token-forwards per second that an answer has had."""
         self._count_lock = threading.Lock()
         self._open = 0
 

@@ -63,6 +63,16 @@ function inWords(seconds) {
   return `about ${Math.round(seconds / size)} ${name}`;
 }
 
+function clock() { // a function that says how many seconds of work are left: as measured, or else as the server expects
+  let first;
+  return ({ label, share, seconds, expected }) => {
+    if (share !== null && (!first || label !== first.label || share < first.share)) first = { label, share, seconds };
+    const done = first ? share - first.share : 0, spent = first ? seconds - first.seconds : 0;
+    if (done > 0 && share < 1 && spent > 1.5) return spent * (1 - share) / done;
+    return expected ? expected - seconds : 0;
+  };
+}
+
 function offerQuicker(question) { // the ways that are not taken already; sources and edits have none
   if (question.sources || question.before) return;
   for (const button of $("quicker").children) {
@@ -126,6 +136,7 @@ async function ask(path, question, into) { // what is answered, if it is
     const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
     const reply = await fetch(path, { method: "POST", headers, signal: mine.signal, body: JSON.stringify(question) });
     if (!reply.ok) return refuse(into, (await reply.json()).error.message);
+    const secondsLeft = clock();
     for await (const [name, value] of events(reply.body)) {
       if (name === "error") return refuse(into, value.error.message);
       if (name === "answer") {
@@ -135,7 +146,7 @@ async function ask(path, question, into) { // what is answered, if it is
         return value;
       }
       const share = value.share === null ? "" : `${Math.round(100 * value.share)} %, `;
-      const left = value.seconds > 1.5 && value.share ? value.seconds * (1 / value.share - 1) : 0;
+      const left = secondsLeft(value);
       say(value.label, value.share, left > LONG ? `${inWords(left)} left` : `${share}${Math.round(value.seconds)} s`);
       if (left > LONG && path === "ask") offerQuicker(question);
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,16 +12,27 @@ from pydantic import BaseModel, Field
 
 from noiser.attribution.display import label
 from noiser.attribution.markup import css
+from noiser.engine._prepare_text import units_of_text
 from noiser.errors import ParameterError, PromptError
+from noiser.explain.announce import expected_inputs
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.files import json_messages
 from noiser.server.bounds import MESSAGES, NAMES, SOURCES, BoundedName, BoundedText, Names, items
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
-from noiser.types import AutoUnit, Prompt, Sources, TargetUnitName, TextUnitName
+from noiser.types import (
+    WHOLE_ANSWER,
+    AutoUnit,
+    Prompt,
+    Question,
+    Sources,
+    TargetUnitName,
+    TextUnitName,
+)
 
 if TYPE_CHECKING:
     from noiser.attribution import Attribution
+    from noiser.explain import Comparison
     from noiser.model import LanguageModel
 
 FACT = "LeBron James professionally plays the sport of"
@@ -75,7 +87,16 @@ class PageForm(BaseModel):
                 return self._cite(lm, prompt, documents, job)
             if has_before:
                 return self._diff(lm, self._parse(self.before, is_chat=is_chat), prompt, job)
-            return self._compare(lm, prompt, methods, job)
+            began = time.monotonic()
+            speed = models.speeds.get(lm.identity.name)
+            if speed:
+                tokens = self._expected_token_forwards(lm, prompt, methods)
+                job.expected = tokens / speed + began - job.began if tokens else None
+            comparison = self._compare(lm, prompt, methods, job)
+            done = sum(int(att.info.get("token_forwards") or 0) for att in comparison)
+            seconds = max(time.monotonic() - began, 1e-3)
+            models.speeds[lm.identity.name] = max(speed or 0.0, done / seconds)
+            return _answer(comparison, comparison)
 
     @staticmethod
     def _parse(text: str, *, is_chat: bool) -> Prompt:
@@ -121,14 +142,29 @@ class PageForm(BaseModel):
         )
         return _answer(edits, [edits])
 
+    def _expected_token_forwards(
+        self, lm: LanguageModel, prompt: Prompt, methods: Sequence[str]
+    ) -> int:
+        """About how many tokens the methods run, so that long work is announced; 0 if unknown."""
+        if self.unit == "auto" or lm.is_text_only:
+            return 0
+        question = Question(prompt=prompt, unit=self.unit)
+        encoding = lm.encode(prompt)
+        units, _ = units_of_text(encoding, question)
+        answer = self.max_new_tokens or (1 if isinstance(prompt, str) else WHOLE_ANSWER)
+        inputs = 0
+        for name in methods:
+            inputs += expected_inputs(bounded_method(name), len(units), self.seed)
+        return inputs * (len(encoding.token_ids) + answer)
+
     def _compare(
         self, lm: LanguageModel, prompt: Prompt, methods: Sequence[str], job: QuestionJob
-    ) -> dict[str, Any]:
-        """The heat maps of all methods."""
+    ) -> Comparison:
+        """The attributions by all methods."""
         from noiser import compare
 
         job.step(", ".join(methods))
-        comparison = compare(
+        return compare(
             lm,
             prompt,
             methods,
@@ -140,7 +176,6 @@ class PageForm(BaseModel):
             seed=self.seed,
             progress=job.progress,
         )
-        return _answer(comparison, comparison)
 
 
 def _split_sources(text: str) -> list[str | tuple[str, str]]:
@@ -197,7 +232,7 @@ def _result_of(records: Sequence[Mapping[str, Any]]) -> Any:
     return Comparison(tuple(Attribution.from_dict(record) for record in records))
 
 
-class Without(BaseModel):
+class RunWithout(BaseModel):
     """What does the model say without each word? For answers of methods that do not run that."""
 
     model: BoundedName = ""
@@ -218,7 +253,7 @@ class Without(BaseModel):
         return _answer(Comparison(tuple(attributions)), attributions)
 
 
-class Check(BaseModel):
+class CheckScores(BaseModel):
     """Can the scores be believed? A test of a few seconds."""
 
     model: BoundedName = ""

@@ -29,13 +29,13 @@ from noiser.server.completions import CompletionBody, streamed
 from noiser.server.jobs import FullError, Models, QuestionJob, ServerError, error_body
 from noiser.server.page import (
     FACT,
-    Check,
+    CheckScores,
     FindRule,
     Keep,
     Measure,
     PageForm,
+    RunWithout,
     Tolerate,
-    Without,
 )
 from noiser.server.questions import (
     Attribute,
@@ -162,8 +162,8 @@ def application(
     of_page: dict[str, Any] = {
         "/ask": PageForm,
         "/keep": Keep,
-        "/without": Without,
-        "/test": Check,
+        "/without": RunWithout,
+        "/test": CheckScores,
         "/tolerate": Tolerate,
         "/measure": Measure,
         "/findrule": FindRule,
