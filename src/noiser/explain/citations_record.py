@@ -28,10 +28,10 @@ NATS = {"logprob": "log-probability", "logit": "log odds"}
 """Scores that are differences of logarithms, and what they are differences of."""
 
 
-Verdict = Literal["used", "memory", "unsupported", "unclear"]
+Origin = Literal["used", "memory", "unsupported", "unclear"]
 """Where a sentence is from; see `Sentence.verdict`."""
 
-VERDICTS: dict[Verdict, str] = {
+VERDICTS: dict[Origin, str] = {
     "used": "used",
     "memory": "from memory",
     "unsupported": "not supported",
@@ -144,7 +144,7 @@ class Sentence(NamedTuple):
     end: int
     log_probability: float
     loss: float
-    verdict: Verdict
+    verdict: Origin
     citations: tuple[Citation, ...]
     pairs: tuple[SourcePair, ...] = ()
     against: tuple[Opponent, ...] = ()
@@ -199,7 +199,7 @@ class Sentence(NamedTuple):
         return f"log-probability {self.log_probability:.2f}, without any source {without:.2f}"
 
 
-def _verdict(needs_sources: bool, is_cited: bool, without: float) -> Verdict:
+def _verdict(needs_sources: bool, is_cited: bool, without: float) -> Origin:
     """The verdict of a sentence by the probability of its tokens without the sources."""
     if needs_sources:
         return "used" if is_cited else "unclear"

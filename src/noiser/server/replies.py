@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from noiser.explain.citations_record import Verdict
+from noiser.explain.citations_record import Origin
 
 _START = "Offset of the first character, counted as the request's `offsets` say."
 _END = "Offset after the last character."
@@ -171,7 +171,7 @@ class SentenceReply(Reply):
     end: int = Field(description=_END)
     log_probability: float = Field(description="In nats, given everything before it.")
     loss: float = Field(description="What it loses without all sources, in nats.")
-    verdict: Verdict
+    verdict: Origin
     citations: list[CitationReply] = Field(description="The best first.")
     pairs: list[SourcePairReply]
     against: list[OpponentReply]
@@ -365,7 +365,7 @@ class CitedSentence(Reply):
     sources: list[DocumentCitation] = Field(description="The best first.")
     pairs: list[DocumentPair]
     against: list[DocumentOpponent]
-    verdict: Verdict
+    verdict: Origin
     method: str
     check: SentenceCheck | None
 
