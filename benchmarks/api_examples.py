@@ -1,8 +1,10 @@
-"""Writes the API's examples anew: the requests of src/noiser/server/examples.json, answered by the built-in model.
+"""Writes the API's examples anew: the requests of src/noiser/server/examples.json, answered by the
+built-in model.
 
     python benchmarks/api_examples.py
 
-The examples are shown in /openapi.json and on /docs; a slow test compares them with what the model says.
+The examples are shown in /openapi.json and on /docs; a slow test compares them with what the model
+says.
 """
 
 from __future__ import annotations

@@ -1,18 +1,21 @@
-"""Citations: what they cost, whether they predict removal, and whether they find the source that was used.
+"""Citations: what they cost, whether they predict removal, and whether they find the source that
+was used.
 
     python benchmarks/citations.py RESULTS.jsonl cost --tokens 400 --sources 4 --answers 5 --texts 5
     python benchmarks/citations.py RESULTS.jsonl truth --models smollm2-135m-instruct gemma-3-270m
     python benchmarks/citations.py RESULTS.jsonl table
 
-`cost` cites an answer of several sentences, each copied from one of many made-up sentences in several sources: by
-`noiser.cite` as it is, with every sentence of every source hidden, and by the full computation, in which every
-sentence's rows become zeros; then as where tokens cannot be hidden. LDS is the rank correlation, over random halves of
-the sentences that are removed (`--removal`), of the summed scores of the kept sentences with an answer sentence's
-log-probability; mean over answer sentences. *Found* is the share of the answer's sentences whose own sentence has the
-largest score.
+`cost` cites an answer of several sentences, each copied from one of many made-up sentences in
+several sources: by `noiser.cite` as it is, with every sentence of every source hidden, and by the
+full computation, in which every sentence's rows become zeros; then as where tokens cannot be
+hidden. LDS is the rank correlation, over random halves of the sentences that are removed
+(`--removal`), of the summed scores of the kept sentences with an answer sentence's log-probability;
+mean over answer sentences. *Found* is the share of the answer's sentences whose own sentence has
+the largest score.
 
-`truth` takes planted facts (`noiser.data`), with every sentence a source: prompts whose answer the model gives, and
-does not give without the gold sentences. Recall@1 is the share of them on which a gold sentence has the largest score.
+`truth` takes planted facts (`noiser.data`), with every sentence a source: prompts whose answer the
+model gives, and does not give without the gold sentences. Recall@1 is the share of them on which a
+gold sentence has the largest score.
 
 Each line of the file is one text and way, and is not run again. Seconds are processor time.
 """
@@ -61,7 +64,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-# ---- what it costs ---------------------------------------------------------------------------------------------------
+# ---- what it costs -------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -73,7 +76,9 @@ class Case(NamedTuple):
 
 
 def case(lm: LanguageModel, tokens: int, sources: int, answers: int, seed: int) -> Case:
-    """About this many tokens of sources; each sentence of the answer copies one of a source, all sources in turn."""
+    """About this many tokens of sources; each sentence of the answer copies one of a source, all
+    sources in turn.
+    """
     chance = random.Random(seed)
     facts = [(person, thing) for person in PEOPLE for thing in THINGS]
     pairs = iter(chance.sample(facts, len(facts)))
@@ -133,7 +138,9 @@ def cost_rows(
 def lds(
     att: noiser.Attribution, units: Sequence[noiser.Span], kept: torch.Tensor, values: torch.Tensor
 ) -> float:
-    """Mean over the answer's sentences; of a source that was not split, the kept part of its tokens counts."""
+    """Mean over the answer's sentences; of a source that was not split, the kept part of its tokens
+    counts.
+    """
     marks = torch.zeros(
         len(kept), 1 + max(unit.token_indices[-1] for unit in units), dtype=torch.float64
     )
@@ -144,11 +151,13 @@ def lds(
     return statistics.mean(float(spearmanr(sums, row).statistic) for sums, row in pairs)
 
 
-# ---- whether the source is found -------------------------------------------------------------------------------------
+# ---- whether the source is found -----------------------------------------------------------------
 
 
 def jensen_shannon(log_p: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
-    """-JSD(changed, clean) in nats, summed over tokens: with occlusion by deletion, ARC-JSD (arXiv 2505.16415)."""
+    """-JSD(changed, clean) in nats, summed over tokens: with occlusion by deletion, ARC-JSD (arXiv
+    2505.16415).
+    """
     middle = torch.logaddexp(log_p, clean) - torch.log(torch.tensor(2.0))
     return (
         -((log_p.exp() * (log_p - middle)).sum(-1) + (clean.exp() * (clean - middle)).sum(-1)).sum(
@@ -172,8 +181,9 @@ METHODS: dict[str, dict[str, Any]] = {
 def without_attribution(
     lm: LanguageModel, sources: Sequence[str], said: str
 ) -> dict[str, list[float]]:
-    """Scores of sources from question and answer: similarity by TF-IDF and by the mean of the model's input embeddings,
-    and the probability of each source's number where the model is asked to cite one.
+    """Scores of sources from question and answer: similarity by TF-IDF and by the mean of the
+    model's input embeddings, and the probability of each source's number where the model is asked
+    to cite one.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -262,7 +272,7 @@ def _answers(att: noiser.Attribution, target: Any) -> bool:
     return bool(said) and str(target).startswith(said)
 
 
-# ---- rows and tables -------------------------------------------------------------------------------------------------
+# ---- rows and tables -----------------------------------------------------------------------------
 
 
 def _groups(

@@ -1,14 +1,18 @@
-"""What a graphics card does with models of published shapes: prompts a second, share of its peak, the longest prompt.
+"""What a graphics card does with models of published shapes: prompts a second, share of its peak,
+the longest prompt.
 
     python benchmarks/devices.py --device cuda --output build/devices.json
     python benchmarks/devices.py --device cuda --shapes llama-3-8b
 
-Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter for how often a
-search asks, so Noiser's scoring pass is measured, with its k given; a whole call with its search is about three of
-them (bisection) or one and a half (certified). The prompts are attributed as one list, as a user would.
+Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter
+for how often a search asks, so Noiser's scoring pass is measured, with its k given; a whole call
+with its search is about three of them (bisection) or one and a half (certified). The prompts are
+attributed as one list, as a user would.
 
-Peak: a product of square matrices in the same precision, on the same device. The longest prompt is doubled from
-1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are occluded.
+Peak: a product of square matrices in the same precision, on the same device. The longest prompt is
+    doubled from
+1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are
+occluded.
 """
 
 from __future__ import annotations

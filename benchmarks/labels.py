@@ -1,6 +1,8 @@
-"""Whether the label of a planted prompt is true of a model: what the model says of it and of prompts that lack parts.
+"""Whether the label of a planted prompt is true of a model: what the model says of it and of
+prompts that lack parts.
 
-Texts are written anew without the parts (`Example.without`, `Example.enough`), so that no way of removal is trusted.
+Texts are written anew without the parts (`Example.without`, `Example.enough`), so that no way of
+removal is trusted.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ def is_what_it_says(lm: LanguageModel, example: Example) -> bool:
 def faults(lm: LanguageModel, examples: Sequence[Example]) -> list[str]:
     """For each example the reason why its label is not true of the model, or "".
 
-    "answer": the model does not give the answer. "without": it still does in a prompt that lacks what decides.
-    "enough": it does not in a prompt that lacks only what is not needed, such as one of two copies. "moved": documents
-    that do not matter change the answer's log-probability by `MOVED` nats. "said": where the answer is in no document
-    (without a target), the model's own answer has a word that only documents have, or no word.
+    "answer": the model does not give the answer. "without": it still does in a prompt that lacks
+    what decides. "enough": it does not in a prompt that lacks only what is not needed, such as one
+    of two copies. "moved": documents that do not matter change the answer's log-probability by
+    `MOVED` nats. "said": where the answer is in no document (without a target), the model's own
+    answer has a word that only documents have, or no word.
     """
     asked = [(e.prompt, e.target) for e in examples if e.target is not None]
     given = _known(lm, asked)
@@ -66,7 +69,9 @@ def _known(lm: LanguageModel, pairs: Sequence[Pair]) -> dict[Pair, tuple[bool, f
 
 
 def _read(lm: LanguageModel, pairs: Sequence[Pair]) -> list[tuple[bool, float]]:
-    """For each prompt and answer: whether all its tokens are the greedy choice, and its log-probability."""
+    """For each prompt and answer: whether all its tokens are the greedy choice, and its
+    log-probability.
+    """
     if not pairs:
         return []
     prompts, targets = [prompt for prompt, _ in pairs], [target for _, target in pairs]
@@ -92,7 +97,9 @@ def answers(lm: LanguageModel, examples: Sequence[Example]) -> dict[str, str]:
 
 
 def says_a_documents_word(example: Example, answer: str) -> bool:
-    """Whether an answer has a word that documents have and the question has not; or no word at all."""
+    """Whether an answer has a word that documents have and the question has not; or no word at
+    all.
+    """
     spans = [span for places in example.spans.values() for span in places]
     documents = words(" ".join(example.prompt[start:end] for start, end in spans))
     question = words(example.prompt[max(end for _, end in spans) :])

@@ -2,8 +2,8 @@
 
     python benchmarks/many_prompts.py --model gemma-3-270m
 
-Both ways run in turns in this process, on the same prompts and threads. Results must agree, or the run fails: scores
-within 1e-5, thresholds to the bit.
+Both ways run in turns in this process, on the same prompts and threads. Results must agree, or the
+run fails: scores within 1e-5, thresholds to the bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from noiser.model import LanguageModel
 METHODS = ("noiser", "noiser_relative", "occlusion", "lime")
 
 NOTE = (
-    "float32, {count} prompts of {least} to {most} tokens. One by one: a call for each. As a list: one call. Medians "
+    "float32, {count} prompts of {least} to {most} tokens. One by one: a call for each. As a "
+    "list: one call. Medians "
     "of {repeats} runs, the two ways in turns; times faster is the median of their ratios."
 )
 

@@ -1,4 +1,5 @@
-"""What the speed benchmarks share: the setting, prompts, clocks, the machine's peak, and tables of results.
+"""What the speed benchmarks share: the setting, prompts, clocks, the machine's peak, and tables of
+results.
 
 A part is a function from a `Setting` to a `Part`: rows of a table.
 """
@@ -24,15 +25,24 @@ from noiser.model import LanguageModel
 from noiser.model.products import forward_of
 
 TEXT = (
-    "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the great lamp, and watched "
-    "the fishing boats come home across the bay, counting them one by one until the last of them had passed the rocks "
-    "and reached the harbour, where the families of the crew were waiting on the old stone pier with blankets, "
-    "lanterns and a kettle of hot soup for everyone who came. In winter, when the storms blew in from the north and "
-    "the waves broke over the wall, he stayed awake all night, wrote down the hour at which each ship had passed, and "
-    "listened to the wind in the chimney. His daughter brought him bread and news from the town on Sundays, and in "
-    "return he told her what he had seen: a whale close to the shore, a light that moved over the water and belonged "
-    "to nobody, and once a small red boat that drifted past with its sail set and no one on board, which was found "
-    "the next morning on the beach of the island, dry and without a scratch, as if it had only been put down"
+    "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the "
+    "great lamp, and watched "
+    "the fishing boats come home across the bay, counting them one by one until the last of them "
+    "had passed the rocks "
+    "and reached the harbour, where the families of the crew were waiting on the old stone pier "
+    "with blankets, "
+    "lanterns and a kettle of hot soup for everyone who came. In winter, when the storms blew in "
+    "from the north and "
+    "the waves broke over the wall, he stayed awake all night, wrote down the hour at which each "
+    "ship had passed, and "
+    "listened to the wind in the chimney. His daughter brought him bread and news from the town "
+    "on Sundays, and in "
+    "return he told her what he had seen: a whale close to the shore, a light that moved over "
+    "the water and belonged "
+    "to nobody, and once a small red boat that drifted past with its sail set and no one on "
+    "board, which was found "
+    "the next morning on the beach of the island, dry and without a scratch, as if it had only "
+    "been put down"
 )
 
 PATIENCE = 10.0
@@ -43,9 +53,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The model in a precision ("float32", "bfloat16" or "float16"), and whether the run is a quick one.
+    """The model in a precision ("float32", "bfloat16" or "float16"), and whether the run is a quick
+    one.
 
-    A quick run has short prompts and one repetition. It shows that everything runs; its figures say little.
+    A quick run has short prompts and one repetition. It shows that everything runs; its figures say
+    little.
     """
 
     load: Callable[[str], LanguageModel]
@@ -70,13 +82,15 @@ class Part:
 
 
 def prompt_of(lm: LanguageModel, tokens: int) -> str:
-    """The longest beginning of the text, in whole words, with at most this many tokens, special ones included."""
+    """The longest beginning of the text, in whole words, with at most this many tokens, special
+    ones included.
+    """
     words = TEXT.split(" ")
     texts = (" ".join(words[:end]) for end in range(len(words), 0, -1))
     return next(text for text in texts if len(lm.tokenizer(text)["input_ids"]) <= tokens)
 
 
-# ---- clocks ---------------------------------------------------------------------------------------------------------
+# ---- clocks --------------------------------------------------------------------------------------
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
@@ -96,7 +110,9 @@ def run_method(lm: LanguageModel, query: Query, method: Method) -> tuple[Query, 
 
 
 class ForwardClock:
-    """Seconds inside the model's forward passes while it is entered, and their number, tokens and rows of the head."""
+    """Seconds inside the model's forward passes while it is entered, and their number, tokens and
+    rows of the head.
+    """
 
     def __init__(self, lm: LanguageModel) -> None:
         self.seconds, self.passes, self.tokens, self.rows = 0.0, 0, 0, 0
@@ -125,7 +141,9 @@ class ForwardClock:
 
 @cache
 def matrix_peak(dtype: str = "float32", size: int = 2048, device: str = "cpu") -> float:
-    """Floating-point operations per second of a large matrix product: the faster of PyTorch's and the library's."""
+    """Floating-point operations per second of a large matrix product: the faster of PyTorch's and
+    the library's.
+    """
     layer = torch.nn.Linear(size, size, bias=False, device=device, dtype=DTYPES[dtype])
     x = torch.randn(size, size, device=device).to(DTYPES[dtype])
 
@@ -140,9 +158,11 @@ def matrix_peak(dtype: str = "float32", size: int = 2048, device: str = "cpu") -
 
 
 def operations(lm: LanguageModel, tokens: int, rows: int) -> float:
-    """Floating-point operations of the model's weights: all but the table for each token, the head for each row.
+    """Floating-point operations of the model's weights: all but the table for each token, the head
+    for each row.
 
-    Products of queries with keys and of attention weights with values are left out: they are few at these lengths.
+    Products of queries with keys and of attention weights with values are left out: they are few at
+    these lengths.
     """
     embeddings = lm.model.get_input_embeddings().weight
     head = lm.model.get_output_embeddings().weight
@@ -154,14 +174,16 @@ def operations(lm: LanguageModel, tokens: int, rows: int) -> float:
 
 
 def scoring_pass(query: Query, samples: int) -> int:
-    """Token-forwards of one scoring pass per target: each unit's samples, from its first token to the target."""
+    """Token-forwards of one scoring pass per target: each unit's samples, from its first token to
+    the target.
+    """
     pairs = query.causal_mask.nonzero().tolist()
     return samples * sum(
         query.logit_positions[g] + 1 - query.units[u].token_indices[0] for g, u in pairs
     )
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def cell(value: Any) -> str:
@@ -183,7 +205,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def share(hits: Sequence[bool], prompts: int | None = None) -> str:
-    """A share with Wilson's 95 % interval over so many prompts, by default one for each hit or miss."""
+    """A share with Wilson's 95 % interval over so many prompts, by default one for each hit or
+    miss.
+    """
     from scipy.stats import binomtest
 
     found, n = sum(hits) / len(hits), prompts or len(hits)
@@ -205,7 +229,8 @@ def conditions(setting: Setting) -> str:
     """The machine, the model and the versions, as a sentence."""
     here, versions = machine(), versions_of(("torch", "transformers", "inseq", "captum"))
     return (
-        f"{setting.load('float32').identity.name}, {torch.get_num_threads()} threads, {here['cores']} cores of "
+        f"{setting.load('float32').identity.name}, {torch.get_num_threads()} threads, "
+        f"{here['cores']} cores of "
         f"{here['cpu']}, {time.strftime('%Y-%m-%d')}{', a quick run' if setting.quick else ''}; "
         + ", ".join(f"{name} {number}" for name, number in versions.items())
         + "."

@@ -3,10 +3,11 @@
     pip install inseq==0.7.1 captum==0.9.0
     python benchmarks/methods_speed.py --model smollm2-135m-instruct
 
-All run in this process, in turns, on the same weights, prompts and threads, in float32, and with the same numbers of
-steps and samples. What is timed is the whole call: prompt and target in, scores out. A library that is not
-installed is left out. Captum is used as it says for language models (`LLMAttribution`, `LLMGradientAttribution`). That
-scores of the same definition agree is tested in `tests/test_inseq.py` and `tests/test_captum_adapter.py`.
+All run in this process, in turns, on the same weights, prompts and threads, in float32, and with
+the same numbers of steps and samples. What is timed is the whole call: prompt and target in, scores
+out. A library that is not installed is left out. Captum is used as it says for language models
+(`LLMAttribution`, `LLMGradientAttribution`). That scores of the same definition agree is tested in
+`tests/test_inseq.py` and `tests/test_captum_adapter.py`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from noiser.model import LanguageModel
 PROMPTS = (
     "LeBron James professionally plays the sport of",
     "The official language of the country whose capital is Vienna is",
-    "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the great lamp, and watched",
+    "The old lighthouse keeper climbed the narrow stairs every evening before sunset, lit the "
+    "great lamp, and watched",
 )
 
 
 class Compared(NamedTuple):
-    """A method's hyper-parameters, and its name and arguments elsewhere; no name where a library lacks it."""
+    """A method's hyper-parameters, and its name and arguments elsewhere; no name where a library
+    lacks it.
+    """
 
     ours: dict[str, Any]
     inseq: tuple[str, dict[str, Any]] | None = None
@@ -63,8 +67,10 @@ COMPARED = {
 }
 
 NOTE = (
-    "float32, {prompts} prompts of {lengths} tokens, one target each; the shortest of up to {repeats} calls, summed "
-    "over the prompts. Sequential integrated gradients have 10 steps, integrated gradients 50, LIME and KernelSHAP 50 "
+    "float32, {prompts} prompts of {lengths} tokens, one target each; the shortest of up to "
+    "{repeats} calls, summed "
+    "over the prompts. Sequential integrated gradients have 10 steps, integrated gradients 50, "
+    "LIME and KernelSHAP 50 "
     "samples, Shapley sampling 4 orders."
 )
 
@@ -74,7 +80,9 @@ Run = Callable[[str, noiser.Target], Any]
 def best(
     runs: Sequence[Run], asked: Sequence[tuple[str, noiser.Target]], repeats: int
 ) -> list[float]:
-    """The shortest time of each run, summed over the prompts; runs take turns, so that a busy machine slows all."""
+    """The shortest time of each run, summed over the prompts; runs take turns, so that a busy
+    machine slows all.
+    """
     if repeats > 1:
         for run in runs:
             run(*asked[0])
@@ -100,7 +108,9 @@ def ours_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
 
 
 def inseq_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
-    """Inseq on a copy of the model, since it changes settings; attention methods need the eager implementation."""
+    """Inseq on a copy of the model, since it changes settings; attention methods need the eager
+    implementation.
+    """
     import inseq
 
     model = copy.deepcopy(lm.model)
@@ -113,7 +123,9 @@ def inseq_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
 
 
 def captum_of(lm: LanguageModel, name: str, parameters: dict[str, Any]) -> Run:
-    """Captum as it is meant for language models: tokens are replaced by the padding token, special ones stay."""
+    """Captum as it is meant for language models: tokens are replaced by the padding token, special
+    ones stay.
+    """
     from captum import attr
 
     tokenizer, model = lm.tokenizer, lm.model

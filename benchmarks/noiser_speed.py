@@ -1,11 +1,13 @@
-"""How fast Noiser is: against a straightforward implementation, its own lower bound, and the machine's peak.
+"""How fast Noiser is: against a straightforward implementation, its own lower bound, and the
+machine's peak.
 
     python benchmarks/noiser_speed.py --model gemma-3-270m
 
-Everything is measured in one run, side by side, with the same noise and the same prompts. The reference does what the
-published script does: for each token, each of the `steps` + 1 probes is one forward pass of the whole sequence, with
-the noise samples as its batch and logits at every position. In float32 results must agree, or the run fails;
-the certified search may find another k where a unit flips at some k and not at a larger one, which the table then says.
+Everything is measured in one run, side by side, with the same noise and the same prompts. The
+reference does what the published script does: for each token, each of the `steps` + 1 probes is one
+forward pass of the whole sequence, with the noise samples as its batch and logits at every
+position. In float32 results must agree, or the run fails; the certified search may find another k
+where a unit flips at some k and not at a larger one, which the table then says.
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ from noiser.model import LanguageModel
 from noiser.types import Question
 
 NOTE = (
-    "Times faster: than the reference in float32. Lower bound: the token-forwards of one scoring pass. Share of peak: "
-    "floating-point operations of the model's weights, by the clock, against a product of two matrices of 2048 × 2048 "
-    "in the same precision ({peaks}); of the whole call, and of the time inside the model's forward passes. "
+    "Times faster: than the reference in float32. Lower bound: the token-forwards of one scoring "
+    "pass. Share of peak: "
+    "floating-point operations of the model's weights, by the clock, against a product of two "
+    "matrices of 2048 × 2048 "
+    "in the same precision ({peaks}); of the whole call, and of the time inside the model's "
+    "forward passes. "
     "The shortest of up to {repeats} calls; the reference once."
 )
 
@@ -52,7 +57,9 @@ class Slow(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """The fastest of our calls: its seconds, the clock of the model's passes, its work, and its results."""
+    """The fastest of our calls: its seconds, the clock of the model's passes, its work, and its
+    results.
+    """
 
     seconds: float
     clock: ForwardClock
@@ -66,7 +73,9 @@ def question(lm: LanguageModel, prompt: str, target: int | None = None) -> Query
 
 
 def run_reference(lm: LanguageModel, query: Query, method: noiser.Noiser) -> Slow:
-    """The straightforward implementation, with the same noise, and PyTorch's own matrix products."""
+    """The straightforward implementation, with the same noise, and PyTorch's own matrix
+    products.
+    """
     noise = torch.randn(
         method.samples, lm.embedding_dim, generator=torch.Generator().manual_seed(0)
     )[:, None]
@@ -97,7 +106,9 @@ def run_ours(lm: LanguageModel, query: Query, method: noiser.Noiser, repeats: in
 
 
 def check(slow: Slow, scores: Scores, search: str = "bisection") -> None:
-    """Fails where bisection's smallest threshold is another, or a score at the same k differs by more than rounding."""
+    """Fails where bisection's smallest threshold is another, or a score at the same k differs by
+    more than rounding.
+    """
     assert scores.k_min is not None
     same = float(scores.k_min[0]) == min(slow.thresholds)
     assert same or search == "certified", (scores.k_min, slow.thresholds)

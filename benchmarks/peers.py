@@ -1,24 +1,27 @@
-"""Other libraries' own code beside ours: the same model and prompts, as many evaluations, scored by our metrics.
+"""Other libraries' own code beside ours: the same model and prompts, as many evaluations, scored by
+our metrics.
 
-    python benchmarks/peers.py RESULTS.jsonl run --model FOLDER --python context-cite=VENV/bin/python ...
-    python benchmarks/peers.py RESULTS.jsonl table
+    python benchmarks/peers.py RESULTS.jsonl run --model FOLDER --python
+    context-cite=VENV/bin/python ... python benchmarks/peers.py RESULTS.jsonl table
 
-`run` scores planted facts (`noiser.data`, made by a program): prompts of six sentences, each sentence a unit, the
-model's next token the target; those count whose answer the model gives, and does not give without the gold sentences.
-Each library works in a process of its own, with the interpreter that `--python NAME=PATH` gives it, since their
-requirements clash; `--peers` chooses among them. For each prompt every library has its turn, then ours, so that a
-busy machine slows all alike. Lines that the file has are not computed again. An environment that has everything of
-ours and one more:
+`run` scores planted facts (`noiser.data`, made by a program): prompts of six sentences, each
+sentence a unit, the model's next token the target; those count whose answer the model gives, and
+does not give without the gold sentences. Each library works in a process of its own, with the
+interpreter that `--python NAME=PATH` gives it, since their requirements clash; `--peers` chooses
+among them. For each prompt every library has its turn, then ours, so that a busy machine slows all
+alike. Lines that the file has are not computed again. An environment that has everything of ours
+and one more:
 
-    python -m venv DIR
-    python -c 'import site; print(site.getsitepackages()[0])' > DIR/lib/python3.11/site-packages/ours.pth
-    DIR/bin/pip install context-cite                        # or: flashtrace; shapiq
-    DIR/bin/pip install --no-deps lxt zennit && DIR/bin/pip install 'transformers<5'   # LXT 2.1 fails on transformers 5
+    python -m venv DIR python -c 'import site; print(site.getsitepackages()[0])' >
+    DIR/lib/python3.11/site-packages/ours.pth DIR/bin/pip install context-cite
+    # or: flashtrace; shapiq DIR/bin/pip install --no-deps lxt zennit && DIR/bin/pip install
+    'transformers<5'   # LXT 2.1 fails on transformers 5
 
-Sampling methods get 32 evaluations of the model, of all 64 masks; what takes gradients or goes one unit at a time takes
-what it takes. Token-forwards are counted where the model's `forward` is called, backward passes not. Seconds are of the
-processor, one thread; memory is the most that the process held while it scored, the model included. LDS and recall as
-in docs/metrics.md: LDS under the removal of rows (zero) and of text (delete), over 48 masks. An error is stored.
+Sampling methods get 32 evaluations of the model, of all 64 masks; what takes gradients or goes one
+unit at a time takes what it takes. Token-forwards are counted where the model's `forward` is
+called, backward passes not. Seconds are of the processor, one thread; memory is the most that the
+process held while it scored, the model included. LDS and recall as in docs/metrics.md: LDS under
+the removal of rows (zero) and of text (delete), over 48 masks. An error is stored.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ class Question(NamedTuple):
     def per_sentence(
         self, scores: Sequence[float], offsets: Sequence[Sequence[int]]
     ) -> list[float]:
-        """Sums over the tokens of each sentence, from scores and characters of the prompt's tokens."""
+        """Sums over the tokens of each sentence, from scores and characters of the prompt's
+        tokens.
+        """
         pairs = list(zip(scores, offsets, strict=True))
         return [sum(s for s, (a, b) in pairs if a < end and b > start) for start, end in self.spans]
 
@@ -78,7 +83,7 @@ Scorer = Callable[[Question, str], Sequence[float]]
 """Scores the sentences of a question by the way of that name."""
 
 
-# ---- the libraries, each imported in a process of its own ------------------------------------------------------------
+# ---- the libraries, each imported in a process of its own ----------------------------------------
 
 
 class Loaded:
@@ -114,7 +119,9 @@ class Loaded:
 
 
 def context_cite(loaded: Loaded) -> Scorer:
-    """Deletes sentences; Lasso of log-odds. The chat template is the text itself, so that the prompt is ours."""
+    """Deletes sentences; Lasso of log-odds. The chat template is the text itself, so that the
+    prompt is ours.
+    """
     from context_cite import ContextCiter
     from context_cite.context_partitioner import BaseContextPartitioner
 
@@ -251,7 +258,7 @@ class Ours:
         self.score: Scorer = score
 
 
-# ---- one library's process -------------------------------------------------------------------------------------------
+# ---- one library's process -----------------------------------------------------------------------
 
 
 def work(peer: str, folder: str) -> None:
@@ -311,13 +318,15 @@ class Worker:
         )
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- all of them ---------------------------------------------------------------------------------
 
 
 def questions(
     lm: Any, count: int, seeds: Sequence[int]
 ) -> Iterator[tuple[str, Question, list[int]]]:
-    """So many prompts that count of each category, in turn, each with the numbers of its gold sentences."""
+    """So many prompts that count of each category, in turn, each with the numbers of its gold
+    sentences.
+    """
     import noiser as library
     from noiser.data.planted import draw
 
@@ -351,7 +360,9 @@ def questions(
 def judged(
     lm: Any, question: Question, scores: Sequence[float], gold: list[int]
 ) -> dict[str, float]:
-    """LDS under two removals, and whether the gold sentences are first (equal scores share their places)."""
+    """LDS under two removals, and whether the gold sentences are first (equal scores share their
+    places).
+    """
     import torch
 
     import noiser as library

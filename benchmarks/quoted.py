@@ -1,11 +1,13 @@
-"""Numbers that the manual and the design quote, and that no plan or other script makes; one part for each.
+"""Numbers that the manual and the design quote, and that no plan or other script makes; one part
+for each.
 
-    python benchmarks/quoted.py size_of_noise              # why `noiser` trails; from stored rows, without a model
-    python benchmarks/quoted.py precisions                 # two runs of a plan, in float32 and bfloat16; stored rows
-    python benchmarks/quoted.py half_precision             # scores of 100 prompts of KNOWN in both precisions
-    python benchmarks/quoted.py conservation               # AttnLRP: relevance as a share of the logit
-    python benchmarks/quoted.py long_prompts               # does unit="auto" find one planted sentence of 2,000 tokens?
-    python benchmarks/quoted.py highlights noiser.tex      # the paper's highlighted prompts; arXiv 2504.02911
+    python benchmarks/quoted.py size_of_noise              # why `noiser` trails; from stored rows,
+    without a model python benchmarks/quoted.py precisions                 # two runs of a plan, in
+    float32 and bfloat16; stored rows python benchmarks/quoted.py half_precision             #
+    scores of 100 prompts of KNOWN in both precisions python benchmarks/quoted.py conservation
+    # AttnLRP: relevance as a share of the logit python benchmarks/quoted.py long_prompts
+    # does unit="auto" find one planted sentence of 2,000 tokens? python benchmarks/quoted.py
+    highlights noiser.tex      # the paper's highlighted prompts; arXiv 2504.02911
 
 `--model` and `--prompts` change what a part with a model runs. A part prints Markdown.
 """
@@ -43,14 +45,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-# ---- from stored rows -----------------------------------------------------------------------------------------------
+# ---- from stored rows ----------------------------------------------------------------------------
+
+
+def _median_of_first_order(rows: Sequence[dict[str, Any]], model: str, size: int) -> float:
+    """The median correlation with the first order of a model's rows."""
+    return statistics.median(row["first_order"][size] for row in rows if row["model"] == model)
 
 
 def size_of_noise(_: argparse.Namespace) -> str:
     """What size, shape and score of the noise change, from `benchmarks/results/explanations.jsonl`.
 
-    A way to disturb a token has a size, a shape and a score, such as "k_min, one k, prob". A part is changed in all
-    four ways that differ in the other two, and a prompt counts with their mean; p is Holm's, for all twelve.
+    A way to disturb a token has a size, a shape and a score, such as "k_min, one k, prob". A part
+    is changed in all four ways that differ in the other two, and a prompt counts with their mean; p
+    is Holm's, for all twelve.
     """
     path = ROOT / "benchmarks/results/explanations.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -78,7 +86,7 @@ def size_of_noise(_: argparse.Namespace) -> str:
         [name, *(gaps[part, *column] for column in columns)] for part, name in enumerate(names)
     ]
     first = [
-        f"{model}: {statistics.median(row['first_order'][size] for row in rows if row['model'] == model):.2f}"
+        f"{model}: {_median_of_first_order(rows, model, size):.2f}"
         for model, size in product(models, (0, 2))
     ]
     told = f"Correlation with the first order at k_min/16 and at k_min: {', '.join(first)}"
@@ -86,7 +94,9 @@ def size_of_noise(_: argparse.Namespace) -> str:
 
 
 def precisions(_: argparse.Namespace) -> str:
-    """The largest move of any mean by rank and by LDS, and Noiser's paper score, float32 to bfloat16."""
+    """The largest move of any mean by rank and by LDS, and Noiser's paper score, float32 to
+    bfloat16.
+    """
     frames = []
     for folder in ("three_models", "bfloat16"):
         frame = rows_of(Store(ROOT / "docs/reproduction" / folder / "rows"))
@@ -104,7 +114,7 @@ def precisions(_: argparse.Namespace) -> str:
     return table(["number", "largest move of a mean", "of", "prompts × methods"], lines)
 
 
-# ---- with a model ---------------------------------------------------------------------------------------------------
+# ---- with a model --------------------------------------------------------------------------------
 
 
 def right_prompts(lm: noiser.LanguageModel, count: int) -> list[str]:
@@ -124,7 +134,9 @@ def right_prompts(lm: noiser.LanguageModel, count: int) -> list[str]:
 
 
 def half_precision(chosen: argparse.Namespace) -> str:
-    """Rank correlation of scores in bfloat16 with those in float32, and how much faster they are."""
+    """Rank correlation of scores in bfloat16 with those in float32, and how much faster they
+    are.
+    """
     pair = [noiser.load_model(chosen.model, dtype=dtype) for dtype in ("float32", "bfloat16")]
     prompts = right_prompts(pair[0], chosen.prompts or 100)
     lines: list[list[Any]] = []
@@ -170,7 +182,9 @@ PROMPTS = (
 
 
 def conservation(chosen: argparse.Namespace) -> str:
-    """The sum of all relevance of AttnLRP as a share of the logit: median, least and most over ten prompts."""
+    """The sum of all relevance of AttnLRP as a share of the logit: median, least and most over ten
+    prompts.
+    """
     lm = noiser.load_model(chosen.model, dtype="float32")
     lines: list[list[Any]] = []
     for softmax in ("taylor", "constant"):
@@ -185,17 +199,23 @@ def conservation(chosen: argparse.Namespace) -> str:
 
 
 SENTENCE = (
-    "The baker|A young clerk|The old gardener|My neighbour|The ferryman|A retired teacher|The carpenter",
+    "The baker|A young clerk|The old gardener|My neighbour|The ferryman|A retired teacher|The "
+    "carpenter",
     "repaired|painted|carried|borrowed|forgot|described|sold|cleaned|measured|hid|admired|copied",
     "a wooden chair|two copper kettles|the torn map|a box of candles|the blue bicycle|an iron gate",
     "behind the mill|near the harbour|in the empty hall|by the river|under the bridge|in the attic",
 )
 PLACES = "northern|southern|coastal|mountain|desert|island|forest|river"
-CODES = "silver|garden|window|orange|dragon|planet|castle|summer|copper|winter|shadow|engine|button|rocket"
+CODES = (
+    "silver|garden|window|orange|dragon|planet|castle|summer|copper|winter|shadow|engine|button|"
+    "rocket"
+)
 
 
 def document(lm: noiser.LanguageModel, tokens: int, seed: int) -> tuple[str, str, str]:
-    """About so many tokens of made-up sentences and a question about one of them: prompt, that sentence, answer."""
+    """About so many tokens of made-up sentences and a question about one of them: prompt, that
+    sentence, answer.
+    """
     chance = random.Random(seed)
     place, code = (chance.choice(words.split("|")) for words in (PLACES, CODES))
     fact = f"The code word of the {place} station is {code}."
@@ -210,7 +230,9 @@ def document(lm: noiser.LanguageModel, tokens: int, seed: int) -> tuple[str, str
 
 
 def long_prompts(chosen: argparse.Namespace) -> str:
-    """How often unit="auto" gives the planted sentence the largest score, on prompts that the model answers."""
+    """How often unit="auto" gives the planted sentence the largest score, on prompts that the model
+    answers.
+    """
     lm = noiser.load_model(chosen.model, dtype="bfloat16")
     found, seconds, seed = 0, list[float](), 0
     while len(seconds) < (chosen.prompts or 20):
@@ -227,14 +249,19 @@ def long_prompts(chosen: argparse.Namespace) -> str:
         found += sums.units[int(sums.scores[0].nan_to_num().argmax())].text.strip() == fact
         print(f"{found} of {len(seconds)}, {seconds[-1]:.0f} s", flush=True)
     middle = f"median {statistics.median(seconds):.0f} s"
-    return f"found on {found} of {len(seconds)} prompts of {chosen.tokens} tokens, {middle}; {seed} prompts tried"
+    return (
+        f"found on {found} of {len(seconds)} prompts of {chosen.tokens} tokens, {middle}; {seed} "
+        f"prompts tried"
+    )
 
 
 def highlights(chosen: argparse.Namespace) -> str:
-    """Spearman's correlation of scores with the printed colours, and how many of the three highest agree.
+    """Spearman's correlation of scores with the printed colours, and how many of the three highest
+    agree.
 
-    The table "tab:highlights" of the paper's source has three prompts, a colour in percent for each word, and the word
-    that its model said next; it does not say which model. A token has the mean colour of its words.
+    The table "tab:highlights" of the paper's source has three prompts, a colour in percent for each
+    word, and the word that its model said next; it does not say which model. A token has the mean
+    colour of its words.
     """
     lm = noiser.load_model(chosen.model)
     lines: list[list[str]] = []

@@ -1,4 +1,6 @@
-"""Noiser, slow and obvious: the whole sequence for every probe, all logits, no cache, one unit after the other."""
+"""Noiser, slow and obvious: the whole sequence for every probe, all logits, no cache, one unit
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def noiser(
     last_probe: bool = False,
     foil: int | None = None,
 ) -> tuple[list[float], list[float]]:
-    """Thresholds of every unit, and scores at the smallest, for a target that the logits at `row` predict."""
+    """Thresholds of every unit, and scores at the smallest, for a target that the logits at `row`
+    predict.
+    """
     clean = model(input_ids=ids[None]).logits[0, row].float().softmax(-1)
     predicted = int(clean.argmax())
 

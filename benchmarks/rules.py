@@ -1,15 +1,17 @@
 """Are rules right? Planted prompts, of which the logic is known, and inputs that no rule has seen.
 
-    python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6 --wordings 5 6 7 8 9
-    python benchmarks/rules.py RESULTS.jsonl table
+    python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6
+    --wordings 5 6 7 8 9 python benchmarks/rules.py RESULTS.jsonl table
 
-`play` takes prompts of which the model gives the planted answer. For each it stores the rule of `noiser.rule`, its
-claims, and on the same game the pairs of `joint` and the interactions of shapiq's KernelSHAPIQ (order 2), with how
-often each agrees with the model on 200 further inputs (of six sentences: on all 64, by weight). It stops after
-`--seconds`; a prompt that is in the file is not played again. `table` shows the measures with 95 % intervals.
+`play` takes prompts of which the model gives the planted answer. For each it stores the rule of
+`noiser.rule`, its claims, and on the same game the pairs of `joint` and the interactions of
+shapiq's KernelSHAPIQ (order 2), with how often each agrees with the model on 200 further inputs (of
+six sentences: on all 64, by weight). It stops after `--seconds`; a prompt that is in the file is
+not played again. `table` shows the measures with 95 % intervals.
 
-"once" is "[1]", "twice" "[1], or [2]", "two" and "combined" are "[1] and [2]"; "contradiction" asks when the answer is
-more probable than the other side's, "[1] unless [2]". Wordings 0 to 4 are for development, 5 to 9 for reporting.
+"once" is "[1]", "twice" "[1], or [2]", "two" and "combined" are "[1] and [2]"; "contradiction" asks
+when the answer is more probable than the other side's, "[1] unless [2]". Wordings 0 to 4 are for
+development, 5 to 9 for reporting.
 """
 
 from __future__ import annotations

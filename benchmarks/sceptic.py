@@ -1,12 +1,13 @@
 """A sceptic's questions to our own yardsticks: what do scores get that say nothing?
 
-    python benchmarks/sceptic.py games       # checks, errors and null units on stored games: no model, a minute
-    python benchmarks/sceptic.py metrics     # each metric for vectors that know nothing of the model: docs/metrics.md
-    python benchmarks/sceptic.py documents   # the first position, and documents that do not matter
+    python benchmarks/sceptic.py games       # checks, errors and null units on stored games: no
+    model, a minute python benchmarks/sceptic.py metrics     # each metric for vectors that know
+    nothing of the model: docs/metrics.md python benchmarks/sceptic.py documents   # the first
+    position, and documents that do not matter
 
-`games` plays `benchmarks/results/games.jsonl`, in which every input of a prompt has its prediction, so that
-exact values are known. `metrics` and `documents` run prompts of this file. The slow tests run the same
-functions with bounds (tests/test_sceptic.py).
+`games` plays `benchmarks/results/games.jsonl`, in which every input of a prompt has its prediction,
+so that exact values are known. `metrics` and `documents` run prompts of this file. The slow tests
+run the same functions with bounds (tests/test_sceptic.py).
 """
 
 from __future__ import annotations
@@ -99,11 +100,13 @@ METRICS: Mapping[str, str] = {
 """Metrics that ask the model, and the number of each that is looked at."""
 
 
-# ---- stored games: checks, errors, null units ------------------------------------------------------------------------
+# ---- stored games: checks, errors, null units ----------------------------------------------------
 
 
 class FullGame(NamedTuple):
-    """A prompt's name, the set and model that it is of, and log odds and probability under every input."""
+    """A prompt's name, the set and model that it is of, and log odds and probability under every
+    input.
+    """
 
     model: str
     kind: str
@@ -168,7 +171,9 @@ def pass_rates(masks: int, seed: int = 0) -> dict[str, float]:
 
 
 class Rates(NamedTuple):
-    """Of `joint`'s errors: exact scores outside the 95 % interval, null units shown, large units shown."""
+    """Of `joint`'s errors: exact scores outside the 95 % interval, null units shown, large units
+    shown.
+    """
 
     outside: float
     null_shown: float
@@ -198,7 +203,9 @@ def play(game: FullGame, method: Any, seed: int) -> Scores:
 
 
 def error_rates(every: int = 1, draws: int = 2) -> Rates:
-    """The rates over every so many of the stored games; units of a tenth of the largest are large."""
+    """The rates over every so many of the stored games; units of a tenth of the largest are
+    large.
+    """
     outside: list[bool] = []
     null_shown: list[bool] = []
     shown: list[bool] = []
@@ -225,7 +232,7 @@ def _share(each: Sequence[bool]) -> float:
     return sum(each) / max(len(each), 1)
 
 
-# ---- metrics: vectors that know nothing of the model -----------------------------------------------------------------
+# ---- metrics: vectors that know nothing of the model ---------------------------------------------
 
 
 def numbers_of_metrics(
@@ -255,7 +262,9 @@ def numbers_of_metrics(
 
 
 def share_without_information(numbers: Mapping[str, float]) -> float:
-    """What the best vector without information gets, of what the best method gets, beyond random scores."""
+    """What the best vector without information gets, of what the best method gets, beyond random
+    scores.
+    """
     chance = 0.0 if math.isnan(numbers["random"]) else numbers["random"]
     known = [
         value
@@ -266,11 +275,13 @@ def share_without_information(numbers: Mapping[str, float]) -> float:
     return (max(known) - chance) / (best - chance) if best > chance else math.nan
 
 
-# ---- documents -------------------------------------------------------------------------------------------------------
+# ---- documents -----------------------------------------------------------------------------------
 
 
 class Effect(NamedTuple):
-    """What an answer loses without each of four unrelated documents, in nats, and how sure it is."""
+    """What an answer loses without each of four unrelated documents, in nats, and how sure it
+    is.
+    """
 
     prompt: str
     probability: float
@@ -303,7 +314,7 @@ def effects_of_unrelated_documents(
     return found
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def print_games() -> None:

@@ -1,17 +1,20 @@
-"""Do methods find what decides the answer, on planted prompts where word overlap, length and place do not?
+"""Do methods find what decides the answer, on planted prompts where word overlap, length and place
+do not?
 
-    python benchmarks/sets.py RESULTS.jsonl labels --models gemma-3-270m --wordings 0 1 2 3 4 --seeds 0 1 2
-    python benchmarks/sets.py RESULTS.jsonl scores --models gemma-3-270m --wordings 0 1 2 3 4 --seeds 0 1 2
-    python benchmarks/sets.py RESULTS.jsonl table --wordings 5 6 7 8 9
+    python benchmarks/sets.py RESULTS.jsonl labels --models gemma-3-270m --wordings 0 1 2 3 4
+    --seeds 0 1 2 python benchmarks/sets.py RESULTS.jsonl scores --models gemma-3-270m --wordings 0
+    1 2 3 4 --seeds 0 1 2 python benchmarks/sets.py RESULTS.jsonl table --wordings 5 6 7 8 9
 
-`labels` asks a model prompts of six sentences and the same without parts (`labels.py`), and stores for each prompt why
-its label is not true of the model, or nothing; it stops where `--most` are true. `scores` takes these prompts, of all
-wordings in turn, with every sentence a source; for each way it stores the score of every source (`--encoder FOLDER` for
-the encoder). `table` shows the share of labels that are not true; how often a gold source comes first, and where two
-are gold, their share among the first two; what `noiser.cite` cites; and which sources would speak against the answer at
-several limits. Equal scores share their places. A line of the file is not computed again.
+`labels` asks a model prompts of six sentences and the same without parts (`labels.py`), and stores
+for each prompt why its label is not true of the model, or nothing; it stops where `--most` are
+true. `scores` takes these prompts, of all wordings in turn, with every sentence a source; for each
+way it stores the score of every source (`--encoder FOLDER` for the encoder). `table` shows the
+share of labels that are not true; how often a gold source comes first, and where two are gold,
+their share among the first two; what `noiser.cite` cites; and which sources would speak against the
+answer at several limits. Equal scores share their places. A line of the file is not computed again.
 
-Wordings 0 to 4 are for development, 5 to 9 for reporting. The encoder is a folder, see `encoder.py`.
+Wordings 0 to 4 are for development, 5 to 9 for reporting. The encoder is a folder, see
+`encoder.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +72,8 @@ def sources_of(example: Example) -> list[str]:
 
 
 def found(scores: Sequence[float], gold: Sequence[int], first: int) -> float:
-    """The share of `first` places that gold units take, of the places that they could take; ties share places.
+    """The share of `first` places that gold units take, of the places that they could take; ties
+    share places.
 
     >>> found([3.0, 1.0, 1.0, 0.0], gold=[1], first=2)
     0.5
@@ -81,11 +85,13 @@ def found(scores: Sequence[float], gold: Sequence[int], first: int) -> float:
     return hits / min(first, len(gold))
 
 
-# ---- what is stored --------------------------------------------------------------------------------------------------
+# ---- what is stored ------------------------------------------------------------------------------
 
 
 def drawn(category: str, wording: int, seed: int, repeats: int) -> list[Example]:
-    """Prompts of evenly spread repeats, which begin elsewhere in each wording, so that all places of gold occur."""
+    """Prompts of evenly spread repeats, which begin elsewhere in each wording, so that all places
+    of gold occur.
+    """
     step = REPEATS // repeats
     examples = draw(category, SENTENCES, seed, wording)
     per_repeat = len(examples) // REPEATS
@@ -116,7 +122,9 @@ def method_rows(
 
 
 def query_of(lm: LanguageModel, example: Example, target: str) -> Query:
-    """The question what each source does to the answer; kept, so that a prompt runs once for all methods."""
+    """The question what each source does to the answer; kept, so that a prompt runs once for all
+    methods.
+    """
     if (lm, example.id) not in _QUERIES:
         question = Question(
             prompt=example.prompt,
@@ -210,7 +218,9 @@ def new_rows(
 def new_labels(
     lm: LanguageModel, key: Row, examples: Mapping[str, Example], rows: Sequence[Row], most: int
 ) -> Iterator[list[Row]]:
-    """Why labels are not true of the model, until `most` are true; rows that come are seen in `rows`."""
+    """Why labels are not true of the model, until `most` are true; rows that come are seen in
+    `rows`.
+    """
     done = {row["example"] for row in rows if key.items() <= row.items()}
     for some in in_parts([example for name, example in examples.items() if name not in done]):
         if len(true_labels(rows, key, examples)) >= most:
@@ -234,7 +244,7 @@ def in_parts(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
         yield examples[begin : begin + AT_ONCE]
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def grouped(rows: Sequence[Row], *names: str) -> Mapping[tuple[Any, ...], list[Row]]:
@@ -260,7 +270,9 @@ def labels_table(rows: Sequence[Row]) -> list[Row]:
 
 
 def scores_table(rows: Sequence[Row]) -> list[Row]:
-    """For each way, how often a gold source comes first in each set; and of two, their share among the first two."""
+    """For each way, how often a gold source comes first in each set; and of two, their share among
+    the first two.
+    """
     sets = [
         (model, category)
         for model, category in grouped(rows, "model", "category")
@@ -304,7 +316,9 @@ def citations_table(rows: Sequence[Row]) -> list[Row]:
 
 
 def against_table(rows: Sequence[Row]) -> list[Row]:
-    """For limits in nats, on how many prompts the other side speaks against the answer, and any other source does."""
+    """For limits in nats, on how many prompts the other side speaks against the answer, and any
+    other source does.
+    """
     lines: list[Row] = []
     some = [row for row in rows if row["way"] == "cite"]
     for (model, category), here in grouped(some, "model", "category").items():

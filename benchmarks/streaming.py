@@ -2,9 +2,10 @@
 
     python benchmarks/streaming.py --tokens 1000 4000 --questions 10 --accuracy fast accurate
 
-A server in this process answers questions over made-up documents, by turns with `documents` and with the same prompt as
-plain text. Printed for each length and accuracy: the median seconds to the first token without and with citations, and
-their ratio (median over pairs); the seconds from the end of a sentence to its citation, also in passes over the prompt.
+A server in this process answers questions over made-up documents, by turns with `documents` and
+with the same prompt as plain text. Printed for each length and accuracy: the median seconds to the
+first token without and with citations, and their ratio (median over pairs); the seconds from the
+end of a sentence to its citation, also in passes over the prompt.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def main() -> None:
         base_url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1", api_key="none", timeout=3600
     )
     print(
-        "| tokens | accuracy | first token, s | with citations, s | ratio | citation after, s | p95 | in passes |"
+        "| tokens | accuracy | first token, s | with citations, s | ratio | citation after, s | "
+        "p95 | in passes |"
     )
     print("|---|---|---|---|---|---|---|---|")
     ask(client, "Hi")

@@ -1,4 +1,5 @@
-"""Chat models by their text alone: how often the decisive sentence is found, and at how many requests.
+"""Chat models by their text alone: how often the decisive sentence is found, and at how many
+requests.
 
     python benchmarks/text_only.py RESULTS.jsonl run once-12 once-24 twice-12 --count 20
     python benchmarks/text_only.py RESULTS.jsonl run once-12 --methods occlusion context_cite
@@ -170,7 +171,9 @@ def by_llmshap(
 
 
 def words(asker: Asker, white: Any, prompt: str) -> dict[str, Any]:
-    """The rank correlation of `joint` on text with `joint` on the model, over the words of a chat."""
+    """The rank correlation of `joint` on text with `joint` on the model, over the words of a
+    chat.
+    """
     chat = [{"role": "user", "content": prompt}]
     att = noiser.attribute(asker.lm, chat, method="joint", unit="word", target_unit="all")
     target = att.targets[0].text

@@ -1,6 +1,7 @@
 """Draws the pictures of the manual with the library itself: python scripts/pictures.py [NAME ...].
 
-Needs the built-in models, matplotlib, and Chromium by playwright. `web.png` needs `pip install 'noiser[app]'` as well.
+Needs the built-in models, matplotlib, and Chromium by playwright. `web.png` needs `pip install
+'noiser[app]'` as well.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ MUSEUM = [
     ("café", "The café on the first floor sells soup and cake. It closes at five."),
 ]
 TICKET = "How much does a ticket cost, and where can I eat?"
-LUTES = "Mira has two lutes. Jonas has one drum. Mira buys one more lute. How many lutes does Mira have?"
+LUTES = (
+    "Mira has two lutes. Jonas has one drum. Mira buys one more lute. How many lutes does Mira "
+    "have?"
+)
 STEPS = " Mira had two lutes. She bought one more. Two and one are three. So Mira has three lutes."
 STEPWISE = {"target": STEPS, "target_unit": "sentence", **SENTENCES}
 OTHER_LIBRARIES = "captum:ShapleyValueSampling", "inseq:integrated_gradients"
@@ -75,7 +79,10 @@ def web(name: str) -> None:
 
 def insertion(name: str) -> None:
     """Words are put back, best first: by joint, by position and at random."""
-    prompt = "LeBron James, who has four children and a large house in California, professionally plays the sport of"
+    prompt = (
+        "LeBron James, who has four children and a large house in California, professionally "
+        "plays the sport of"
+    )
     game = noiser.Game(_model(GEMMA), prompt, unit="word", objective="prob", target=" basketball")
     scores = _ask(prompt, target=" basketball", method="joint").scores[0]
     units, rng = len(scores), torch.Generator().manual_seed(0)

@@ -1,4 +1,6 @@
-"""Pages that the site makes of other files: notebooks, the changelog, errors; and links out of `docs`."""
+"""Pages that the site makes of other files: notebooks, the changelog, errors; and links out of
+`docs`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def error_list(folder: str) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turns links to files outside `docs`, which the site does not have, into paths, and to notebooks into pages."""
+    """Turns links to files outside `docs`, which the site does not have, into paths, and to
+    notebooks into pages.
+    """
     if page.file.src_uri == "reference/errors.md":
         markdown += "\n" + error_list("errors/")
 

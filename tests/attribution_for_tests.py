@@ -20,7 +20,9 @@ def spans_of(*pieces: str) -> tuple[Span, ...]:
 def make(
     pieces=("Le", "Bron", " plays", " sport"), scores=((0.1, 0.3, -0.2, 0.4),), **changes
 ) -> Attribution:
-    """An attribution whose units are `pieces`, all of them the prompt unless `prompt_length` is given."""
+    """An attribution whose units are `pieces`, all of them the prompt unless `prompt_length` is
+    given.
+    """
     scores = torch.tensor(scores, dtype=torch.float32).reshape(len(scores), -1)
     text = "".join(pieces)
     fields = {

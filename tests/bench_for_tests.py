@@ -1,4 +1,6 @@
-"""Benchmarks of tiny models on prompts of our own, a worker that dies, and a driver that kills its runs."""
+"""Benchmarks of tiny models on prompts of our own, a worker that dies, and a driver that kills its
+runs.
+"""
 
 import json
 import os
@@ -23,7 +25,8 @@ PROMPTS = [
     "The lazy dog jumps over the teacher",
 ]
 
-# Noise large enough for scores that rounding does not change by much: a mask keeps a number or not, by the score.
+# Noise large enough for scores that rounding does not change by much: a mask keeps a number or not,
+# by the score.
 PLAN = """
 name = "tiny"
 seed = 3
@@ -94,7 +97,9 @@ def by_key(folder):
 
 
 def check_same_numbers(one, other):
-    """Fails where models of one folder differ from another's by more than rounding, as blocks done in parts do."""
+    """Fails where models of one folder differ from another's by more than rounding, as blocks done
+    in parts do.
+    """
     found, expected = by_key(one), by_key(other)
     assert found.keys() == {key for key in expected if key[0] in {key[0] for key in found}}
     for key, row in found.items():
@@ -117,7 +122,9 @@ class Fragile:
 
 
 def killed_runs(plan, folder, kills, seed):
-    """Runs a plan, kills it at random moments, and starts it again; fails where a stored row is lost or made again."""
+    """Runs a plan, kills it at random moments, and starts it again; fails where a stored row is
+    lost or made again.
+    """
     chance, stored = random.Random(seed), {}
     for _ in range(kills):
         child = os.fork()

@@ -39,7 +39,8 @@ class ChatServer:
     """Answers each request with what `script` gives for its words, else with the last of them.
 
     Args:
-        script: called with the words and how many requests had these words before; a `Step`, or None for a good answer.
+        script: called with the words and how many requests had these words before; a `Step`, or
+            None for a good answer.
     """
 
     def __init__(self, script=lambda words, before: None):

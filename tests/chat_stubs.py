@@ -14,8 +14,8 @@ class Planted:
     Args:
         logic: from the texts of the messages, joined by newlines, to the answer: a text; a list of
             (function, arguments) that it calls; or an int, the status of an error.
-        noise: the share of requests that get another answer, drawn from `seed` and the text, so that
-            the order in which requests of several texts arrive changes nothing.
+        noise: the share of requests that get another answer, drawn from `seed` and the text, so
+            that the order in which requests of several texts arrive changes nothing.
         trouble: from the number of the request to a `Fault`, or None.
         seconds: how long each answer takes.
     """

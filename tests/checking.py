@@ -1,7 +1,9 @@
-"""Run-time checks of the package's functions on arrays: shapes as annotated, with jaxtyping, and types, with beartype.
+"""Run-time checks of the package's functions on arrays: shapes as annotated, with jaxtyping, and
+types, with beartype.
 
-jaxtyping's own hook decorates all functions, also those without arrays and those that are made anew with every call:
-tests of small models spend two thirds of their time in it. Those are left to the static checker.
+jaxtyping's own hook decorates all functions, also those without arrays and those that are made anew
+with every call: tests of small models spend two thirds of their time in it. Those are left to the
+static checker.
 """
 
 import ast

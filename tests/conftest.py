@@ -20,8 +20,8 @@ with warnings.catch_warnings():
 
 import noiser
 
-# A busy machine is no failure, and every run tries the same examples, so that it fails for a change and nothing else.
-# `pytest --hypothesis-profile explore` looks for new ones.
+# A busy machine is no failure, and every run tries the same examples, so that it fails for a change
+# and nothing else. `pytest --hypothesis-profile explore` looks for new ones.
 settings.register_profile(
     "noiser", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -79,7 +79,9 @@ def real(request) -> noiser.LanguageModel:
 
 @pytest.fixture(scope="module")
 def folder(request, tmp_path_factory):
-    """A folder with a tiny model, of the module's `FAMILY`; else Gemma, which multiplies its embeddings by sqrt(d)."""
+    """A folder with a tiny model, of the module's `FAMILY`; else Gemma, which multiplies its
+    embeddings by sqrt(d).
+    """
     from tiny import save_tiny
 
     family = getattr(request.module, "FAMILY", "gemma3")

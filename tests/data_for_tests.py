@@ -1,4 +1,6 @@
-"""Records of our own in the forms of the upstream files, data sets that have them, and the real files' folder."""
+"""Records of our own in the forms of the upstream files, data sets that have them, and the real
+files' folder.
+"""
 
 import atexit
 import hashlib
@@ -34,18 +36,42 @@ KNOWN_RECORDS = [
 
 LONGRA_RECORDS = [  # 0 and 1 sound, 2 to 4 malformed as the published ones are
     {"id": number, "prompt": prompt, "target": target, "relative": relative, "type": kind}
-    for number, (kind, target, relative, prompt) in enumerate([
-        ("capital-world", "Oslo", "Norway",
-         "After a week in Norway, we were tired. (The cat slept). We rested in the capital,"),
-        ("gram1-adjective-to-adverb", "slow", "slowly",
-         "She sang slowly, and for long. (It rained, then snowed.) Her song was"),
-        ("currency", "Denmark", "krone",
-         "On the long road we reached, and stopped. (My shoe was wet). There we paid with the krone"),
-        ("gram9-plural-verbs", "walk", "walks", "They said we. (The cat slept). Then he also walks"),
-        ("gram8-plural", "apple", "apples",
-         "Today I almost forgot my green at home. (A bus came.) So I have no apples"),
-    ])
-]  # fmt: skip
+    for number, (kind, target, relative, prompt) in enumerate(
+        [
+            (
+                "capital-world",
+                "Oslo",
+                "Norway",
+                "After a week in Norway, we were tired. (The cat slept). We rested in the capital,",
+            ),
+            (
+                "gram1-adjective-to-adverb",
+                "slow",
+                "slowly",
+                "She sang slowly, and for long. (It rained, then snowed.) Her song was",
+            ),
+            (
+                "currency",
+                "Denmark",
+                "krone",
+                "On the long road we reached, and stopped. (My shoe was wet). There we paid with "
+                "the krone",
+            ),
+            (
+                "gram9-plural-verbs",
+                "walk",
+                "walks",
+                "They said we. (The cat slept). Then he also walks",
+            ),
+            (
+                "gram8-plural",
+                "apple",
+                "apples",
+                "Today I almost forgot my green at home. (A bus came.) So I have no apples",
+            ),
+        ]
+    )
+]
 
 
 def upstream(name, content, address="http://127.0.0.1:9"):
@@ -54,7 +80,9 @@ def upstream(name, content, address="http://127.0.0.1:9"):
 
 
 def register(monkeypatch, recipes):
-    """Lets these be the data sets, by name with a file and its reader, and no folder of the user's be known."""
+    """Lets these be the data sets, by name with a file and its reader, and no folder of the user's
+    be known.
+    """
     registry: Registry[Recipe] = Registry("data set", "noiser.data.none")
     for name, (file, read) in recipes.items():
         made = Recipe(
@@ -71,7 +99,9 @@ def as_json(records):
 
 
 def _real_folder():
-    """The real files under their upstream names: `$NOISER_DATA`, or links to shared/data beside the checkout."""
+    """The real files under their upstream names: `$NOISER_DATA`, or links to shared/data beside the
+    checkout.
+    """
     if chosen := os.environ.get("NOISER_DATA"):
         return Path(chosen).expanduser()
     shared = Path(__file__).parents[2] / "shared" / "data"

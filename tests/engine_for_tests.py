@@ -1,4 +1,6 @@
-"""What tests ask of an engine that methods do not: whole distributions, and the query of a question."""
+"""What tests ask of an engine that methods do not: whole distributions, and the query of a
+question.
+"""
 
 import torch
 

@@ -1,4 +1,6 @@
-"""What methods are compared with: whole sequences, one input after the other; and games that need no model."""
+"""What methods are compared with: whole sequences, one input after the other; and games that need
+no model.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ def asked(lm, att):
 
 
 def predict(lm, query, row, removed=(), baseline=None):
-    """The next-token distribution at a position, float64, with rows of the table replaced by zeros or a baseline."""
+    """The next-token distribution at a position, float64, with rows of the table replaced by zeros
+    or a baseline.
+    """
     table = lm.model.get_input_embeddings()
     with lm.running():
         rows = table(query.token_ids).clone()
@@ -30,7 +34,9 @@ def subsets(units):
 
 
 def stored(value, units, objective="prob"):
-    """A game of one target, all of whose inputs are stored, and its values, by `value` of a set of kept units."""
+    """A game of one target, all of whose inputs are stored, and its values, by `value` of a set of
+    kept units.
+    """
     kept = subsets(units)
     values = torch.tensor(
         [float(value(set(row.nonzero().flatten().tolist()))) for row in kept]

@@ -17,7 +17,9 @@ PROMPT = "The quick fox sings near the river"
 
 @torch.no_grad()
 def distribution(lm, ids, row, keep=None):
-    """Next-token distribution at `row`; `keep` maps positions to a factor for each dimension of the embedding."""
+    """Next-token distribution at `row`; `keep` maps positions to a factor for each dimension of the
+    embedding.
+    """
     embeddings = lm.model.get_input_embeddings()(ids)[None].clone()
     for position, factors in (keep or {}).items():
         embeddings[0, position] *= factors
@@ -49,7 +51,8 @@ def soft(lm, query, target, positions, kept, removed, distance=hellinger):
 
     Args:
         positions: all token positions that masks act on.
-        kept, removed: for each mask sample, position -> 0/1 factors of the retaining and the removing mask.
+        kept, removed: for each mask sample, position -> 0/1 factors of the retaining and the
+            removing mask.
     """
     of = lambda keep=None: distribution(lm, query.token_ids, query.logit_positions[target], keep)
     clean, zero = of(), distance(of(), of(dict.fromkeys(positions, 0.0)))

@@ -6,7 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "design", "examples")
 
-# What no test can run: the page ("" for any), the beginning of a command or of a Python block, and why.
+# What no test can run: the page ("" for any), the beginning of a command or of a Python block, and
+# why.
 NOT_RUN: dict[tuple[str, str], str] = {
     ("", "noiser serve"): "it serves until it is stopped; test_web.py has the server",
     (
@@ -99,7 +100,9 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str) -> list[str]:
-    """The command lines of a page, continued ones joined, without the environment variables that they set."""
+    """The command lines of a page, continued ones joined, without the environment variables that
+    they set.
+    """
     texts = [text.replace("\\\n", " ") for language, text in all_blocks(page) if language == "bash"]
     lines = [
         re.sub(r"^\s*([A-Z_]+=\S+ +|\.venv/bin/)*", "", line)

@@ -51,7 +51,9 @@ def soft(ns, nc, random_ns=0.02, random_nc=0.4):
 
 
 def plan(**changes):
-    """One model, KNOWN, two methods, the paper's score; entries are given as names, or as fields."""
+    """One model, KNOWN, two methods, the paper's score; entries are given as names, or as
+    fields.
+    """
     named = {
         "models": "gemma-3-270m",
         "data": "known",
@@ -120,7 +122,9 @@ def full(prompts=12, models=2):
 
 
 def made(wanted, prompts):
-    """Rows of a plan, drawn at random; LIME has fewer prompts, and the fourth kind of rows two failures."""
+    """Rows of a plan, drawn at random; LIME has fewer prompts, and the fourth kind of rows two
+    failures.
+    """
     drawn, found, ids = random.Random(0), list[Row](), range(prompts)
     pairs = [(model, data) for model in wanted.labels("models") for data in wanted.labels("data")]
     kinds = [(*pair, *kind) for pair in pairs for kind in wanted.kinds(*pair)]

@@ -12,10 +12,40 @@ from noiser.explain import Comparison, Diff, Tolerance
 from tiny import tiny
 
 ODD = (
-    None, True, -1, 0, 1, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400, 1e308, -1e308, 1e-320, 0.5, "", "x",
-    "Infinity", "-Infinity", "NaN", [], [[]], {}, [None], [1, 2, 3], ["a"], {"a": 1}, [[1e308] * 3] * 3, "a" * 5000,
-    [0] * 500, "\ud800", [[[[]]]], "<b>\x1b[31m\u202e",
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    2**64,
+    -(2**63),
+    10**30,
+    10**400,
+    1e308,
+    -1e308,
+    1e-320,
+    0.5,
+    "",
+    "x",
+    "Infinity",
+    "-Infinity",
+    "NaN",
+    [],
+    [[]],
+    {},
+    [None],
+    [1, 2, 3],
+    ["a"],
+    {"a": 1},
+    [[1e308] * 3] * 3,
+    "a" * 5000,
+    [0] * 500,
+    "\ud800",
+    [[[[]]]],
+    "<b>\x1b[31m\u202e",
+)
 """What may stand where something else belongs."""
 
 PROMPT = "The quick brown fox jumps. It runs."
@@ -89,7 +119,9 @@ def show(result):
 
 
 def questions(result):
-    """What may be asked of an attribution that was loaded: an answer, or an error of the library's own."""
+    """What may be asked of an attribution that was loaded: an answer, or an error of the library's
+    own.
+    """
     if isinstance(result, Attribution):
         yield lambda: result.normalized()
         yield lambda: result.aggregate("sentence")

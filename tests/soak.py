@@ -1,4 +1,6 @@
-"""How often tests of attack and bad luck repeat: a few times, or with SOAK=1 as often as `scripts/test soak` wants."""
+"""How often tests of attack and bad luck repeat: a few times, or with SOAK=1 as often as
+`scripts/test soak` wants.
+"""
 
 import os
 

@@ -34,17 +34,23 @@ CHAT = [
     },
     {"role": "assistant", "content": "It is noon."},
 ]
-# Written by us after the form that each family documents: its marks, its roles, and where calls and results stand.
+# Written by us after the form that each family documents: its marks, its roles, and where calls and
+# results stand.
 LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}{% if m.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n\n"
-    '{% for t in m.tool_calls %}{"name": "{{ t.function.name }}", "parameters": {{ t.function.arguments | tojson }}}'
-    "{% endfor %}<|eot_id|>{% else %}<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}"
+    "{{ bos_token }}{% for m in messages %}{% if m.tool_calls "
+    "%}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    '{% for t in m.tool_calls %}{"name": "{{ t.function.name }}", "parameters": {{ '
+    "t.function.arguments | tojson }}}"
+    "{% endfor %}<|eot_id|>{% else %}<|start_header_id|>{{ 'ipython' if m.role == 'tool' else "
+    "m.role }}"
     "<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 _QWEN_CALLS = (
-    "{% for t in m.tool_calls or [] %}{% if m.content or not loop.first %}\n{% endif %}<tool_call>\n"
-    '{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "{% for t in m.tool_calls or [] %}{% if m.content or not loop.first %}\n{% endif "
+    "%}<tool_call>\n"
+    '{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson '
+    "}}}\n</tool_call>{% endfor %}"
 )
 _QWEN_TOOL = "<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
 QWEN25 = (
@@ -55,12 +61,14 @@ QWEN25 = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 QWEN3 = (
-    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set "
+    "ns.last = loop.index0 %}"
     "{% endif %}{% endfor %}{% for m in messages %}{% if m.role == 'tool' %}"
     + _QWEN_TOOL
     + "{% else %}"
     "<|im_start|>{{ m.role }}\n{% set c = (m.content or '').split('</think>')[-1].lstrip('\n') %}"
-    "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or m.reasoning_content) %}"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or "
+    "m.reasoning_content) %}"
     "<think>\n{{ (m.reasoning_content or '').strip('\n') }}\n</think>\n\n{% endif %}{{ c }}"
     + _QWEN_CALLS
     + "<|im_end|>\n"
@@ -69,7 +77,8 @@ QWEN3 = (
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
     "{% elif m.tool_calls %}[TOOL_CALLS] [{% for t in m.tool_calls %}"
-    '{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}, "id": "{{ t.id }}"}'
+    '{"name": "{{ t.function.name }}", "arguments": {{ t.function.arguments | tojson }}, "id": '
+    '"{{ t.id }}"}'
     "{% endfor %}]{{ eos_token }}{% elif m.role == 'tool' %}"
     '[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
     "{% else %} {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}"
@@ -77,22 +86,28 @@ MISTRAL = (
 GEMMA3 = (
     "{{ bos_token }}{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
     "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}"
-    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim "
+    "}}<end_of_turn>\n"
     "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 SMOLLM2 = (
-    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou are a helpful AI "
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou "
+    "are a helpful AI "
     "assistant named SmolLM, trained by Hugging Face<|im_end|>\n{% endif %}"
     "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 DEEPSEEK = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
-    "{% elif m.tool_calls %}<｜Assistant｜><｜tool▁calls▁begin｜>{% for t in m.tool_calls %}<｜tool▁call▁begin｜>"
-    "{{ t.type }}<｜tool▁sep｜>{{ t.function.name }}\n```json\n{{ t.function.arguments | tojson }}\n```"
+    "{% elif m.tool_calls %}<｜Assistant｜><｜tool▁calls▁begin｜>{% for t in m.tool_calls "
+    "%}<｜tool▁call▁begin｜>"
+    "{{ t.type }}<｜tool▁sep｜>{{ t.function.name }}\n```json\n{{ t.function.arguments | tojson "
+    "}}\n```"
     "<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{{ eos_token }}{% elif m.role == 'tool' %}"
-    "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
-    "{% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{{ m.content "
+    "}}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
+    "{% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endif %}{% "
+    "endfor %}"
     "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
 )
 _JSON = '"arguments": {"city": "Rome", "days": 3}}'

@@ -1,4 +1,6 @@
-"""The API's schema: every answer of the server has the keys and types that it says, and no others."""
+"""The API's schema: every answer of the server has the keys and types that it says, and no
+others.
+"""
 
 import json
 from importlib.resources import files
@@ -53,7 +55,9 @@ CASES = [(path, question) for path, questions in ASKED.items() for question in q
 
 
 def checked(form, text):
-    """The value of a JSON text. Raises where a key is missing, of another type, or not described."""
+    """The value of a JSON text. Raises where a key is missing, of another type, or not
+    described.
+    """
     return form.model_validate_json(text, strict=True, extra="forbid")
 
 

@@ -26,9 +26,29 @@ from noiser.types import Span, Target, Without
 ESCAPE = "\x1b"
 RAW = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2028]")
 HOSTILE = (
-    "<script>alert(1)</script>", ' "quoted"', " o'k", " &amp;", "</p>", "<!--", "[bold]", " [/]", ":smile:", "\x1b[2J",
-    "\x9b31m", "\u202e", "\r", "\x07", "\n\n", "\t", "\u2028", " 😀", "]]>", "{{x}}", "javascript:", " שלום",
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    ' "quoted"',
+    " o'k",
+    " &amp;",
+    "</p>",
+    "<!--",
+    "[bold]",
+    " [/]",
+    ":smile:",
+    "\x1b[2J",
+    "\x9b31m",
+    "\u202e",
+    "\r",
+    "\x07",
+    "\n\n",
+    "\t",
+    "\u2028",
+    " 😀",
+    "]]>",
+    "{{x}}",
+    "javascript:",
+    " שלום",
+)
 
 
 def one_target():
@@ -262,7 +282,10 @@ def test_equal_labels_have_the_place_of_their_unit():
 
 
 def test_a_chat_shows_roles_in_place_of_the_templates_marks():
-    text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    text = (
+        "<|im_start|>system\nBe "
+        "brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    )
     units = tuple(
         Span(w, text.index(w), text.index(w) + len(w), (i,))
         for i, w in enumerate(("Be brief.", "Who?"))
@@ -301,7 +324,10 @@ def test_plain_text(capsys):
         r"  noiser@1 · gemma-3-270m @ 0123456789ab \(float32\) · unit token · seed 3",
     ):
         assert re.search(rf"^{line}$", out, re.MULTILINE), line
-    short = "Attribution('LeBron plays the sport of' → ' basketball', noiser@1, gemma-3-270m, 2 × 7 token)"
+    short = (
+        "Attribution('LeBron plays the sport of' → ' basketball', noiser@1, gemma-3-270m, 2 × 7 "
+        "token)"
+    )
     assert repr(rich_example()) == short
     assert len(repr(make(("x\n" * 500,), ((1.0,),)))) < 200
 
@@ -405,7 +431,7 @@ def test_numbers_stay_whole_in_a_narrow_terminal(width, monkeypatch):
             )
 
 
-def test_the_question_is_shown_and_methods_of_one_name_have_headings_with_the_parameters_that_differ():
+def test_methods_of_one_name_have_headings_with_the_parameters_that_differ():
     asked = replace(rich_example(), info={"of": "entropy"}).aggregate("word", "max")
     for text in (str(asked), asked.to_markdown().replace("\\", ""), words_of(asked.to_html())):
         assert "noiser@1 of entropy" in text
@@ -467,7 +493,10 @@ def test_html_shows_hostile_text_as_text_and_needs_no_network(make_html):
 def test_html_has_the_numbers_of_its_colours(tmp_path):
     text = rich_example().to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == text
-    facts = "default-src 'none'|probability 43 %|rank 1|k_min 0.1|rather than “foot”|samples=10|seed 3|float32|"
+    facts = (
+        "default-src 'none'|probability 43 %|rank 1|k_min 0.1|rather than “foot”|samples=10|seed "
+        "3|float32|"
+    )
     facts += 'title="Bron: 0.12 ± 0.02 nats, threshold 0.2"|<td>-0.050 ± 0.003</td><td>0.300</td>'
     assert all(fact in text for fact in facts.split("|"))
     assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: -0\.05', text)

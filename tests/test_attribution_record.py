@@ -56,7 +56,7 @@ def test_standard_errors_and_thresholds():
     assert most.stderr is None
 
 
-def test_prompt_and_continuation_are_not_joined_nor_text_between_units_read_and_pieces_of_a_character_go_together():
+def test_prompt_and_continuation_are_not_joined_and_pieces_of_a_character_go_together():
     joined = make(("a", " foot", "ball"), ((0.1, 0.2, 0.3),))
     apart = replace(joined, prompt_length=len("a foot"))
     assert texts(joined.aggregate("word")) == ["a", " football"]
@@ -305,13 +305,25 @@ def test_unusual_records_come_back():
 
 def test_parameters_of_any_kind():
     parameters = {
-        "noise": torch.tensor([[0.1, 2.0]]), "spans": ((0, 1),), "r": float("inf"), "dtype": torch.float32,
-        "n": torch.tensor(3), "half": torch.tensor(0.5, dtype=torch.bfloat16), "flag": True, "nothing": None,
-    }  # fmt: skip
+        "noise": torch.tensor([[0.1, 2.0]]),
+        "spans": ((0, 1),),
+        "r": float("inf"),
+        "dtype": torch.float32,
+        "n": torch.tensor(3),
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "flag": True,
+        "nothing": None,
+    }
     assert again(make(parameters=parameters)).parameters == {
-        "noise": [[0.1, 2.0]], "spans": [[0, 1]], "r": "Infinity", "dtype": "torch.float32", "n": 3, "half": 0.5,
-        "flag": True, "nothing": None,
-    }  # fmt: skip
+        "noise": [[0.1, 2.0]],
+        "spans": [[0, 1]],
+        "r": "Infinity",
+        "dtype": "torch.float32",
+        "n": 3,
+        "half": 0.5,
+        "flag": True,
+        "nothing": None,
+    }
 
 
 def changed(**changes):
@@ -375,7 +387,9 @@ def random_scores(seed):
 
 
 def by_enumeration(scores):
-    """For each target and prompt unit, the sum over all paths of the product of their edges' weights."""
+    """For each target and prompt unit, the sum over all paths of the product of their edges'
+    weights.
+    """
     weights = scores.double().nan_to_num(0.0).clamp_min(0)
     weights = weights / weights.sum(1, keepdim=True).clamp_min(1e-300)
     totals = torch.zeros(4, 2, dtype=torch.float64)
@@ -405,7 +419,9 @@ def test_sum_over_all_paths(seed):
 
 
 def by_hand():
-    """The last sentence: a quarter from the fox, a quarter from the dog, half from the first, which is the fox's."""
+    """The last sentence: a quarter from the fox, a quarter from the dog, half from the first, which
+    is the fox's.
+    """
     return reasoning(
         (
             (4.0, 0, NAN, NAN, NAN),
@@ -445,7 +461,9 @@ def test_by_hand():
 
 @pytest.mark.parametrize("answer", [" fox 🦊 x y", " 🦊 x 🦊", " a é x", " fox fox"])
 def test_a_character_of_several_tokens_is_shared_by_their_targets(answer):
-    """Every piece of it reads as the whole character, so that targets cannot be found by their texts."""
+    """Every piece of it reads as the whole character, so that targets cannot be found by their
+    texts.
+    """
     prompt = "The quick fox. It jumps."
     att = noiser.attribute(
         tiny("llama"),

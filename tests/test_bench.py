@@ -1,4 +1,6 @@
-"""Benchmarks: rows, what is repeated and what is not, changed plans, deaths and full disks, and the commands."""
+"""Benchmarks: rows, what is repeated and what is not, changed plans, deaths and full disks, and the
+commands.
+"""
 
 import contextlib
 import gzip

@@ -121,9 +121,14 @@ def meaning(text):
 
 
 def test_what_a_change_of_settings_means(tmp_path):
-    """Settings of how a judge or an engine works may change, and which model or address it is may not."""
+    """Settings of how a judge or an engine works may change, and which model or address it is may
+    not.
+    """
     text = plan_text(tmp_path)
-    judged = f'{text}[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args.base_url = "http://x/v1"\n'
+    judged = (
+        f'{text}[[metrics]]\nname = "answerability"\njudge = "openai:m"\njudge_args.base_url = '
+        f'"http://x/v1"\n'
+    )
     used = {kind: {*labels} for kind, labels in meaning(judged).items() if isinstance(labels, dict)}
     check_change(
         meaning(judged),
@@ -161,7 +166,9 @@ def answers():
 
 @pytest.fixture
 def quiz():
-    """A data set whose answers are those of the tiny Llama for every other prompt, and one prompt it cannot read."""
+    """A data set whose answers are those of the tiny Llama for every other prompt, and one prompt
+    it cannot read.
+    """
     examples = [
         Example(
             id=f"quiz-{i}",

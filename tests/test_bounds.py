@@ -1,4 +1,6 @@
-"""Bounds of requests: looked at first, with few errors for hostile bodies; in the library as well."""
+"""Bounds of requests: looked at first, with few errors for hostile bodies; in the library as
+well.
+"""
 
 import json
 import random

@@ -18,8 +18,13 @@ pytest.importorskip("captum", reason="Captum is not installed: pip install captu
 
 from noiser.integrations.captum import CaptumMethod
 
-CHEAP = {"IntegratedGradients": {"n_steps": 4}, "GradientShap": {"n_samples": 3}, "KernelShap": {"n_samples": 9},
-         "Lime": {"n_samples": 9}, "ShapleyValueSampling": {"n_samples": 2}}  # fmt: skip
+CHEAP = {
+    "IntegratedGradients": {"n_steps": 4},
+    "GradientShap": {"n_samples": 3},
+    "KernelShap": {"n_samples": 9},
+    "Lime": {"n_samples": 9},
+    "ShapleyValueSampling": {"n_samples": 2},
+}
 
 
 def attribute(method, family="gemma3", **options):

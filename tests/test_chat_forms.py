@@ -1,4 +1,6 @@
-"""Chats in the form that a template reads: texts or parts, one of several named templates, documents as sources."""
+"""Chats in the form that a template reads: texts or parts, one of several named templates,
+documents as sources.
+"""
 
 import copy
 
@@ -19,7 +21,8 @@ BOTH = HEAD + "{% if m.content is string %}{{ m.content }}{% else %}" + EACH + "
 SELECTED = (
     HEAD
     + (  # as LLaVA's
-        "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ '\\n' + part['text'] }}"
+        "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ '\\n' + "
+        "part['text'] }}"
         "{% endfor %}"
     )
     + TAIL

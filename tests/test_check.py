@@ -28,7 +28,9 @@ SOURCES = [
 
 
 def by_hand(att, odds_of, halves):
-    """T of the scores in every order of the units: the correlation of sums and differences of log odds."""
+    """T of the scores in every order of the units: the correlation of sums and differences of log
+    odds.
+    """
     scores = att.scores[0].double().tolist()
     differences = [odds_of(kept) - odds_of(~kept) for kept in halves]
 

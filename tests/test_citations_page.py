@@ -1,4 +1,6 @@
-"""The example page and the page about the API in a browser, from another origin than the server's."""
+"""The example page and the page about the API in a browser, from another origin than the
+server's.
+"""
 
 import shutil
 import sys

@@ -35,7 +35,9 @@ QUESTION = "Who sings?"
 
 
 def citations(**changes):
-    """Two sentences and three sources; the first source in two parts, the second under its title."""
+    """Two sentences and three sources; the first source in two parts, the second under its
+    title.
+    """
     pieces = ("A fox.", " A dog.", "\n\nRain\n", "It rains.", "\n\n", "Trains.")
     units = spans_of(*pieces)
     att = make(
@@ -121,8 +123,8 @@ def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
     )  # its title is no quote of it
     assert "  log-probability -1.50, without any source -6.50\nNow. (not supported)\n" in text
     assert (
-        "Answer without the sources: I sing.\n\n[1]: written under the influence of this source; not checked"
-        in text
+        "Answer without the sources: I sing.\n\n[1]: written under the influence of this source; "
+        "not checked" in text
     )
     assert "loses without the source, in nats of log-probability. Cited: at least 10%" in text
     assert "less than 3 nats" in text
@@ -311,7 +313,7 @@ def test_page_ties_sentences_to_what_they_were_written_from_and_back(tmp_path):
     assert "<script" not in page
 
 
-def test_sources_without_a_citation_are_folded_where_they_are_many_and_a_long_one_scrolls_with_the_keyboard():
+def test_many_sources_without_a_citation_are_folded_and_a_long_one_scrolls_with_the_keyboard():
     pieces = tuple(f"S{i}." for i in range(9))
     att = make(
         pieces,
@@ -716,7 +718,10 @@ STRONG, WEAK, NONE = (6.3, 0.1, 0.0), (0.0, 0.8, 0.0), (0.0, 0.0, 0.0)
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (made((STRONG, WEAK), (7.0, 4.0)), "The answer follows the sources, most of all “[1] Animals”."),
+        (
+            made((STRONG, WEAK), (7.0, 4.0)),
+            "The answer follows the sources, most of all “[1] Animals”.",
+        ),
         (made((STRONG,), (7.0,)), "The answer follows source “[1] Animals”."),
         (made(((0.0, 0.0, 9.0),), (9.0,)), "The answer follows source “[3]”."),
         (
@@ -726,7 +731,7 @@ STRONG, WEAK, NONE = (6.3, 0.1, 0.0), (0.0, 0.8, 0.0), (0.0, 0.0, 0.0)
         (made((NONE, NONE), (0.0, 0.0)), "The answer is “from memory”."),
     ],
     ids=["all", "one source", "no title", "some", "none"],
-)  # fmt: skip
+)
 def test_citations_in_one_sentence(found, expected):
     assert as_text(about_citations(found)) == expected
 

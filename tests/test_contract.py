@@ -27,7 +27,8 @@ CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "The dog sings near the river."},
 ]
-# What reads attention, or hooks activations, has nothing to read in a state-space model; Falcon's attention is its own.
+# What reads attention, or hooks activations, has nothing to read in a state-space model; Falcon's
+# attention is its own.
 MAY_REFUSE = {(name, "mamba") for name in ("last_attention", "attention_rollout", "deeplift")}
 MAY_REFUSE |= {
     (name, family) for name in ("attn_lrp", "attention_gradient") for family in ("mamba", "falcon")
@@ -54,7 +55,9 @@ def wrapped(family, dtype=torch.float32):
 
 
 def units_of(name):
-    """What a method is asked to score: tokens, or the words of the prompt as spans, if it refuses tokens."""
+    """What a method is asked to score: tokens, or the words of the prompt as spans, if it refuses
+    tokens.
+    """
     words = [match.span() for match in re.finditer(r"\w+", PROMPT)]
     return {"unit": words} if name == "attention_gradient" else {}
 
@@ -88,7 +91,9 @@ def assert_scored(att):
 
 
 def assert_close(found, expected, relative=1e-5):
-    """Equal relative to the scores' own scale; or to a few roundings of a probability near 1 where they are tiny."""
+    """Equal relative to the scores' own scale; or to a few roundings of a probability near 1 where
+    they are tiny.
+    """
     scale = float(expected.nan_to_num(0).abs().max())
     torch.testing.assert_close(
         found, expected, atol=relative * scale + 2e-7, rtol=0, equal_nan=True
@@ -287,7 +292,8 @@ class ModelFailedError(Exception):
 
 
 def careless(family):
-    """A model as a caller may have left it: half in training mode, partly frozen, with a hook and a gradient.
+    """A model as a caller may have left it: half in training mode, partly frozen, with a hook and a
+    gradient.
 
     Also the passes of its hook so far, and the numbers of those in which it fails, from 1.
     """
@@ -326,12 +332,19 @@ def state_of(lm):
     }
     buffers = {name: (b.data_ptr(), b._version) for name, b in model.named_buffers()}
     config = (
-        model.config.to_json_string(), model.config._attn_implementation, model.generation_config.to_json_string()
-    )  # fmt: skip
+        model.config.to_json_string(),
+        model.config._attn_implementation,
+        model.generation_config.to_json_string(),
+    )
     text = (
-        len(tokenizer), tokenizer.padding_side, tokenizer.truncation_side, tokenizer.special_tokens_map,
-        tokenizer.chat_template, tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str(),
-    )  # fmt: skip
+        len(tokenizer),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+        tokenizer.special_tokens_map,
+        tokenizer.chat_template,
+        tokenizer.model_max_length,
+        tokenizer.backend_tokenizer.to_str(),
+    )
     return {
         "modules": modules,
         "parameters": parameters,
@@ -411,7 +424,9 @@ def test_the_callers_default_dtype_changes_no_number():
 
 
 def test_the_callers_default_device_changes_no_number(tmp_path):
-    """A tensor on "meta" has no numbers: whatever is made where the caller's new tensors are made fails."""
+    """A tensor on "meta" has no numbers: whatever is made where the caller's new tensors are made
+    fails.
+    """
     lm, path = tiny("llama"), tmp_path / "one.json"
 
     def everything():

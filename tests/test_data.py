@@ -1,4 +1,6 @@
-"""The data sets: what readers make of upstream files, and what `load` adds. The records are our own."""
+"""The data sets: what readers make of upstream files, and what `load` adds. The records are our
+own.
+"""
 
 import hashlib
 import json
@@ -73,7 +75,8 @@ def test_longra_is_repaired_and_has_spans(folder):
     assert [(example.prompt, example.target) for example in found] == [
         *sound,
         (
-            "On the long road we reached Denmark, and stopped. (My shoe was wet). There we paid with the",
+            "On the long road we reached Denmark, and stopped. (My shoe was wet). There we paid "
+            "with the",
             "krone",
         ),
         ("They said we walk. (The cat slept). Then he also", "walks"),

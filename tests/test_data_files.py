@@ -21,7 +21,9 @@ NAME, CONTENT = "known_1000.json", as_json(KNOWN_RECORDS)
 
 @pytest.fixture
 def served():
-    """A server on this machine that has one file, with a trouble perhaps, and notes the requests that came."""
+    """A server on this machine that has one file, with a trouble perhaps, and notes the requests
+    that came.
+    """
     found, finished = SimpleNamespace(content=CONTENT, trouble="", requests=[]), threading.Event()
 
     class Files(Handler):
@@ -47,7 +49,9 @@ def file(served):
 
 @pytest.fixture
 def catalog(file, served, monkeypatch, tmp_path):
-    """Two data sets: "known", of our own records on our own server, and "gone", which is not there."""
+    """Two data sets: "known", of our own records on our own server, and "gone", which is not
+    there.
+    """
     gone = upstream("gone.json", b"gone", served.address)
     register(monkeypatch, {"gone": (gone, read_known), "known": (file, read_known)})
     monkeypatch.setenv("NOISER_CACHE", str(tmp_path / "cache"))

@@ -38,7 +38,9 @@ def question_of(lm, **options):
 
 
 def some_changes(query, targets=3):
-    """Noise, zeros, masks and deletions at single and several positions, for all and for some targets."""
+    """Noise, zeros, masks and deletions at single and several positions, for all and for some
+    targets.
+    """
     rng = torch.Generator().manual_seed(1)
     dim, length = query.embedding_dim, len(query.token_ids)
     vectors, masks = (
@@ -252,7 +254,9 @@ def test_equal_inputs_run_once_and_targets_share_them():
 
 
 def by_hand(name, p, q, ids):
-    """The score of one sample, from distributions [tokens, vocab] under a change and without one, in float64."""
+    """The score of one sample, from distributions [tokens, vocab] under a change and without one,
+    in float64.
+    """
     own = p[range(len(ids)), ids]
     distance = (p.sqrt() - q.sqrt()).square().sum(-1)
     return {
@@ -434,7 +438,9 @@ def test_an_interrupt_between_pieces_leaves_a_context_that_can_be_used(monkeypat
 
 
 def test_an_error_ends_one_coroutine_and_the_others_go_on():
-    """In a pass, in reading what it gave, in the coroutine itself; nothing that was theirs is run any more."""
+    """In a pass, in reading what it gave, in the coroutine itself; nothing that was theirs is run
+    any more.
+    """
     lm, closed = another(tiny("llama")), list[int]()
     queries = [query_of(lm, PROMPT) for _ in range(5)]
 
@@ -514,7 +520,9 @@ def test_coroutines_that_are_given_up_are_closed(error, monkeypatch):
 
 
 def test_steps_may_await_other_steps():
-    """Their result is the answer, their error is raised where they were awaited, and an error of the model ends all."""
+    """Their result is the answer, their error is raised where they were awaited, and an error of
+    the model ends all.
+    """
     lm, ended = tiny("llama"), []
     query = query_of(lm, PROMPT)
 

@@ -43,7 +43,9 @@ def evaluated(examples=PROMPTS, metrics="soft_scores", **options):
 
 
 class Parrot:
-    """A judge that says the first word it is shown, twice; nothing readable for a dog; or what it is told to say."""
+    """A judge that says the first word it is shown, twice; nothing readable for a dog; or what it
+    is told to say.
+    """
 
     name = "parrot"
 
@@ -363,7 +365,8 @@ def test_the_question_is_answered_in_a_sentence():
 
     assert told(0.3, -0.3) == ["yes", "no, worse."]
     assert told(0.3, -0.03) == ["yes", "no significant difference with n = 8."]
-    few = "no significant difference with n = 2, at least 7 prompts are needed"  # 2 tests: 2 · 2 / 2⁷ < 0.05
+    # 2 tests: 2 · 2 / 2⁷ < 0.05
+    few = "no significant difference with n = 2, at least 7 prompts are needed"
     assert told(0.3, 0.3, n=2) == [few, f"{few}."]
     assert told(0.3, 0.3, n=6)[0] == few.replace("n = 2", "n = 6")
     assert told(0.3, 0.3, n=7) == ["yes", "yes."]

@@ -29,7 +29,9 @@ def lm():
 
 @pytest.fixture
 def rule(monkeypatch):
-    """A model that follows a rule: from the text of a prompt to the log-probability of its answer."""
+    """A model that follows a rule: from the text of a prompt to the log-probability of its
+    answer.
+    """
 
     def install(log_p, answer=" attic"):
         def effects(self, prompts):

@@ -112,7 +112,9 @@ def test_targets_that_the_unit_does_not_stand_before_have_no_values():
 
 
 def test_a_leader_that_is_part_of_a_character_is_named_alone():
-    """This model leads with two bytes whose ids stand next to each other, and which would read as one character."""
+    """This model leads with two bytes whose ids stand next to each other, and which would read as
+    one character.
+    """
     lm = noiser.wrap(tiny_model("llama", seed=1).eval(), tiny_tokenizer())
     att = noiser.attribute(lm, "The quick brown fox", method="occlusion", unit="token")
     rows = tolerance(lm, att, 0, [0.0, 0.1, 0.2, 0.3, 0.5, 1.0]).leaders
@@ -497,7 +499,8 @@ def test_measures_of_a_game_worked_by_hand():
     # Of the inputs with half of the units, {0} and {1}, the first has the higher odds.
     assert right["LDS"] == pytest.approx(1)
     assert wrong["LDS"] == pytest.approx(-1)
-    # kept with probability q, unit 0 adds q to either curve; by rank it has 2 of 3 parts of the mass until it is full
+    # kept with probability q, unit 0 adds q to either curve; by rank it has 2 of 3 parts of the
+    # mass until it is full
     full = [min(1.0, 2 * rate * 2 / 3) for rate in games.SETTINGS["rates"]]
     rates = torch.tensor(games.SETTINGS["rates"])
     expected = 2 * float(torch.trapezoid(torch.tensor(full), rates) / (rates[-1] - rates[0]))

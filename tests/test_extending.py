@@ -34,7 +34,8 @@ PROMPT = "The brown fox sings in the"
 
 @pytest.fixture(scope="module", autouse=True)
 def _registered():
-    """Every file has been imported, as a package's entry point does; only once, since names are taken.
+    """Every file has been imported, as a package's entry point does; only once, since names are
+    taken.
 
     What they registered is forgotten after these tests: others look at all names that there are.
     """

@@ -1,4 +1,6 @@
-"""What `generate()` writes with the settings of generation_config is what is explained, and what a server writes."""
+"""What `generate()` writes with the settings of generation_config is what is explained, and what a
+server writes.
+"""
 
 import pytest
 import torch

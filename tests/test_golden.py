@@ -1,4 +1,6 @@
-"""Scores, metrics and citations on tiny models are the stored ones; test_bench.py compares a benchmark's rows."""
+"""Scores, metrics and citations on tiny models are the stored ones; test_bench.py compares a
+benchmark's rows.
+"""
 
 from functools import cache
 

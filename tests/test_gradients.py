@@ -1,6 +1,8 @@
-"""Gradient methods against torch.autograd on the plain model, in float64, whole sequences, one target at a time.
+"""Gradient methods against torch.autograd on the plain model, in float64, whole sequences, one
+target at a time.
 
-What converges is tested on GPT-2: elsewhere a norm of rows alone makes the path steep near a zero baseline.
+What converges is tested on GPT-2: elsewhere a norm of rows alone makes the path steep near a zero
+baseline.
 """
 
 import copy
@@ -34,7 +36,9 @@ PROMPT = "The quick fox sings"
 
 
 def paths_of(query):
-    """The end of a path, points on paths from zero and from the mean row, for some targets and for all, with noise."""
+    """The end of a path, points on paths from zero and from the mean row, for some targets and for
+    all, with noise.
+    """
     length = query.prompt_tokens
     noise = 0.1 * torch.randn(2, query.embedding_dim, generator=torch.Generator().manual_seed(1))
     return [
@@ -45,7 +49,9 @@ def paths_of(query):
 
 
 def gradient(model, scale, rows, position, value):
-    """Of a number made of the distribution at a position, with respect to rows of the table, by nothing but torch."""
+    """Of a number made of the distribution at a position, with respect to rows of the table, by
+    nothing but torch.
+    """
     rows = rows.clone().requires_grad_()
     logits = model(inputs_embeds=rows[None] * scale, use_cache=False).logits[0, position]
     return torch.autograd.grad(value(logits.softmax(-1)), rows)[0]
@@ -341,7 +347,9 @@ def test_layers_without_attention_are_left_out():
 
 
 def opened(model, query, first, gates):
-    """Log-probability of the target, with what rows from `first` on see of each earlier token times its gate."""
+    """Log-probability of the target, with what rows from `first` on see of each earlier token times
+    its gate.
+    """
     length = len(query.token_ids)
     rows, keys = torch.arange(length)[:, None], torch.arange(length)
     mask = torch.zeros(length, length, dtype=torch.float64).masked_fill(keys > rows, -1e30)
@@ -390,7 +398,9 @@ def test_attention_gradient_equals_differences_of_whole_runs(family):
 
 
 def test_attention_gradient_leaves_the_first_position_open_where_there_is_no_start_token():
-    """The first word is longer by the position that the model leans on, and nothing else differs."""
+    """The first word is longer by the position that the model leans on, and nothing else
+    differs.
+    """
     lm = noiser.wrap(tiny_model("llama").eval(), tiny_tokenizer(bos=False))
     asked = {"prompt": PROMPT, "method": AttentionGradient(gates=(0.5,))}
     whole = noiser.attribute(lm, unit=[(0, 9), (9, 13)], **asked)

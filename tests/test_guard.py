@@ -98,8 +98,10 @@ def test_a_policy_decides_without_the_model(lm, policy, verdict, monkeypatch):
 )
 def test_calls_in_every_form_are_the_same_call(call):
     template = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for t in m.tool_calls or [] %}"
-        "{{ t.function | tojson }}{% endfor %}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for t in m.tool_calls or "
+        "[] %}"
+        "{{ t.function | tojson }}{% endfor %}\n{% endfor %}{% if add_generation_prompt "
+        "%}<|assistant|>{% endif %}"
     )
     lm = noiser.wrap(tiny("llama").model, chat_tokenizer(template))
     found = noiser.guard(lm, CHAT, call)

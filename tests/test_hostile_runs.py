@@ -1,4 +1,6 @@
-"""Folders of runs that others made: damaged or hostile ones are refused in one sentence, and none is without end."""
+"""Folders of runs that others made: damaged or hostile ones are refused in one sentence, and none
+is without end.
+"""
 
 import json
 import os
@@ -20,10 +22,28 @@ from soak import times
 
 COLUMNS = Row._fields
 CELLS = (
-    None, -1, 10**18, 1e308, float("inf"), "", "x", b"\xff", "[]", "{}", "5", "null", '{"soft_ns": []}',
-    '{"soft_ns": "x"}', '{"soft_ns": {"a": 1}}', "NaN", '{"soft_ns": NaN}', '{"soft_ns": true}', "[" * 100_000,
-    "9" * 5000, "\x1b[2J<b>",
-)  # fmt: skip
+    None,
+    -1,
+    10**18,
+    1e308,
+    float("inf"),
+    "",
+    "x",
+    b"\xff",
+    "[]",
+    "{}",
+    "5",
+    "null",
+    '{"soft_ns": []}',
+    '{"soft_ns": "x"}',
+    '{"soft_ns": {"a": 1}}',
+    "NaN",
+    '{"soft_ns": NaN}',
+    '{"soft_ns": true}',
+    "[" * 100_000,
+    "9" * 5000,
+    "\x1b[2J<b>",
+)
 FACTS = ("plan", "selections", "models", "versions")
 
 

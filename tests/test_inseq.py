@@ -137,7 +137,9 @@ def test_hyper_parameters_are_keywords():
 
 
 def test_a_batch_is_its_sequences(no_bos):
-    """Inseq pads shorter sequences, and begins with the first token that it made for any of them."""
+    """Inseq pads shorter sequences, and begins with the first token that it made for any of
+    them.
+    """
     model = theirs(no_bos, "noiser")
     made = {"max_new_tokens": 2, "do_sample": False}
     prompts = ["The quick fox sings near the river", "The quick fox"]
@@ -188,11 +190,29 @@ def test_errors_inside_inseq(unchecked):
 def test_command_line(no_bos, tmp_path):
     no_bos.model.save_pretrained(tmp_path / "model")
     no_bos.tokenizer.save_pretrained(tmp_path / "model")
-    arguments = ["attribute", "--model_name_or_path", str(tmp_path / "model"), "--attribution_method", "noiser",
-                 "--input_texts", PROMPT, "--generated_texts", PROMPT + TARGET, "--save_path", str(tmp_path / "a.json"),
-                 "--attribution_kwargs", '{"samples": 3, "steps": 4, "seed": 2}', "--device", "cpu"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "noiser.integrations.inseq", *arguments], capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    arguments = [
+        "attribute",
+        "--model_name_or_path",
+        str(tmp_path / "model"),
+        "--attribution_method",
+        "noiser",
+        "--input_texts",
+        PROMPT,
+        "--generated_texts",
+        PROMPT + TARGET,
+        "--save_path",
+        str(tmp_path / "a.json"),
+        "--attribution_kwargs",
+        '{"samples": 3, "steps": 4, "seed": 2}',
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "noiser.integrations.inseq", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = inseq.FeatureAttributionOutput.load(tmp_path / "a.json")[0].target_attributions[:-1].T
     torch.testing.assert_close(
@@ -230,7 +250,9 @@ def test_numbers_are_those_of_inseq(name):
     ],
 )
 def test_ours_where_both_are_right(name, method):
-    """Inseq moves special tokens to the baseline too, and its baseline is the unknown token's embedding."""
+    """Inseq moves special tokens to the baseline too, and its baseline is the unknown token's
+    embedding.
+    """
     lm = with_special_tokens("llama", unk_token="a")
     settings = {"n_steps": method.n_steps} if hasattr(method, "n_steps") else {}
     theirs = make_method(f"inseq:{name}", reduce=method.reduce, **settings)
@@ -263,8 +285,10 @@ def test_nothing_of_the_caller_is_changed(name):
         torch.tensor([[1, 2, 3]])
     ).logits.sum().backward()  # gradients that the caller has gathered
     before, states = state_of(lm), torch.get_rng_state()
-    first, again = (noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=3)
-                    for _ in range(2))  # fmt: skip
+    first, again = (
+        noiser.attribute(lm, PROMPT, method=f"inseq:{name}", max_new_tokens=2, unit="word", seed=3)
+        for _ in range(2)
+    )
     assert torch.equal(torch.get_rng_state(), states)
     assert state_of(lm) == before
     assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())

@@ -35,7 +35,8 @@ def interrupted(call, number):
     def trace(frame, event, _):
         if frame.f_code.co_filename not in files:
             return None
-        # Python looks for signals neither where a block begins nor between the end of a `with` block and its release.
+        # Python looks for signals neither where a block begins nor between the end of a `with`
+        # block and its release.
         held = (
             linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             .lstrip()

@@ -1,4 +1,6 @@
-"""A model of one's own as the judge: random models in milliseconds, the real ones where meaning counts."""
+"""A model of one's own as the judge: random models in milliseconds, the real ones where meaning
+counts.
+"""
 
 from types import SimpleNamespace
 

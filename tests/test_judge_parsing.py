@@ -116,8 +116,14 @@ def test_any_text_is_read_without_an_exception(text, count, cut):
     assert (problem is None) == bool(answers)
 
 
-EQUAL = [("Basketball", " basketball"), ("basketball.", "basketball"), ("ﬁn", " fin"), ("STRASSE", "Straße"),
-         ("Côte d’Ivoire", "Côte d'Ivoire"), ("−5", "-5")]  # fmt: skip
+EQUAL = [
+    ("Basketball", " basketball"),
+    ("basketball.", "basketball"),
+    ("ﬁn", " fin"),
+    ("STRASSE", "Straße"),
+    ("Côte d’Ivoire", "Côte d'Ivoire"),
+    ("−5", "-5"),
+]
 DIFFERENT = [
     ("Antarctica", " Ant"),
     ("York", "New York"),
@@ -137,7 +143,8 @@ def test_equal_and_different_in_normal_form():
 
 def test_the_instruction_of_the_paper_is_word_for_word():
     assert PROMPTS[PAPER_V1].text == (
-        "# Task:\nGiven a set of words extracted from a prompt for a completion task, return a single word as the most "
+        "# Task:\nGiven a set of words extracted from a prompt for a completion task, return a "
+        "single word as the most "
         "probable completion for the unseen prompt WITHOUT providing any explanation."
         "\n\n# Words:\n{words}"
     )

@@ -121,7 +121,9 @@ def test_a_model_that_changes_its_input_in_place_changes_nothing_else():
 
 
 def test_positions_that_a_longer_pass_would_turn_otherwise_stay_apart():
-    """Phi-3's rotary embeddings for long contexts have other factors where a pass goes beyond 32 tokens."""
+    """Phi-3's rotary embeddings for long contexts have other factors where a pass goes beyond 32
+    tokens.
+    """
     rotary = {
         "rope_type": "longrope",
         "rope_theta": 1e4,
@@ -155,7 +157,9 @@ def test_products_that_may_be_less_precise_are_compared_like_half_precision():
 
 
 class StopError(RuntimeError):
-    """What an application raises from a hook to stop a pass, of the class that most refusals have."""
+    """What an application raises from a hook to stop a pass, of the class that most refusals
+    have.
+    """
 
 
 @pytest.mark.parametrize("error", [StopError, noiser.NoiserError, torch.OutOfMemoryError])
@@ -226,7 +230,9 @@ THINKING = CHAT_TEMPLATE + "{{ '<no thoughts>' if enable_thinking is false }}"
 
 
 def test_a_model_has_arguments_for_its_chat_template(tmp_path):
-    """In what it reads, in what is saved, and when a question is asked again, by a model without them too."""
+    """In what it reads, in what is saved, and when a question is asked again, by a model without
+    them too.
+    """
     chat, arguments = [{"role": "user", "content": "The fox sings"}], {"enable_thinking": False}
     lm = wrap(tiny("llama").model, chat_tokenizer(THINKING), chat_template_kwargs=arguments)
     att = noiser.attribute(
@@ -271,7 +277,9 @@ def dynamic_steps(linear):
 
 
 def full_experts(linear):
-    """Each of two experts takes the first half of the tokens of a batch at most; the others go past it."""
+    """Each of two experts takes the first half of the tokens of a batch at most; the others go past
+    it.
+    """
 
     def forward(x):
         rows = x.flatten(0, -2)

@@ -113,8 +113,16 @@ def test_a_seat_that_comes_at_the_moment_of_leaving_goes_to_the_next():
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(0, "First"), (2, "Third"), (9, "Tenth"), (10, "11th"), (20, "21st"), (21, "22nd"), (111, "112th")],
-)  # fmt: skip
+    [
+        (0, "First"),
+        (2, "Third"),
+        (9, "Tenth"),
+        (10, "11th"),
+        (20, "21st"),
+        (21, "22nd"),
+        (111, "112th"),
+    ],
+)
 def test_places_have_names(place, name):
     assert _ordinal(place) == name
 

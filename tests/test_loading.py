@@ -75,16 +75,23 @@ def write_gguf(path: Path, model, tokenizer) -> Path:
     tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
     tokens += [f"<unused{i}>" for i in range(config.vocab_size - len(tokens))]
     values = {
-        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
-        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
-        "layer_norm_rms_eps": config.rms_norm_eps, "rope_freq_base": config.rope_parameters["rope_theta"],
-        "rope_dimension_count": config.head_dim, "vocab_size": config.vocab_size,
-        "tokenizer_model": "gpt2", "token_list": tokens,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads,
+        "head_count_kv": config.num_key_value_heads,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": config.rope_parameters["rope_theta"],
+        "rope_dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "tokenizer_model": "gpt2",
+        "token_list": tokens,
         "token_types": [3 if token in tokenizer.all_special_tokens else 1 for token in tokens],
         "token_merges": [" ".join(pair) for pair in bpe["merges"]],
-        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
-    }  # fmt: skip
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in values.items():
         getattr(writer, f"add_{name}")(value)
@@ -103,7 +110,9 @@ def write_gguf(path: Path, model, tokenizer) -> Path:
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The row order that llama.cpp's rotary embedding wants: pairs side by side rather than halves."""
+    """The row order that llama.cpp's rotary embedding wants: pairs side by side rather than
+    halves.
+    """
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape).copy()
 
 

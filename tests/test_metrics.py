@@ -31,7 +31,9 @@ def owners(att, target):
 
 
 def expected_soft(lm, case, masks, distance):
-    """Soft-NS and Soft-NC [2, targets, masks] with the raw scores divided by their sum and clipped."""
+    """Soft-NS and Soft-NC [2, targets, masks] with the raw scores divided by their sum and
+    clipped.
+    """
     found = []
     for target, raw in enumerate(case.att.scores.tolist()):
         (positions, units), total = (

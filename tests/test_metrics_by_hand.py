@@ -126,7 +126,9 @@ def test_equal_scores_count_as_the_mean_over_their_orders():
 
 
 def test_many_equal_scores_have_a_reciprocal_rank():
-    """There are more orders than a float can count; one gold unit of n has the mean of 1/1 to 1/n."""
+    """There are more orders than a float can count; one gold unit of n has the mean of 1/1 to
+    1/n.
+    """
     assert mean_reciprocal_rank(0, 1500, 1) == pytest.approx(
         sum(1 / place for place in range(1, 1501)) / 1500
     )
@@ -249,7 +251,9 @@ def test_intervals_are_those_of_scipy_from_the_same_resamples(statistic, n):
 
 
 def test_a_draw_that_is_the_value_but_for_rounding_counts_half():
-    """Thirds are rounded: their sums depend on the order of the prompts, and the interval must not."""
+    """Thirds are rounded: their sums depend on the order of the prompts, and the interval must
+    not.
+    """
     whole = estimate(mean, [i % 4 for i in range(8)])
     for offset in (0, 100):
         found = estimate(mean, [offset + i % 4 / 3 for i in range(8)])

@@ -18,7 +18,9 @@ TEXT = (ROOT / "docs/coming_from.md").read_text(encoding="utf-8")
 
 
 def package(name):
-    """The folder of an installed package; the test is skipped where it is missing, or where it is another version."""
+    """The folder of an installed package; the test is skipped where it is missing, or where it is
+    another version.
+    """
     spec = importlib.util.find_spec(name)
     if spec is None:
         pytest.skip(f"{name} is not installed")
@@ -32,7 +34,10 @@ def test_methods_of_inseq():
     sources = "".join(
         path.read_text(encoding="utf-8") for path in (package("inseq") / "attr/feat").glob("*.py")
     )
-    names = "attention occlusion lime reagent value_zeroing saliency input_x_gradient deeplift gradient_shap "
+    names = (
+        "attention occlusion lime reagent value_zeroing saliency input_x_gradient deeplift "
+        "gradient_shap "
+    )
     names += (
         "integrated_gradients discretized_integrated_gradients sequential_integrated_gradients "
     )

@@ -56,7 +56,9 @@ def test_equals_the_reference_in_every_family(family, targets):
 
 
 def assert_equal(att, columns, thresholds, scores, row=0):
-    """Units that could not be the minimum have no threshold; the others have that of a search of their own."""
+    """Units that could not be the minimum have no threshold; the others have that of a search of
+    their own.
+    """
     found = att.thresholds[row, columns]
     searched = ~found.isnan()
     assert searched.any()
@@ -359,7 +361,9 @@ def test_a_seed_gives_the_same_scores_in_two_processes(smol):
 
 
 def run(search, flips, margin=None):
-    """The thresholds, the number of whole probes, and whether there is a tie; a margin that is not given is -1 or 1."""
+    """The thresholds, the number of whole probes, and whether there is a tie; a margin that is not
+    given is -1 or 1.
+    """
     evaluations, effects = 0, None
     while True:
         try:
@@ -559,7 +563,10 @@ def test_the_mean_leaves_out_rows_that_belong_to_no_token():
 
 
 def test_a_baseline_that_the_tokenizer_lacks():
-    message = "baseline='pad' asks for the tokenizer's pad_token, which it does not have. Use baseline='zero'"
+    message = (
+        "baseline='pad' asks for the tokenizer's pad_token, which it does not have. Use "
+        "baseline='zero'"
+    )
     with pytest.raises(ParameterError, match=message):
         noiser.attribute(
             tiny("llama"), IN_THE_RAIN, method=noiser.Occlusion(removal="pad"), unit="token"

@@ -60,7 +60,10 @@ HEAVY = {
 
 def test_imports_are_light():
     """A command that lists data sets waits neither for torch nor for pandas."""
-    code = "import sys, noiser; print('rich' in sys.modules); import noiser.cli, noiser.data; print(*sys.modules)"
+    code = (
+        "import sys, noiser; print('rich' in sys.modules); import noiser.cli, noiser.data; "
+        "print(*sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     with_rich, *modules = ran.stdout.split()
     assert (with_rich, HEAVY & {*modules}) == ("False", set())

@@ -1,4 +1,6 @@
-"""What the manual shows runs, as it stands there, on random models; pages.py says what cannot, and why."""
+"""What the manual shows runs, as it stands there, on random models; pages.py says what cannot, and
+why.
+"""
 
 import re
 import shlex
@@ -139,7 +141,9 @@ def test_python(page, desk):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in pages() if page != README and runnable(page)])
 def test_commands(page, desk):
-    """All of a page's, one after the other, in one folder; DIR is a finished benchmark where the page runs none."""
+    """All of a page's, one after the other, in one folder; DIR is a finished benchmark where the
+    page runs none.
+    """
     if not (desk / "PLAN.toml").exists():
         write_folder(desk / "DIR", full(5))
     for command in runnable(page):

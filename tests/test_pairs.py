@@ -76,7 +76,9 @@ def test_drawn_inputs_find_the_same_pairs(name, seed):
 
 @pytest.mark.parametrize("name", ["together", "either"])
 def test_inputs_of_their_own_check_the_candidates_and_change_no_score(name, monkeypatch):
-    """So many more than without, each with the two units of a candidate alone or with all others."""
+    """So many more than without, each with the two units of a candidate alone or with all
+    others.
+    """
     value, _ = GAMES[name]
     asked = []
     monkeypatch.setattr(
@@ -97,7 +99,9 @@ def test_inputs_of_their_own_check_the_candidates_and_change_no_score(name, monk
 
 
 def test_units_of_which_the_weaker_does_much_alone_do_not_decide_only_together():
-    """The second adds a third alone and, without the first, two thirds are lost; with weights, the effects add up."""
+    """The second adds a third alone and, without the first, two thirds are lost; with weights, the
+    effects add up.
+    """
 
     def value(alone):
         return lambda kept: (
@@ -189,7 +193,9 @@ def test_the_gold_pair_is_found_and_named_right(text, pairs, gold, expected):
 
 
 def test_lds_with_pairs_is_that_of_the_scores_and_grows_by_the_right_pair(monkeypatch):
-    """max(x, y) + z / 4 + w / 8: the interaction of x and y is -1, and together with it all is exact."""
+    """max(x, y) + z / 4 + w / 8: the interaction of x and y is -1, and together with it all is
+    exact.
+    """
     lm, att = attributed(prompt="red fox sings now", unit="word", target_unit="token")
     att = dataclasses.replace(att, scores=torch.tensor([[0.5, 0.5, 0.25, 0.125]]))
     weights = torch.tensor([0, 0, 0.25, 0.125])

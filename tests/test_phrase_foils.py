@@ -1,4 +1,6 @@
-"""A foil of several tokens: two continuations, each run after the same prompt, against a naive computation."""
+"""A foil of several tokens: two continuations, each run after the same prompt, against a naive
+computation.
+"""
 
 import copy
 import re
@@ -36,7 +38,9 @@ class Naive:
         self.embed = self.model.get_input_embeddings()
 
     def log_p(self, change=lambda rows: rows, kept=None):
-        """Log-probabilities of the tokens of target and foil after changed rows of the prompt, or some of them."""
+        """Log-probabilities of the tokens of target and foil after changed rows of the prompt, or
+        some of them.
+        """
         found = []
         for side in self.sides:
             rows = change(self.embed(torch.tensor(self.prompt)).detach())

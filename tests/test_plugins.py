@@ -116,8 +116,14 @@ def run(installed, *arguments, **options):
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False,
-                          **options)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
 
 
 @pytest.mark.slow

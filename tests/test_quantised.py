@@ -102,7 +102,9 @@ def test_a_folder_that_transformers_quantised_is_loaded(tmp_path):
 
 
 class Packed(nn.Module):
-    """A linear layer as bitsandbytes has them: weights packed two to a byte, which only this layer can read."""
+    """A linear layer as bitsandbytes has them: weights packed two to a byte, which only this layer
+    can read.
+    """
 
     def __init__(self, linear):
         super().__init__()
@@ -164,7 +166,9 @@ def kernel(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class Repacked(nn.Linear):
-    """A 4-bit layer of bitsandbytes: a pass in evaluation mode without gradients leaves weights for a kernel alone."""
+    """A 4-bit layer of bitsandbytes: a pass in evaluation mode without gradients leaves weights for
+    a kernel alone.
+    """
 
     support_avx512bf16_for_cpu = False
 

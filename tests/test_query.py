@@ -302,13 +302,20 @@ def test_numpy_and_tensors_are_lists_and_numbers():
     spans, one = np.array([[0, 3], [4, 9]]), np.int64
     pairs = [
         ({"unit": spans}, {"unit": spans.tolist()}),
-        ({"target": " dog sings", "target_unit": torch.tensor([[0, 4], [4, 10]])},
-         {"target": " dog sings", "target_unit": [(0, 4), (4, 10)]}),
-        ({"target": one(7), "foil": torch.tensor(8), "seed": one(3)}, {"target": 7, "foil": 8, "seed": 3}),
+        (
+            {"target": " dog sings", "target_unit": torch.tensor([[0, 4], [4, 10]])},
+            {"target": " dog sings", "target_unit": [(0, 4), (4, 10)]},
+        ),
+        (
+            {"target": one(7), "foil": torch.tensor(8), "seed": one(3)},
+            {"target": 7, "foil": 8, "seed": 3},
+        ),
         ({"max_new_tokens": one(2)}, {"max_new_tokens": 2}),
-        ({"method": noiser.Noiser(samples=one(3), bounding=np.float64(0.5))},
-         {"method": noiser.Noiser(samples=3, bounding=0.5)}),
-    ]  # fmt: skip
+        (
+            {"method": noiser.Noiser(samples=one(3), bounding=np.float64(0.5))},
+            {"method": noiser.Noiser(samples=3, bounding=0.5)},
+        ),
+    ]
     for given, plain in pairs:
         atts = [
             noiser.attribute(lm, PROMPT, **({"unit": "token"} | {"method": method} | options))

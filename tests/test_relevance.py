@@ -1,4 +1,6 @@
-"""DeepLIFT and AttnLRP: against gradients of networks that are written out, with secants and detached constants."""
+"""DeepLIFT and AttnLRP: against gradients of networks that are written out, with secants and
+detached constants.
+"""
 
 import copy
 import math
@@ -32,7 +34,9 @@ def no_attention(monkeypatch):
 
 
 class SecondLlama:
-    """A Llama whose ordinary gradient is AttnLRP's, written out: constants are detached, halves are halved."""
+    """A Llama whose ordinary gradient is AttnLRP's, written out: constants are detached, halves are
+    halved.
+    """
 
     def __init__(self, model):
         self.model = model

@@ -114,9 +114,14 @@ def test_localisation_worked_by_hand():
     kept += rows("noiser", "localisation", [other], first=9, data="longra", category="family")
     found = cells(run(kept, data="longra", metrics="localisation"))
     expected = {
-        "critical": (0.5, 2), "critical_of_units": (0.1, 2), "critical_minus_units": (0.4, 2), "main_part": (0.8, 2),
-        "main_part_of_units": (0.6, 2), "share_antecedent": (0.5, 3), "antecedent_minus_units": (1.3 / 3, 3),
-    }  # fmt: skip
+        "critical": (0.5, 2),
+        "critical_of_units": (0.1, 2),
+        "critical_minus_units": (0.4, 2),
+        "main_part": (0.8, 2),
+        "main_part_of_units": (0.6, 2),
+        "share_antecedent": (0.5, 3),
+        "antecedent_minus_units": (1.3 / 3, 3),
+    }
     for number, (value, n) in expected.items():
         line = cell(found, "noiser", number)
         assert (line.value, line.n) == (pytest.approx(value), n), number
@@ -175,7 +180,9 @@ def test_best_and_level(values, expected):
 
 
 def test_p_is_corrected_for_all_comparisons_of_a_table():
-    """Six prompts that all agree have p = 1/32, enough for one comparison and too little for two."""
+    """Six prompts that all agree have p = 1/32, enough for one comparison and too little for
+    two.
+    """
     lower = {
         name: [value - gap - value / 9 for value in BASE] for name, gap in (("a", 0.3), ("b", 0.4))
     }
@@ -338,7 +345,9 @@ def test_planned_cells_without_rows_are_there():
 
 
 def test_only_what_the_plan_asks_for_is_there():
-    """The second model runs on LongRA alone; occlusion has one metric; rows of a larger plan are left out."""
+    """The second model runs on LongRA alone; occlusion has one metric; rows of a larger plan are
+    left out.
+    """
     methods = [
         {"name": "noiser", "data": ["known"], "models": ["gemma-3-270m"], "limit": 2},
         {"name": "occlusion", "metrics": ["stability"]},

@@ -1,4 +1,6 @@
-"""Reports as files: figures, the page, the command; and that no text of a data set gets into any of them."""
+"""Reports as files: figures, the page, the command; and that no text of a data set gets into any of
+them.
+"""
 
 import re
 import struct
@@ -54,7 +56,9 @@ def run(*arguments):
     sorted(str(path.parent.parent.relative_to(DOCS)) for path in DOCS.rglob("rows.jsonl.gz")),
 )
 def test_committed_glance_is_that_of_its_rows(pack, monkeypatch):
-    """To write it again: noiser report docs/PACK/rows | sed '/^## How to read/,$d' > docs/PACK/glance.md"""
+    """To write it again: noiser report docs/PACK/rows | sed '/^## How to read/,$d' >
+    docs/PACK/glance.md
+    """
     monkeypatch.setattr(bootstrap, "_interval", INTERVAL)
     found, committed = (
         re.sub("- reported by.*", "", text.split("\n## How to read")[0]).rstrip()
@@ -119,7 +123,9 @@ def test_series_and_methods_differ_without_colour(whole):
 
 
 def test_a_line_joins_the_budgets_of_a_method():
-    """Two budgets of Noiser in the order of their cost; occlusion is a point, and what needs no model a level."""
+    """Two budgets of Noiser in the order of their cost; occlusion is a point, and what needs no
+    model a level.
+    """
     budgets = {
         "much": ({"name": "noiser", "args": {"samples": 20}}, 2000, 1.3),
         "noiser": ({"name": "noiser"}, 1000, 1.2),

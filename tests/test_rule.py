@@ -49,7 +49,9 @@ def finish(steps):
 
 
 def table_of(function, units, *, flipped=0.0, seed=0):
-    """A game whose value is a boolean function of the kept units, of which some values are false."""
+    """A game whose value is a boolean function of the kept units, of which some values are
+    false.
+    """
 
     def value(kept):
         is_false = random.Random(f"{seed}/{kept.hex()}").random() < flipped and not all(kept)

@@ -1,4 +1,6 @@
-"""Saved results with one value changed: refused in one sentence, or read and then shown in every form."""
+"""Saved results with one value changed: refused in one sentence, or read and then shown in every
+form.
+"""
 
 import contextlib
 

@@ -1,4 +1,6 @@
-"""Scores that say nothing pass none of our yardsticks more often than promised; see benchmarks/sceptic.py."""
+"""Scores that say nothing pass none of our yardsticks more often than promised; see
+benchmarks/sceptic.py.
+"""
 
 import math
 
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(("masks", "exact"), [(8, 0.85), (16, 0.94)])
 def test_checks_on_stored_games(masks, exact):
-    """Promised: random scores pass 5 %, a constant never. 178 games have three standard errors of .05."""
+    """Promised: random scores pass 5 %, a constant never. 178 games have three standard errors of
+    .05.
+    """
     rates = pass_rates(masks)
     assert rates["random"] < 0.1
     assert rates["constant"] == 0
@@ -35,7 +39,9 @@ def test_standard_errors_of_joint_on_stored_games():
 
 @pytest.mark.parametrize("removal", ["hidden", "zero"])
 def test_no_document_carries_the_first_position(smol, removal):
-    """Answers that the documents do not bear: the first lost 2 to 10 nats where the first token was removed with it."""
+    """Answers that the documents do not bear: the first lost 2 to 10 nats where the first token was
+    removed with it.
+    """
     effects = [
         each
         for each in effects_of_unrelated_documents(smol, removal, PROMPTS[:12])

@@ -1,4 +1,6 @@
-"""Attention that begins to select what it sees after more tokens than a trial pass has: the numbers are the model's."""
+"""Attention that begins to select what it sees after more tokens than a trial pass has: the numbers
+are the model's.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ BEGINS = 40  # tokens after which the models below select
 
 
 def blocks(length, like):
-    """A mask in which tokens see their own block of 16, the first four tokens and the two before them."""
+    """A mask in which tokens see their own block of 16, the first four tokens and the two before
+    them.
+    """
     rows = torch.arange(length)[:, None]
     columns = torch.arange(length)
     near = (rows // 16 == columns // 16) | (columns < 4) | (rows - columns < 3)

@@ -1,4 +1,6 @@
-"""A model behind vLLM's server: the local model's numbers by deletion, also from a server that misbehaves."""
+"""A model behind vLLM's server: the local model's numbers by deletion, also from a server that
+misbehaves.
+"""
 
 import gzip
 import math
@@ -182,10 +184,15 @@ def test_what_would_take_all_memory_or_time_is_refused(compressed):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda _: -1.0, lambda value: value / math.log(10), lambda value: value if value > -4 else -9999.0,
-     lambda value: value - 5, lambda _: math.nan],
+    [
+        lambda _: -1.0,
+        lambda value: value / math.log(10),
+        lambda value: value if value > -4 else -9999.0,
+        lambda value: value - 5,
+        lambda _: math.nan,
+    ],
     ids=["ones", "decimal", "masked", "too small", "nan"],
-)  # fmt: skip
+)
 def test_what_is_no_distribution_is_refused(vllm, address, change):
     vllm.change = change
     with pytest.raises(ModelError, match="not a distribution's"):

@@ -1,4 +1,6 @@
-"""The benchmark of sets that tell methods apart: what counts as found, and which labels are true of a model."""
+"""The benchmark of sets that tell methods apart: what counts as found, and which labels are true of
+a model.
+"""
 
 import argparse
 import math

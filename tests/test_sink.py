@@ -1,4 +1,6 @@
-"""Where the tokenizer puts no start token, the first position is never hidden, zeroed or disturbed."""
+"""Where the tokenizer puts no start token, the first position is never hidden, zeroed or
+disturbed.
+"""
 
 import functools
 import math

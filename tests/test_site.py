@@ -1,4 +1,6 @@
-"""The manual as a site, which fetches nothing from elsewhere, and its notebooks, which run as they are stored."""
+"""The manual as a site, which fetches nothing from elsewhere, and its notebooks, which run as they
+are stored.
+"""
 
 import importlib.util
 import inspect

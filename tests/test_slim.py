@@ -21,7 +21,9 @@ CASES = [{"user": f"question {index}"} for index in range(10)]
 
 @pytest.fixture
 def rule(monkeypatch):
-    """A model that follows a rule: from the prompt and the case's number to what its answer loses."""
+    """A model that follows a rule: from the prompt and the case's number to what its answer
+    loses.
+    """
 
     def install(loss):
         def answers(self, cases):

@@ -37,7 +37,8 @@ def texts(units):
 
 def test_placed_sources_stand_below_each_other_under_their_titles():
     assert noiser.place_sources(QUESTION, SOURCES) == (
-        "The fox sings. A dog plays along.\n\nWeather\nIt rains in the hills.\n\nThe trains run late.\n\n"
+        "The fox sings. A dog plays along.\n\nWeather\nIt rains in the hills.\n\nThe trains run "
+        "late.\n\n"
         "Question: Who sings?\nAnswer:"
     )
     placed = noiser.place_sources("{sources}?", ["{question}"], template="{question} {sources}")
@@ -118,7 +119,9 @@ def test_sources_of_a_chat_are_found_in_its_messages():
 
 
 def test_a_prompt_without_its_sources():
-    """They are cut where they stand, and not where the same words stand first; a text that stands twice is two."""
+    """They are cut where they stand, and not where the same words stand first; a text that stands
+    twice is two.
+    """
     lm, sources = chat_model(), ["The user sings.", "the user sings."]
     text = "Is it so that the user sings. now?\n\nThe user sings. the user sings.\nSo:"
     query = query_of(lm, text, sources=sources, unit="source")
@@ -203,7 +206,7 @@ def test_parts_add_up_to_the_unit_they_are_parts_of(method, tokens):
     assert "".join(unit.text for unit in found.units) == ANIMALS
 
 
-def test_parts_are_scored_as_units_and_standard_errors_are_of_the_scores_before_they_were_made_to_add_up():
+def test_standard_errors_of_parts_are_of_the_scores_before_they_were_made_to_add_up():
     lm, method = tiny("llama"), noiser.Noiser(bounding="relative", samples=3)
     found = noiser.attribute(lm, LONG, method=method, unit="auto")
     settled = torch.tensor(found.info["raw"]) != found.scores
@@ -238,7 +241,9 @@ def test_splits_what_carries_the_score_and_nothing_else(special_tokens):
 
 @pytest.mark.parametrize("method", ["occlusion", "kernel_shap"])
 def test_all_parts_of_a_round_are_scored_by_one_run(method):
-    """So that what removes units together sees the parts of one sentence beside those of another."""
+    """So that what removes units together sees the parts of one sentence beside those of
+    another.
+    """
     asked = []
 
     class Counted:
@@ -288,7 +293,9 @@ def test_continuation_tokens_are_units_and_never_split_and_a_result_can_be_joine
 
 
 def test_a_pair_keeps_its_place_when_its_units_are_split():
-    """Sentences 0 and 1 of two words each, and 2: the strongest part stands for its sentence; pairs of parts win."""
+    """Sentences 0 and 1 of two words each, and 2: the strongest part stands for its sentence; pairs
+    of parts win.
+    """
     words, scores = (
         [Span("", i, i + 1, (i,)) for i in range(5)],
         torch.tensor([[1.0, 3.0, 2.0, 0.0, 1.0]]),

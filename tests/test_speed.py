@@ -1,4 +1,6 @@
-"""The benchmarks of speed run, on random models; their figures here mean nothing, their counts and checks do."""
+"""The benchmarks of speed run, on random models; their figures here mean nothing, their counts and
+checks do.
+"""
 
 import math
 from functools import partial

@@ -21,7 +21,9 @@ def spans_of(lm, **options):
 
 
 def read(kind, log_p, clean, ids):
-    """A score by name, or a caller's number, from log-probabilities [tokens, vocab] under a change and without one."""
+    """A score by name, or a caller's number, from log-probabilities [tokens, vocab] under a change
+    and without one.
+    """
     if callable(kind):
         return kind(log_p[None], clean)[0]
     own = log_p.gather(1, ids[:, None])[:, 0]
@@ -41,7 +43,9 @@ NUMBERS = ["prob", "logprob", "hellinger", entropy, divergence, log_p_of_5]
 
 
 def log_p(lm, query, g, removed=()):
-    """Log-probabilities [tokens, vocab] at a span's tokens, by the model alone, with some embeddings at zero."""
+    """Log-probabilities [tokens, vocab] at a span's tokens, by the model alone, with some
+    embeddings at zero.
+    """
     return torch.stack([predict(lm, query, row, removed) for row in query.target_rows[g]]).log()
 
 
@@ -209,7 +213,9 @@ def test_hand_worked_numbers():
 
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_method_answers_or_refuses(name):
-    """The log-probability of the target, as a function, gives what the method's own score of that name gives."""
+    """The log-probability of the target, as a function, gives what the method's own score of that
+    name gives.
+    """
     lm = tiny("llama")
     if name in ("last_attention", "attention_rollout"):
         with pytest.raises(

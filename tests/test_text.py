@@ -366,15 +366,18 @@ def test_chat_freezes_the_template():
             CONTENTS,
         ),
         (
-            "{% for m in messages %}{{ nothing.x if 'NOISER' in m.content }}{{ m.content }}{% endfor %}",
+            "{% for m in messages %}{{ nothing.x if 'NOISER' in m.content }}{{ m.content }}{% "
+            "endfor %}",
             CONTENTS,
         ),
         (
-            "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}",
+            "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% "
+            "endfor %}",
             CONTENTS[1:],
         ),
         (
-            "{% for m in messages %}{% if m.role == 'ipython' %}[{{ m.content }}]{% endif %}{% endfor %}",
+            "{% for m in messages %}{% if m.role == 'ipython' %}[{{ m.content }}]{% endif %}{% "
+            "endfor %}",
             ["18°"],
         ),
     ],

@@ -59,7 +59,9 @@ def test_sampled_orders_are_within_their_standard_errors():
 
 
 def test_antithetic_orders_lower_the_error():
-    """A game of pairs: what a unit adds depends on whether its partner came before; backwards it is the other way."""
+    """A game of pairs: what a unit adds depends on whether its partner came before; backwards it is
+    the other way.
+    """
     game, _ = stored(lambda kept: ({0, 1} <= kept) + ({2, 3} <= kept) + (4 in kept), 6)
     found = play(noiser.ShapleySampling(permutations=3), game)
     assert found.scores[0].tolist() == pytest.approx([0.5, 0.5, 0.5, 0.5, 1.0, 0.0])
@@ -119,7 +121,9 @@ def test_regression_gets_every_additive_game_right_and_meets_the_sum_with_few_co
     "method", [noiser.KernelShap, partial(noiser.Joint, objective="prob")], ids=["kernel", "joint"]
 )
 def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
-    """Three units have 8 inputs in all; the nine of the second target take as many as `samples` says."""
+    """Three units have 8 inputs in all; the nine of the second target take as many as `samples`
+    says.
+    """
     weights, table, whole = (
         torch.randn(9, generator=torch.Generator().manual_seed(0)).double(),
         {},
@@ -147,7 +151,9 @@ def test_a_first_target_with_few_units_leaves_a_later_one_its_samples(method):
 
 @pytest.mark.parametrize("family", ["llama", "mamba"])
 def test_a_target_inside_a_word_sees_the_word_whole(family):
-    """Its first token stands before the target, but the word is no unit of that target: it is kept for it."""
+    """Its first token stands before the target, but the word is no unit of that target: it is kept
+    for it.
+    """
     lm = tiny(family)
     query = query_of(lm, PROMPT, target=" purple children", unit="word")
     word = next(unit for unit in query.units if unit.text == " purple")
@@ -210,7 +216,9 @@ def test_surrogates_say_how_well_they_fit():
 
 
 def test_context_cite_is_the_lasso():
-    """The optimum is recognised by its subgradient: |correlation with the residual| is alpha where it is not 0."""
+    """The optimum is recognised by its subgradient: |correlation with the residual| is alpha where
+    it is not 0.
+    """
     alpha = 0.3
     game, values = stored(
         lambda kept: 3.0 * (0 in kept) + 2 * ({1, 2} <= kept) - (3 in kept) + 0.1 * (4 in kept), 6
@@ -235,7 +243,9 @@ EVERY = 1 << 10
 
 
 def ends(values, units):
-    """The mean of the first and the last step of each unit; input number Σ 2^u keeps the units u."""
+    """The mean of the first and the last step of each unit; input number Σ 2^u keeps the units
+    u.
+    """
     every = 2**units - 1
     steps = [values[every] - values[every - 2**u] + values[2**u] - values[0] for u in range(units)]
     return torch.stack(steps) / 2
@@ -251,7 +261,9 @@ def banzhaf(values, units):
 
 
 def in_order(values, order):
-    """The nearest numbers to `values` that ascend in an order, by the min-max formula of isotonic regression."""
+    """The nearest numbers to `values` that ascend in an order, by the min-max formula of isotonic
+    regression.
+    """
     y = values[order]
     means = lambda i, first: [y[first : last + 1].mean() for last in range(i, len(y))]
     fitted = [max(min(means(i, first)) for first in range(i + 1)) for i in range(len(y))]
@@ -340,7 +352,9 @@ def test_drawn_pairs_are_distinct_and_none_that_single_steps_run(units):
 
 
 def test_the_fit_minimises_what_it_says():
-    """Against a search by gradients, with the weights and the penalty of 7 of 25 pairs that are not drawn."""
+    """Against a search by gradients, with the weights and the penalty of 7 of 25 pairs that are not
+    drawn.
+    """
     draw = torch.Generator().manual_seed(3)
     table = dict(
         zip(
@@ -389,7 +403,9 @@ def powerset(units):
 
 
 def test_copies_share_what_one_of_them_would_have_and_a_sum_is_found_with_the_fewest_samples():
-    """f = 1 if unit 2 or unit 5 is kept: leaving one out changes nothing, and each is half the time all there is."""
+    """f = 1 if unit 2 or unit 5 is kept: leaving one out changes nothing, and each is half the time
+    all there is.
+    """
     for pairs in (24, 200):
         fit = fitted(lambda kept: float(bool({2, 5} & kept)), 12, pairs)
         assert fit.effects.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
@@ -422,7 +438,9 @@ def interacting(units):
 
 @pytest.mark.parametrize(("units", "drawn"), [(6, 18), (9, 27), (9, 60)])
 def test_standard_errors_hold_as_often_as_they_say_and_a_null_unit_shows_no_signal(units, drawn):
-    """The last unit takes part in nothing. Two standard errors promise .05; t and HC3 are cautious."""
+    """The last unit takes part in nothing. Two standard errors promise .05; t and HC3 are
+    cautious.
+    """
     value, exact = interacting(units)
     fits = [fitted(value, units, drawn, seed) for seed in range(200)]
     wide = torch.tensor([wider(fit.freedom) for fit in fits])[:, None]

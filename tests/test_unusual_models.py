@@ -1,4 +1,6 @@
-"""Models whose configurations, caches and settings are unusual: the numbers are those of the obvious loop."""
+"""Models whose configurations, caches and settings are unusual: the numbers are those of the
+obvious loop.
+"""
 
 from functools import partial
 from unittest.mock import Mock
@@ -30,7 +32,9 @@ def obvious(lm):
 
 
 def obvious_slopes(model, att):
-    """Norms of each unit's rows times the slope of p(target) in them, from one pass over the whole sequence."""
+    """Norms of each unit's rows times the slope of p(target) in them, from one pass over the whole
+    sequence.
+    """
     rows = (
         model.get_input_embeddings()(torch.tensor([tiny_tokenizer()(PROMPT)["input_ids"]]))
         .detach()
@@ -66,7 +70,9 @@ def gemma4(multimodal=False, **more):
 
 
 def dots3_note(**options):
-    """Latent attention whose layers differ in heads and ranks: the cache holds latents, attention sees keys."""
+    """Latent attention whose layers differ in heads and ranks: the cache holds latents, attention
+    sees keys.
+    """
     pytest.importorskip("transformers.models.dots3_note")
     sizes = {
         "kv_lora_rank": 8,
@@ -212,7 +218,9 @@ LORA = {"r": 4, "init_lora_weights": False}
 
 
 def adapted(family, kind="LoraConfig", **options):
-    """The head gets weights of its own, so that an adapter of the embedding table can be merged without it."""
+    """The head gets weights of its own, so that an adapter of the embedding table can be merged
+    without it.
+    """
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     torch.manual_seed(0)
     model = tiny_model(family, spread=0.1).eval()

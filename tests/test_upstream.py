@@ -39,7 +39,9 @@ FIRST, LAST = chunk("The fox jumps. "), chunk("It sleeps.", "stop")
 
 
 class Script:
-    """A server whose answer is a text, after which it may wait, before the first byte or the end."""
+    """A server whose answer is a text, after which it may wait, before the first byte or the
+    end.
+    """
 
     def __init__(self, content="", models=MODELS, stalls=None, kind="text/event-stream"):
         self.content = content

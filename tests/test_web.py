@@ -74,7 +74,10 @@ def test_a_link_of_the_earlier_page_shows_the_same_scores(web, name):
 
 
 MESSAGES = [{"role": "user", "content": "The trains"}]
-CALL = 'user: Where?\ntool: The old bank is near.\nassistant: {"name": "near", "arguments": {"river": "bank"}}'
+CALL = (
+    'user: Where?\ntool: The old bank is near.\nassistant: {"name": "near", "arguments": '
+    '{"river": "bank"}}'
+)
 ACTION = {"target": "action", "target_unit": "all", "unit": "turn"}
 BEFORE = "The slow fox sings near the river"
 WHEN, LATE = "When do the trains run?", " The trains run late."

@@ -1,4 +1,6 @@
-"""The web page in a browser: what a visitor does, with a pointer and with keys, and who is turned away."""
+"""The web page in a browser: what a visitor does, with a pointer and with keys, and who is turned
+away.
+"""
 
 import json
 import re
@@ -41,7 +43,9 @@ def browser():
 
 @pytest.fixture
 def visit(web, browser):
-    """Opens the page as a visitor of its own; afterwards checks that nothing was fetched elsewhere or failed."""
+    """Opens the page as a visitor of its own; afterwards checks that nothing was fetched elsewhere
+    or failed.
+    """
     contexts, requests, errors = [], [], []
 
     def open_page(query="", answered=True, **options):
@@ -321,10 +325,12 @@ def test_save_as_picture_page_and_markdown(visit):
     assert kept["noiser.md"].decode() == found.to_markdown()
     drawn = """async (bytes) => {
       const image = await createImageBitmap(new Blob([new Uint8Array(bytes)]));
-      const canvas = Object.assign(document.createElement("canvas"), { width: image.width, height: image.height });
+      const canvas = Object.assign(document.createElement("canvas"), {
+        width: image.width, height: image.height });
       const brush = canvas.getContext("2d");
       brush.drawImage(image, 0, 0);
-      const data = brush.getImageData(0, 0, image.width, image.height).data, found = { white: 0, orange: 0, blue: 0 };
+      const data = brush.getImageData(0, 0, image.width, image.height).data;
+      const found = { white: 0, orange: 0, blue: 0 };
       for (let i = 0; i < data.length; i += 4) {
         const [red, green, blue] = data.slice(i, i + 3);
         if (red + green + blue === 765) found.white++;
@@ -518,7 +524,8 @@ def test_a_page_of_another_site_can_neither_ask_read_nor_frame(web, browser):
     page.goto("http://site.example/")
     send = """async ([address, type, mode]) => {
       try {
-        const options = { method: "POST", headers: { "Content-Type": type }, body: '{"prompt": "x"}', mode };
+        const headers = { "Content-Type": type };
+        const options = { method: "POST", headers, body: '{"prompt": "x"}', mode };
         return (await fetch(address, options)).status;
       } catch (error) { return error.name; }
     }"""

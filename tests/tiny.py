@@ -61,7 +61,9 @@ CHAT_TEMPLATE = (
 
 
 def _merges(alphabet: set[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A vocabulary and merges that join the first bytes of every word: trained ones differ between processes."""
+    """A vocabulary and merges that join the first bytes of every word: trained ones differ between
+    processes.
+    """
     vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", *sorted(alphabet)])}
     merges = []
     for word in " ".join(_CORPUS).replace(" ", " Ġ").split(" "):
@@ -102,7 +104,8 @@ _drawing = Lock()  # the random state is that of the process, and servers load i
 def random_model(config: Any, *, seed: int = 0, spread: float = 0.3, **options: Any) -> Any:
     """A random model of a configuration.
 
-    `spread` is the standard deviation of its weights: large, so that predictions are sharp enough to flip.
+    `spread` is the standard deviation of its weights: large, so that predictions are sharp enough
+    to flip.
     """
     with _drawing, torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -127,7 +130,9 @@ def chat_tokenizer(template: str = CHAT_TEMPLATE) -> transformers.PreTrainedToke
 
 
 def save_tiny(family: str, folder: Path) -> Path:
-    """The folder, with a model of a family and its tokenizer, which has a chat template, as users keep them on disk."""
+    """The folder, with a model of a family and its tokenizer, which has a chat template, as users
+    keep them on disk.
+    """
     tiny_model(family).save_pretrained(folder)
     chat_tokenizer().save_pretrained(folder)
     return folder

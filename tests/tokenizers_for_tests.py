@@ -1,4 +1,6 @@
-"""Tiny tokenizers of every kind, trained in milliseconds on the sentences below; each factory makes a new object."""
+"""Tiny tokenizers of every kind, trained in milliseconds on the sentences below; each factory makes
+a new object.
+"""
 
 import json
 from collections.abc import Callable
@@ -26,7 +28,8 @@ SENTENCES = [
     "  def play(sport):\n    return sport.lower()\n",
 ]
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}</s>\n{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ "
+    "message['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 

@@ -1,4 +1,6 @@
-"""What a type checker knows of the public functions; pyright reads this file, and nothing runs it."""
+"""What a type checker knows of the public functions; pyright reads this file, and nothing runs
+it.
+"""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=error
 

@@ -1,4 +1,6 @@
-"""A `vllm` in place of the real one: `LLM` runs a transformers model, and the workers' methods answer as ours do."""
+"""A `vllm` in place of the real one: `LLM` runs a transformers model, and the workers' methods
+answer as ours do.
+"""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -16,7 +18,9 @@ class SamplingParams:
 
 
 class LLM:
-    """Runs each prompt by itself, as vLLM answers: in no particular order, and only what it was asked to keep."""
+    """Runs each prompt by itself, as vLLM answers: in no particular order, and only what it was
+    asked to keep.
+    """
 
     def __init__(self, model, **settings):
         assert settings["enable_prompt_embeds"]

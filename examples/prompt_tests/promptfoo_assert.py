@@ -7,8 +7,8 @@
           model: smollm2-135m-instruct
           depends_on: ["Refunds are possible within 30 days."]
 
-`config` has the model and arguments of `noiser.expect`. The answer that promptfoo's provider gave is tested on that
-model, which may be another than the provider's.
+`config` has the model and arguments of `noiser.expect`. The answer that promptfoo's provider gave
+is tested on that model, which may be another than the provider's.
 """
 
 from functools import cache

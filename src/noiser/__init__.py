@@ -72,10 +72,13 @@ if TYPE_CHECKING:
 _NAMES = {
     "attribution": "Attribution Attributions",
     "evaluation": "Evaluation evaluate measure",
-    "explain": "Citations Diff Expectations Game Guarded Rule Slim attribute cite compare diff diff_models "
+    "explain": "Citations Diff Expectations Game Guarded Rule Slim attribute cite compare diff "
+    "diff_models "
     "expect guard rule slim tolerance without",
-    "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift GradientShap "
-    "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint Occlusion Overlap Position "
+    "methods": "Added AttentionGradient AttentionRollout AttnLrp Constant ContextCite DeepLift "
+    "GradientShap "
+    "InputXGradient IntegratedGradients KernelShap LastAttention Length Lime Noiser Joint "
+    "Occlusion Overlap Position "
     "Random Search SequentialIntegratedGradients ShapleySampling",
     "model": "LanguageModel load_model wrap",
     "text": "place_sources",

@@ -14,12 +14,16 @@ from noiser.errors import ParameterError, UnknownNameError
 
 
 def plain(value: Any) -> Any:
-    """A NumPy array or number, a tensor, or a column of pandas as lists and numbers; anything else as it is."""
+    """A NumPy array or number, a tensor, or a column of pandas as lists and numbers; anything else
+    as it is.
+    """
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def check_choice(kind: str, got: object, known: Collection[str], hint: str = "") -> None:
-    """Raises UnknownNameError, with the nearest name and the hint, unless `got` is one of `known`."""
+    """Raises UnknownNameError, with the nearest name and the hint, unless `got` is one of
+    `known`.
+    """
     if got not in tuple(known):  # of things that cannot be hashed, too
         raise UnknownNameError(kind, got, known, hint)
 
@@ -57,7 +61,9 @@ check_probability = partial(
 
 @contextmanager
 def random_state_kept() -> Generator[None]:
-    """Puts back Python's global random state, from which Rich, and so scikit-learn, draws when it is first imported."""
+    """Puts back Python's global random state, from which Rich, and so scikit-learn, draws when it
+    is first imported.
+    """
     state = random.getstate()
     try:
         yield

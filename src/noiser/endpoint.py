@@ -1,4 +1,6 @@
-"""An OpenAI-compatible endpoint: the address, the key that may be sent there, and the official client."""
+"""An OpenAI-compatible endpoint: the address, the key that may be sent there, and the official
+client.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,18 @@ def choose(
     user: str,
     error: Callable[[str], NoiserError],
 ) -> Endpoint:
-    """The endpoint of these settings; `error` makes the error of a missing key, with the name `user`."""
+    """The endpoint of these settings; `error` makes the error of a missing key, with the name
+    `user`.
+    """
     environment = (os.environ.get("OPENAI_BASE_URL") or _OFFICIAL).rstrip("/")
     address = (base_url or environment).rstrip("/")
     match = _ADDRESS.fullmatch(address)
     if not match:
         raise ParameterError(
-            "The address is malformed, or has a user name, a password or a query, which would be stored with answers; "
-            "expected an address such as https://HOST/v1, and a key in a variable that api_key_env names."
+            "The address is malformed, or has a user name, a password or a query, which would be "
+            "stored with answers; "
+            "expected an address such as https://HOST/v1, and a key in a variable that "
+            "api_key_env names."
         )
     if api_key_env and api_key_env.upper().startswith("OPENAI_") and address != environment:
         raise ParameterError(
@@ -89,10 +95,11 @@ def _is_local(address: str) -> bool:
 
 
 def client(endpoint: Endpoint, *, timeout: float = 60.0, max_retries: int = 5) -> openai.OpenAI:
-    """The official client; it repeats requests after 408, 409, 429, 5xx, time-outs and lost connections.
+    """The official client; it repeats requests after 408, 409, 429, 5xx, time-outs and lost
+    connections.
 
-    It waits as long as `Retry-After` says, and uses no proxy to reach this machine. A request counts as lost after
-    `timeout` seconds in all.
+    It waits as long as `Retry-After` says, and uses no proxy to reach this machine. A request
+    counts as lost after `timeout` seconds in all.
     """
     http = _Client(timeout, trust_env=not _is_local(endpoint.address))
     key, address = endpoint.key or "none", endpoint.address
@@ -102,7 +109,9 @@ def client(endpoint: Endpoint, *, timeout: float = 60.0, max_retries: int = 5) -
 
 
 class _Client(openai.DefaultHttpxClient):
-    """Takes no encoded reply, which could expand, none above `LARGEST` bytes, and ends a request at its deadline."""
+    """Takes no encoded reply, which could expand, none above `LARGEST` bytes, and ends a request at
+    its deadline.
+    """
 
     def __init__(self, seconds: float, **options: Any) -> None:
         hooks = {"response": [_refuse_encodings]}
@@ -113,7 +122,9 @@ class _Client(openai.DefaultHttpxClient):
                 pool._network_backend = _Limited(pool._network_backend, self._limits)
 
     def send(self, request: Any, **options: Any) -> Any:
-        """Sends a request, with a deadline and a largest reply for all that this thread reads of it."""
+        """Sends a request, with a deadline and a largest reply for all that this thread reads of
+        it.
+        """
         self._limits.deadline, self._limits.left = time.monotonic() + self._seconds, LARGEST
         return super().send(request, **options)
 
@@ -154,7 +165,9 @@ class _Limits(threading.local):
 
 
 class _Limited:
-    """httpcore's network, or a connection of it, that keeps to the limits of the request under way."""
+    """httpcore's network, or a connection of it, that keeps to the limits of the request under
+    way.
+    """
 
     def __init__(self, network: Any, limits: _Limits) -> None:
         self._network, self._limits = network, limits
@@ -208,7 +221,9 @@ def is_lost_connection(error: Exception) -> bool:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether every other request would fail alike: a wrong key, model or address, an empty account, no server."""
+    """Whether every other request would fail alike: a wrong key, model or address, an empty
+    account, no server.
+    """
     if isinstance(error, openai.APIStatusError):
         return error.status_code in (401, 402, 403, 404, 405) or error.code == "insufficient_quota"
     return isinstance(error, openai.APIConnectionError) and not isinstance(
@@ -217,7 +232,9 @@ def is_fatal(error: Exception) -> bool:
 
 
 def problem(error: Exception, endpoint: Endpoint) -> str:
-    """The reason of a failure in one line of at most 240 characters, without the key in any usual spelling."""
+    """The reason of a failure in one line of at most 240 characters, without the key in any usual
+    spelling.
+    """
     text, key = f"{error} {error.__cause__ or ''}", endpoint.key
 
     def spelled(part: str) -> str:

@@ -7,7 +7,9 @@ from html import escape
 
 
 def html_page(title: str, style: str, body: str) -> str:
-    """A complete HTML page, which loads and runs nothing: a title in plain text, a style sheet, and HTML."""
+    """A complete HTML page, which loads and runs nothing: a title in plain text, a style sheet, and
+    HTML.
+    """
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -18,10 +20,13 @@ def html_page(title: str, style: str, body: str) -> str:
 
 
 def html_table(head: Iterable[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """A table that scrolls where it is too wide: column headings, then rows that begin with theirs; all HTML."""
+    """A table that scrolls where it is too wide: column headings, then rows that begin with theirs;
+    all HTML.
+    """
     columns = "".join(f"<th scope=col>{cell}</th>" if cell else "<td></td>" for cell in head)
     body = "".join(
-        f"<tr><th scope=row dir=auto>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        f"<tr><th scope=row "
+        f"dir=auto>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
         for name, *cells in rows
     )
     caption = f"<caption>{caption}</caption>" if caption else ""

@@ -1,7 +1,9 @@
-"""One registry for everything that has a name: methods, metrics, judges and data sets; and versions of packages.
+"""One registry for everything that has a name: methods, metrics, judges and data sets; and versions
+of packages.
 
-A name is versioned: `"noiser"` is the newest version, `"noiser@1"` always the first, so that an old configuration
-keeps its meaning. A family is a prefix for all names of another library, such as `"captum:Lime"`.
+A name is versioned: `"noiser"` is the newest version, `"noiser@1"` always the first, so that an old
+configuration keeps its meaning. A family is a prefix for all names of another library, such as
+`"captum:Lime"`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ T = TypeVar("T")
 
 @cache
 def version_of(package: str) -> str:
-    """The version of an installed package; read from its files once, since that takes milliseconds."""
+    """The version of an installed package; read from its files once, since that takes
+    milliseconds.
+    """
     from importlib.metadata import version
 
     return version(package)
@@ -31,7 +35,9 @@ def version_of(package: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Generic[T]):
-    """A registered factory: `factory(**parameters)` makes the object, `summary` describes it in one line."""
+    """A registered factory: `factory(**parameters)` makes the object, `summary` describes it in one
+    line.
+    """
 
     name: str
     version: int
@@ -57,7 +63,9 @@ def unversioned(name: str) -> str:
 
 
 def renamed(text: str) -> str:
-    """A text with the present name of a method in place of an earlier one, which saved files, plans and packs have."""
+    """A text with the present name of a method in place of an earlier one, which saved files, plans
+    and packs have.
+    """
     return text.replace("noiser_joint", "joint")
 
 
@@ -99,7 +107,9 @@ def warn_of_old_name(old: str, new: str) -> None:
 
 
 class Family(NamedTuple):
-    """All names of another library, after a prefix and a colon; `place`, "module:function", maps one to a factory."""
+    """All names of another library, after a prefix and a colon; `place`, "module:function", maps
+    one to a factory.
+    """
 
     prefix: str
     place: str
@@ -109,7 +119,8 @@ class Family(NamedTuple):
 class Registry(Generic[T]):
     """Names to factories, one registry per kind, such as "method".
 
-    Installed packages add factories (classes or functions) through the entry-point group, under the point's name.
+    Installed packages add factories (classes or functions) through the entry-point group, under the
+    point's name.
     """
 
     def __init__(self, kind: str, group: str) -> None:
@@ -125,7 +136,8 @@ class Registry(Generic[T]):
         taken = self._own.setdefault(entry.versioned_name, entry)
         if taken.factory is not factory:
             raise ValueError(
-                f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, {factory}"
+                f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, "
+                f"{factory}"
             )
 
     def names(self) -> list[str]:
@@ -133,7 +145,9 @@ class Registry(Generic[T]):
         return list(dict.fromkeys(entry.name for entry in self._entries.values()))
 
     def get(self, name: str) -> Entry[T]:
-        """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the nearest name."""
+        """The entry of `name`, `name@version` or `prefix:name`. Raises UnknownNameError, with the
+        nearest name.
+        """
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UnknownNameError(
                 self.kind, name, self.names(), "Register what is your own, and pass its name."
@@ -157,7 +171,9 @@ class Registry(Generic[T]):
         return max(fitting, key=lambda entry: entry.version)
 
     def entry_of(self, made: T) -> Entry[T] | None:
-        """The newest entry of the object's class, unless a function such as "noiser_relative" makes an equal object."""
+        """The newest entry of the object's class, unless a function such as "noiser_relative" makes
+        an equal object.
+        """
         own = next(
             (entry for entry in reversed(self._entries.values()) if entry.factory is type(made)),
             None,
@@ -181,7 +197,8 @@ class Registry(Generic[T]):
                 self.register(point.name, factory, summary=doc.splitlines()[0])
             except Exception as error:  # a broken plugin must not take the others down
                 warn(
-                    f"The {self.kind} plugin {point.name!r} ({point.value}) could not be loaded and is left out: "
+                    f"The {self.kind} plugin {point.name!r} ({point.value}) could not be loaded "
+                    f"and is left out: "
                     f"{type(error).__name__}: {error}",
                     stacklevel=2,
                 )

@@ -16,7 +16,9 @@ Place = Annotated[int, Field(ge=0, lt=2**31)]
 """An index, an offset or an id, as a saved file may hold it."""
 
 Message = Mapping[str, Any]
-"""One chat message: `{"role": ..., "content": ...}`, two texts, and what else the model's template reads."""
+"""One chat message: `{"role": ..., "content": ...}`, two texts, and what else the model's template
+reads.
+"""
 
 Prompt = str | Sequence[Message]
 """A text, or chat messages."""
@@ -28,7 +30,9 @@ Sources = Sequence[str | tuple[str, str]]
 """Documents in a prompt: texts, or (title, text) pairs."""
 
 Documents = Sources | Mapping[str, str] | PathLike[str] | Sequence[Any]
-"""Sources, {title: text}, a folder or paths of text files, or documents of LangChain or LlamaIndex."""
+"""Sources, {title: text}, a folder or paths of text files, or documents of LangChain or
+LlamaIndex.
+"""
 
 TextUnitName = Literal["token", "word", "field", "sentence", "line", "paragraph"]
 UnitName = Literal["token", "word", "field", "sentence", "line", "paragraph", "turn", "source"]
@@ -43,10 +47,14 @@ SpanUnit = Literal["spans"]
 
 Accuracy = Literal["fast", "accurate"]
 CitedUnit = Literal["auto", "source", "sentence"]
-"""What is cited: sources, sentences of them, or sources first and then sentences of those that matter."""
+"""What is cited: sources, sentences of them, or sources first and then sentences of those that
+matter.
+"""
 
 Baseline = Literal["zero", "pad", "unk", "mean"]
-"""A row that stands for nothing: zeros, the row of the padding or unknown token, or the mean row of the table."""
+"""A row that stands for nothing: zeros, the row of the padding or unknown token, or the mean row of
+the table.
+"""
 
 Profile = Literal["paper", "authors"]
 """Whose definitions: the paper's, or those of the script that its authors published."""
@@ -55,10 +63,14 @@ SpecialTokens = Literal["frozen", "perturbed"]
 """Whether special tokens are perturbed and scored."""
 
 SameName = Literal["tokens", "logprob", "text"]
-"""When an answer is the same: each token is the most probable one, its log-probability hardly falls, or its text."""
+"""When an answer is the same: each token is the most probable one, its log-probability hardly
+falls, or its text.
+"""
 
 Progress = Callable[[float, float], None]
-"""Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is counted."""
+"""Called with the work done and the work expected: token-forwards, prompts, bytes, or what else is
+counted.
+"""
 
 Objective = Callable[[Any, Any], Any]
 """A caller's own number: from log-probabilities under a change, and without one, to [samples]."""
@@ -68,7 +80,9 @@ WHOLE_ANSWER = 40
 
 TargetUnitName = Literal["token", "word", "field", "sentence", "line", "paragraph", "all"]
 TargetUnit = TargetUnitName | Sequence[tuple[int, int]]
-"""What one row explains: a named part of the continuation, all of it, or (start, end) characters of its text."""
+"""What one row explains: a named part of the continuation, all of it, or (start, end) characters of
+its text.
+"""
 
 
 class Span(NamedTuple):
@@ -76,7 +90,8 @@ class Span(NamedTuple):
 
     Attributes:
         text: the characters `start` to `end` of the text, leading whitespace included.
-        start: offset of the first character, in characters of the text (for chat: of the rendered chat).
+        start: offset of the first character, in characters of the text (for chat: of the rendered
+            chat).
         end: offset after the last character.
         token_indices: positions of its tokens in the model's input, ascending.
     """
@@ -88,10 +103,11 @@ class Span(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A document in the prompt: its title or "", and its text there, characters `start` to `end` (of a rendered chat).
+    """A document in the prompt: its title or "", and its text there, characters `start` to `end`
+    (of a rendered chat).
 
-    The text begins with the title's line if that is in the prompt. It is without the whitespace around the document,
-    `lead` characters of which stood in front of it.
+    The text begins with the title's line if that is in the prompt. It is without the whitespace
+    around the document, `lead` characters of which stood in front of it.
     """
 
     title: str
@@ -107,14 +123,16 @@ class Target(NamedTuple):
     The tokens of all targets in order, each after its `before`, are the continuation.
 
     Attributes:
-        text: the target as text; of a token, the character where several byte-level tokens make up one.
+        text: the target as text; of a token, the character where several byte-level tokens make up
+            one.
         token_id: id of the (first) token in the vocabulary.
-        probability: the model's probability for it, given everything before it; of a span the geometric mean of its
-            tokens' probabilities.
-        rank: 1 for the most probable token at its position, 2 for the next, and so on; of a span the largest of its
-            tokens' ranks.
+        probability: the model's probability for it, given everything before it; of a span the
+            geometric mean of its tokens' probabilities.
+        rank: 1 for the most probable token at its position, 2 for the next, and so on; of a span
+            the largest of its tokens' ranks.
         rest: ids of a span's tokens after the first.
-        before: ids of the continuation's tokens between the target before (or the prompt) and this one.
+        before: ids of the continuation's tokens between the target before (or the prompt) and this
+            one.
     """
 
     text: str
@@ -136,8 +154,9 @@ class Pair(NamedTuple):
     Attributes:
         target: the row of the scores.
         units: the columns of the two units.
-        score: the Banzhaf interaction index: what both units do beyond the sum of what each does alone. Positive for
-            "together", negative for "either", in the unit of the method's values.
+        score: the Banzhaf interaction index: what both units do beyond the sum of what each does
+            alone. Positive for "together", negative for "either", in the unit of the method's
+            values.
         stderr: its standard error; 0 if every input was run.
         kind: "together" or "either".
     """
@@ -169,7 +188,8 @@ class ModelIdentity(NamedTuple):
 
     Attributes:
         name: built-in name, hub id, path, or the class name of a model the caller wrapped.
-        revision: commit on the hub, or sha256 of a GGUF file or of the files that a folder's model is loaded from.
+        revision: commit on the hub, or sha256 of a GGUF file or of the files that a folder's model
+            is loaded from.
         dtype: for example "float32".
         architecture: class name of the model.
     """
@@ -188,7 +208,8 @@ class Question:
         sources_begin: the character from which sources are looked for.
         stop: text with which a greedy continuation ends.
         max_calls: the most requests to a chat model; None for the model's own limit.
-        prompt, others: as for `noiser.attribute`, of one prompt; a target may also be a tuple of token ids.
+        prompt, others: as for `noiser.attribute`, of one prompt; a target may also be a tuple of
+            token ids.
 
     Raises:
         ParameterError: a value has the wrong type. UnknownNameError: an unknown name.

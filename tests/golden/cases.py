@@ -1,4 +1,6 @@
-"""Cases of the golden numbers: every method and metric on tiny models, as functions from a model to named numbers."""
+"""Cases of the golden numbers: every method and metric on tiny models, as functions from a model to
+named numbers.
+"""
 
 import warnings
 from functools import cache, partial
@@ -73,7 +75,9 @@ IN_SOURCES = noiser.place_sources(QUESTION, SOURCES)
 
 
 def favourite(log_p, clean):
-    """A number of one's own: the log-probability of token 40 minus the highest one at the clean run."""
+    """A number of one's own: the log-probability of token 40 minus the highest one at the clean
+    run.
+    """
     return (log_p[..., 40] - clean.max(-1).values).sum(-1)
 
 
@@ -154,9 +158,11 @@ VARIANTS = {
         {"objective": "logprob", "removal": "hidden"},
         {"objective": "hellinger", "removal": "delete"},
     ],
-    "joint": each("removal", "mean", "noise", "delete") + each("objective", "prob", "logprob", "logit", "hellinger"),
+    "joint": each("removal", "mean", "noise", "delete")
+    + each("objective", "prob", "logprob", "logit", "hellinger"),
     "lime": [
-        MEAN, *each("objective", "logprob", "logit", "hellinger"),
+        MEAN,
+        *each("objective", "logprob", "logit", "hellinger"),
         {"mask_probability": 0.6, "alpha": 0.1, "kernel_width": 0.5},
     ],
     "kernel_shap": [MEAN, {"objective": "logit"}],
@@ -168,10 +174,11 @@ VARIANTS = {
     "sequential_integrated_gradients": [MEAN_ROW, LOGPROB],
     "deeplift": [MEAN_ROW, LOGPROB],
     "attn_lrp": [{"softmax": "constant"}],
-}  # fmt: skip
+}
 
-# A question is a query before a method sees it: every question is asked of one method that removes, one that adds noise
-# and one that follows gradients, and other methods are asked what they see of it.
+# A question is a query before a method sees it: every question is asked of one method that removes,
+# one that adds noise and one that follows gradients, and other methods are asked what they see of
+# it.
 EVERYWHERE = ("occlusion", "noiser", "integrated_gradients")
 COMMON = ("token", "word", "foil", "three", "target_all", "many", "source_sentence", "of")
 FEW = ("three", "many")

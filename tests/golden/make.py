@@ -1,7 +1,8 @@
-"""Computes the golden numbers and stores them: `python -m golden.make`, with `src` and `tests` on the path.
+"""Computes the golden numbers and stores them: `python -m golden.make`, with `src` and `tests` on
+the path.
 
-Only cases whose numbers do not depend on how sequences are put into passes are stored: where rounding turns a search
-another way, a number says nothing about the code.
+Only cases whose numbers do not depend on how sequences are put into passes are stored: where
+rounding turns a search another way, a number says nothing about the code.
 """
 
 import json

@@ -1,6 +1,8 @@
-"""Attributions as a figure for a paper: vector graphics of matplotlib; words are set from left to right.
+"""Attributions as a figure for a paper: vector graphics of matplotlib; words are set from left to
+right.
 
-A bar below a unit is a positive score, one above it a negative score, as thick as the colour is strong.
+A bar below a unit is a positive score, one above it a negative score, as thick as the colour is
+strong.
 """
 
 from __future__ import annotations
@@ -33,9 +35,13 @@ _TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP, _SCALE_WIDTH, _SCALE_STEPS, _MARGIN = (
     6.0,
 )
 _ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
-"""In sizes of the text: how far a tint reaches above and below the baseline, and the thickest bar."""
+"""In sizes of the text: how far a tint reaches above and below the baseline, and the thickest
+bar.
+"""
 _WITH_ARCS, _FULL = 1.6, 0.98
-"""The height of lines with arcs between them, and the part of a line that is filled: hinting widens letters."""
+"""The height of lines with arcs between them, and the part of a line that is filled: hinting widens
+letters.
+"""
 
 
 def figure(
@@ -66,14 +72,18 @@ def figure(
 
 
 class _Page:
-    """Axes in points from the upper left, and the place of the next text: x, and y of the baseline."""
+    """Axes in points from the upper left, and the place of the next text: x, and y of the
+    baseline.
+    """
 
     def __init__(self, axes: Axes, width: float, line: float) -> None:
         self.axes, self.width, self.line = axes, width, line
         self.x, self.y, self.right = 0.0, line, 0.0
 
     def add(self, heat: HeatMap, heading: str, pairs: Sequence[Pair]) -> None:
-        """A heading, the text before the target with its colours, the target, arcs of pairs, and the colour scale."""
+        """A heading, the text before the target with its colours, the target, arcs of pairs, and
+        the colour scale.
+        """
         tops: dict[int, Point] = {}
         if heading:
             self.line_of(heading, bold=True)
@@ -117,7 +127,9 @@ class _Page:
         size: float = _TEXT_SIZE,
         bold: bool = False,
     ) -> Point:
-        """The middle of the upper edge of a text that is now at the cursor, continued below where it does not fit."""
+        """The middle of the upper edge of a text that is now at the cursor, continued below where
+        it does not fit.
+        """
         top, weight = None, "bold" if bold else "normal"
         for word in re.findall(r"\n|[^\S\n]+|\S+", text):
             for piece in _broken(word, _FULL * self.width, size, bold):

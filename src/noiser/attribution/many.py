@@ -71,19 +71,21 @@ class Attributions(SavedResult, list[Attribution]):
     def mean_by(self, group: Group = "word", normalization: str = "none") -> DataFrame:
         """The mean score of each group of units over the prompts that have it.
 
-        In a prompt, the scores of a group's units are added up, for each target; the prompt counts once, with its
-        mean over targets. Units of the continuation and units without a score are left out. Raw scores of different
-        prompts may differ in size; `normalization` makes each row comparable first.
+        In a prompt, the scores of a group's units are added up, for each target; the prompt counts
+        once, with its mean over targets. Units of the continuation and units without a score are
+        left out. Raw scores of different prompts may differ in size; `normalization` makes each row
+        comparable first.
 
         Args:
-            group: "word": units with the same word, whatever its case; tokens are joined to words. "role": the role
-                of the chat's message. "source": the source's title, or its number. "position": the unit's place in
-                its prompt, 1 for the first.
+            group: "word": units with the same word, whatever its case; tokens are joined to words.
+                "role": the role of the chat's message. "source": the source's title, or its number.
+                "position": the unit's place in its prompt, 1 for the first.
             normalization: of each target's scores; see `Attribution.normalized`.
 
         Returns:
-            One row per group: the group, `mean`, `stderr` (over prompts; NaN for one prompt) and `prompts`, how many
-            prompts have it. The largest means come first; positions are in their order.
+            One row per group: the group, `mean`, `stderr` (over prompts; NaN for one prompt) and
+            `prompts`, how many prompts have it. The largest means come first; positions are in
+            their order.
 
         Raises:
             UnknownNameError: no such group or normalization.
@@ -121,8 +123,8 @@ class Attributions(SavedResult, list[Attribution]):
 
         Args:
             path: of the file.
-            by: the groups of the table. None: words; of larger units sources, roles or positions, whichever there
-                are.
+            by: the groups of the table. None: words; of larger units sources, roles or positions,
+                whichever there are.
             normalization: as for `mean_by`.
         """
         title = f"Attributions of {len(self)} prompts"
@@ -148,7 +150,9 @@ class Attributions(SavedResult, list[Attribution]):
 
     @classmethod
     def from_dict(cls, data: Any) -> Attributions:
-        """The attributions whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
+        """The attributions whose `to_dict` gave the data. Raises StoredFileError where `load`
+        does.
+        """
         return cls(restored(_SavedAttributions, Literal["noiser.attributions"], data).attributions)
 
     def _repr_html_(self) -> str:
@@ -172,7 +176,9 @@ class Attributions(SavedResult, list[Attribution]):
     def _table(
         self, by: Group | None, normalization: str
     ) -> tuple[list[str], list[list[str]], list[float], str]:
-        """Heading, lines, each line's mean as a share of the largest, and a note about lines left out."""
+        """Heading, lines, each line's mean as a share of the largest, and a note about lines left
+        out.
+        """
         frame = self.mean_by(by, normalization) if by else self._first_means(normalization)
         group = str(frame.columns[0])
         head = [group, "mean score", "prompts"]
@@ -211,7 +217,8 @@ class _SavedAttributions(BaseModel):
 _WITHOUT: Mapping[Group, str] = {
     "word": "No unit of the prompts has a score.",
     "position": "No unit of the prompts has a score.",
-    "role": "None of the prompts is a chat whose messages stand in it word for word, so no unit has a role. "
+    "role": "None of the prompts is a chat whose messages stand in it word for word, so no unit "
+    "has a role. "
     "Group by 'word' or 'position'.",
     "source": "None of the prompts was attributed with sources=. Group by 'word' or 'position'.",
 }
@@ -233,7 +240,9 @@ def _sums(att: Attribution, group: Group, normalization: str) -> dict[str | int,
 
 
 def _keys(att: Attribution, group: Group) -> list[str | int | None]:
-    """The group of each unit; None for a unit of the continuation, and for one that has no group."""
+    """The group of each unit; None for a unit of the continuation, and for one that has no
+    group.
+    """
     keys: list[str | int | None] = []
     for column, unit in enumerate(att.units):
         key: str | int | None = None
@@ -265,7 +274,9 @@ def _sources(att: Attribution) -> list[tuple[str, int, int]]:
 
 
 def _roles(att: Attribution) -> list[tuple[str, int, int]]:
-    """The role and the characters of each message that stands in the rendered chat word for word."""
+    """The role and the characters of each message that stands in the rendered chat word for
+    word.
+    """
     messages = [] if isinstance(att.prompt, str) else att.prompt
     return [
         (str(messages[index].get("role")), start, end) for index, start, end in message_places(att)

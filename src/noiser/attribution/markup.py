@@ -146,7 +146,10 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
         rules += f"#{name}:focus-visible{chip}{{outline:2px solid var(--focus);outline-offset:2px}}"
         if index > 0:
             rules += f"#{name}:checked~.rows>:not(.t{index}){{display:none}}"
-    return f"<style>{rules}</style>{inputs}<div class=chips><span>part of the answer</span>{labels}</div>"
+    return (
+        f"<style>{rules}</style>{inputs}<div class=chips><span>part of the "
+        f"answer</span>{labels}</div>"
+    )
 
 
 def _footer(att: AttributionRecord) -> str:

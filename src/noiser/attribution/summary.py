@@ -317,7 +317,9 @@ def _without(att: AttributionRecord, row: int, entry: Without) -> list[Piece]:
 
 
 def _changed_share(target: Target, entry: Without) -> str:
-    """The two probabilities, such as "36 % becomes 4 %"; "" for several words, or where both look the same."""
+    """The two probabilities, such as "36 % becomes 4 %"; "" for several words, or where both look
+    the same.
+    """
     before = _share(target)
     after = _share(target, entry.probability)
     return f"{before} becomes {after}" if before and before != after else ""

@@ -22,8 +22,8 @@ Make = Callable[[], Any]
 """Makes a worker, an object with a method `work(job)`; it can be sent to another process."""
 
 ATTEMPTS, CORES, _SECONDS_TO_WAIT = 3, 4, 20.0
-"""How often a job is tried whose workers die, cores of a worker on a cluster without graphics cards, and how long an
-actor without a job keeps its place."""
+"""How often a job is tried whose workers die, cores of a worker on a cluster without graphics
+cards, and how long an actor without a job keeps its place."""
 
 
 class Inline:
@@ -52,7 +52,9 @@ class _Several:
     workers: int
 
     def run(self: Any, jobs: Iterable[JobT]) -> Results[JobT]:
-        """Every job with its result, as they finish; of a job that workers died of it is a RunError."""
+        """Every job with its result, as they finish; of a job that workers died of it is a
+        RunError.
+        """
         waiting, deaths, finished = enumerate(jobs), Counter[int](), False
         again, running = list[tuple[int, JobT]](), dict[Any, tuple[int, JobT]]()
         while True:
@@ -135,8 +137,9 @@ def _work(job: Any) -> Any:
 class RayActors(_Several):
     """Actors of a Ray cluster, one per graphics card, or per 4 cores where there are no cards.
 
-    `RAY_ADDRESS` names the cluster; without it, Ray is started on this machine. A job whose actor dies is given to
-    another; Ray's own retries are used up before it knows that a node is gone. `make` is called with the CPU threads.
+    `RAY_ADDRESS` names the cluster; without it, Ray is started on this machine. A job whose actor
+    dies is given to another; Ray's own retries are used up before it knows that a node is gone.
+    `make` is called with the CPU threads.
     """
 
     def __init__(self, make: Callable[[int | None], Any], workers: int | None) -> None:

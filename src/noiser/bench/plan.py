@@ -38,7 +38,9 @@ WORKING = {
 
 
 class PlanEntry(BaseModel):
-    """An entry of a plan, with the label that names its rows, and perhaps labels of other kinds that restrict it."""
+    """An entry of a plan, with the label that names its rows, and perhaps labels of other kinds
+    that restrict it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,7 +77,9 @@ class ModelEntry(PlanEntry):
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """Which model it is, and what it reads; the identity of the loaded model is stored beside it."""
+        """Which model it is, and what it reads; the identity of the loaded model is stored beside
+        it.
+        """
         names = ("model", "quantization", "tokenizer")
         which = {name: self.engine_args[name] for name in names if name in self.engine_args}
         meaning = self.model_dump(mode="json", include={"label", "name", "dtype"})
@@ -89,7 +93,9 @@ class ModelEntry(PlanEntry):
 
 
 class DataEntry(PlanEntry):
-    """A data set, whose examples are taken in an order drawn by the plan's seed, or the plan's own prompts."""
+    """A data set, whose examples are taken in an order drawn by the plan's seed, or the plan's own
+    prompts.
+    """
 
     name: str | None = None
     prompts: Texts | None = None
@@ -118,7 +124,9 @@ class DataEntry(PlanEntry):
 
 
 class MethodEntry(PlanEntry):
-    """A method, with its hyper-parameters and its unit; with unit "spans" those that each example names."""
+    """A method, with its hyper-parameters and its unit; with unit "spans" those that each example
+    names.
+    """
 
     name: str
     args: dict[str, Any] = Field(default_factory=dict)
@@ -131,7 +139,9 @@ class MethodEntry(PlanEntry):
 
 
 class MetricEntry(PlanEntry):
-    """A metric with its settings and its judge: the model itself, another model on this machine, or an endpoint's."""
+    """A metric with its settings and its judge: the model itself, another model on this machine, or
+    an endpoint's.
+    """
 
     name: str
     masks: Count | None = None
@@ -153,7 +163,8 @@ class MetricEntry(PlanEntry):
             raise ValueError("judge_args are settings of a judge; expected judge as well")
         if "api_key" in self.judge_args:
             raise ValueError(
-                "api_key would be stored; put it into OPENAI_API_KEY, or name a variable as api_key_env"
+                "api_key would be stored; put it into OPENAI_API_KEY, or name a variable as "
+                "api_key_env"
             )
         return self
 
@@ -171,7 +182,9 @@ class MetricEntry(PlanEntry):
 
 
 class Plan(BaseModel):
-    """A benchmark; docs/bench.md explains each key. Example i of a sample is attributed with seed + i."""
+    """A benchmark; docs/bench.md explains each key. Example i of a sample is attributed with seed +
+    i.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -209,7 +222,9 @@ class Plan(BaseModel):
         return next(entry for entry in getattr(self, kind) if entry.label == label)
 
     def kinds(self, model: str, data: str) -> dict[tuple[str, str], int | None]:
-        """The limit of every kind of row for a model and a data set, by method and metric; None for all examples."""
+        """The limit of every kind of row for a model and a data set, by method and metric; None for
+        all examples.
+        """
         most = lowest(self.entry("data", data).limit, _limit(self.entry("models", model), data))
         kinds: dict[tuple[str, str], int | None] = {}
         for method in self.methods:
@@ -226,7 +241,9 @@ class Plan(BaseModel):
         return kinds
 
     def pairs(self) -> dict[tuple[str, str], int | None]:
-        """The limit of every sample, by model and data set, where a method runs; None for all examples."""
+        """The limit of every sample, by model and data set, where a method runs; None for all
+        examples.
+        """
         return {
             (model.label, data.label): lowest(data.limit, _limit(model, data.label))
             for model in self.models
@@ -261,7 +278,9 @@ def _allows(labels: Sequence[str], label: str) -> bool:
 
 
 def read_plan(path: Path) -> tuple[Plan, str]:
-    """A plan from a TOML file, and the file's text. Raises PlanError where it cannot be read, or is not valid."""
+    """A plan from a TOML file, and the file's text. Raises PlanError where it cannot be read, or is
+    not valid.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -22,7 +22,9 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Kind(NamedTuple):
-    """The labels that rows have in common: those of one method and metric, on a model and a data set."""
+    """The labels that rows have in common: those of one method and metric, on a model and a data
+    set.
+    """
 
     model: str
     data: str
@@ -41,7 +43,9 @@ class RowKey(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The numbers of one metric on one example; it holds no text of a data set or a judge. Labels are the plan's."""
+    """The numbers of one metric on one example; it holds no text of a data set or a judge. Labels
+    are the plan's.
+    """
 
     model: str
     data: str

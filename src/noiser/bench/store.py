@@ -173,7 +173,9 @@ class Store:
         return [Kind._make(labels) for labels in self._select(query)]
 
     def rows(self, kind: Kind | None = None, *, failed: bool = False) -> Iterator[Row]:
-        """The rows of a kind by their positions, or all, kind by kind; `failed` leaves only errors."""
+        """The rows of a kind by their positions, or all, kind by kind; `failed` leaves only
+        errors.
+        """
         if kind is None:
             for each in self.kinds():
                 yield from self.rows(each, failed=failed)
@@ -331,7 +333,10 @@ class Store:
                 raise _damaged(place, error) from error
             if str(error) == "interrupted":
                 raise _damaged(place, f"a query took longer than {QUERY_SECONDS} s") from error
-            text = "What is stored is whole; when the reason is gone, the same command goes on where this one stopped."
+            text = (
+                "What is stored is whole; when the reason is gone, the same command goes on "
+                "where this one stopped."
+            )
             raise RunError(f"Cannot use {place}: {error}. {text}") from error
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
@@ -364,7 +369,9 @@ def _read_text(path: Path) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Keeps other runs out of a folder by a lock of the operating system, which ends with the process."""
+    """Keeps other runs out of a folder by a lock of the operating system, which ends with the
+    process.
+    """
     from filelock import FileLock, Timeout
 
     try:
@@ -383,7 +390,9 @@ def locked(folder: Path) -> Generator[None]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a file in a folder. Raises RunError where a link in the folder leads out of it."""
+    """The path of a file in a folder. Raises RunError where a link in the folder leads out of
+    it.
+    """
     root = folder.resolve()
     if not (path := (root / name).resolve()).is_relative_to(root):
         raise RunError(
@@ -393,7 +402,9 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """The paths of the files, written into a folder by their names in it; each is whole or not there."""
+    """The paths of the files, written into a folder by their names in it; each is whole or not
+    there.
+    """
     for name, content in contents.items():
         path = inside(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)

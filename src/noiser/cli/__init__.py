@@ -1,4 +1,6 @@
-"""The commands: parse, call, show. Heavy imports are inside the commands, so that `--help` is quick."""
+"""The commands: parse, call, show. Heavy imports are inside the commands, so that `--help` is
+quick.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def serve(
     ] = None,
     loading: o.Loading = o.LOADING,
 ) -> None:
-    """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts, metrics."""
+    """Serves the web page and the API: heat maps, comparisons, citations, tolerance charts,
+    metrics.
+    """
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "passive"
     )  # before torch is there: beside others, spinning costs seconds

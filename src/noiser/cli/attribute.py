@@ -58,7 +58,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="PROMPT",
-            help="The prompt; - reads it from stdin. Or several files that noiser evaluate -o wrote.",
+            help="The prompt; - reads it from stdin. Or several files that noiser evaluate -o "
+            "wrote.",
         ),
     ],
     asked: o.QuestionOptions = o.QUESTION,
@@ -72,7 +73,8 @@ def compare(
 ) -> None:
     """Shows the attributions of several methods side by side, or differences of saved evaluations.
 
-    Exit status 1 where a method cannot answer. Of evaluations, the first minus each other, prompt by prompt.
+    Exit status 1 where a method cannot answer. Of evaluations, the first minus each other, prompt
+    by prompt.
     """
     if len(prompts) > 1:
         compare_evaluations(prompts, output, others_given=(asked, methods) != (o.QUESTION, METHODS))

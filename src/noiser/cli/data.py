@@ -45,7 +45,9 @@ def metrics() -> None:
 
 
 def models() -> None:
-    """Lists the built-in models; any other decoder-only model works by folder, .gguf file or hub id."""
+    """Lists the built-in models; any other decoder-only model works by folder, .gguf file or hub
+    id.
+    """
     from noiser.model.gguf import BUILT_IN
 
     for model in BUILT_IN.values():
@@ -53,7 +55,8 @@ def models() -> None:
         state = f"installed in {folder}" if folder else f"not installed. {model.install}"
         say(f"{model.name}\n  {model.summary}\n  licence: {model.licence}\n  {state}")
     say(
-        "\nAlso: a local folder, a .gguf file, or the id of a decoder-only model on the Hugging Face hub."
+        "\nAlso: a local folder, a .gguf file, or the id of a decoder-only model on the Hugging "
+        "Face hub."
     )
 
 
@@ -77,7 +80,9 @@ def fetch(
     ],
     data_dir: o.DataFolder = None,
 ) -> None:
-    """Fetches the upstream files of a data set, or of all; files that are there already are checked and kept."""
+    """Fetches the upstream files of a data set, or of all; files that are there already are checked
+    and kept.
+    """
     from noiser.data import DATA_SETS
     from noiser.data import fetch as run
 

@@ -66,7 +66,9 @@ def evaluate(
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
 ) -> None:
-    """Attributes every PROMPT, or those of a data set, and measures whether the attributions can be believed."""
+    """Attributes every PROMPT, or those of a data set, and measures whether the attributions can be
+    believed.
+    """
     if bool(data) == bool(prompts):
         raise ParameterError("Expected either PROMPTs or --data.")
     from noiser.data import load
@@ -113,13 +115,16 @@ def evaluate(
 
 
 def compare_evaluations(paths: Sequence[str], output: o.Output, *, others_given: bool) -> None:
-    """Shows saved evaluations, and the first minus each of the others; other options would change nothing."""
+    """Shows saved evaluations, and the first minus each of the others; other options would change
+    nothing.
+    """
     from noiser.evaluation import Evaluations
 
     for path in paths:
         if not Path(path).is_file():
             raise ParameterError(
-                f"{path!r:.60} is not a file. Put quotes around a text of several words, and commas "
+                f"{path!r:.60} is not a file. Put quotes around a text of several words, and "
+                f"commas "
                 "between names; or give files that noiser evaluate -o wrote, such as a.json b.json."
             )
     if others_given:
@@ -138,7 +143,9 @@ def compare_evaluations(paths: Sequence[str], output: o.Output, *, others_given:
 
 
 def _read(prompts: list[str], chat: bool) -> list[Any]:
-    """The prompts; `-` stands for the lines of stdin that are not blank, texts or JSON objects with `prompt`."""
+    """The prompts; `-` stands for the lines of stdin that are not blank, texts or JSON objects with
+    `prompt`.
+    """
     read: list[Any] = [
         o.parse_prompt(prompt, chat=chat) for prompt in prompts if prompt != "-" and prompt.strip()
     ]
@@ -177,7 +184,8 @@ def run(
 ) -> None:
     """Makes the rows of a plan that are not stored yet.
 
-    Every job is stored as soon as it is finished: stopped in whatever way and started again, no job is done twice.
+    Every job is stored as soon as it is finished: stopped in whatever way and started again, no job
+    is done twice.
     """
     from noiser.bench.run import keys_sent, most_rows, run_bench
 
@@ -204,7 +212,9 @@ def status(folder: Folder) -> None:
 
 
 def pack(folder: Folder, output: NewFolder) -> None:
-    """Copies a benchmark's plan and rows without its texts, small enough for git; reports are made of it as well."""
+    """Copies a benchmark's plan and rows without its texts, small enough for git; reports are made
+    of it as well.
+    """
     from noiser.bench import Store
 
     for path in Store(folder).pack(output):

@@ -177,7 +177,8 @@ class Output:
         str | None,
         typer.Option(
             "--format",
-            help=f"Form of the result: {', '.join(FORMS.names())}; unless given, by --output's ending, or text.",
+            help=f"Form of the result: {', '.join(FORMS.names())}; unless given, by --output's "
+            f"ending, or text.",
         ),
     ] = None
     output: Annotated[
@@ -216,8 +217,9 @@ QUESTION = QuestionOptions()
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """The function as a command.
 
-    A parameter whose type is a dataclass becomes its fields as options. A `NoiserError`, an `OSError` or a warning
-    becomes a line on stderr, an error with exit status 2; any other exception is a defect and keeps its traceback.
+    A parameter whose type is a dataclass becomes its fields as options. A `NoiserError`, an
+    `OSError` or a warning becomes a line on stderr, an error with exit status 2; any other
+    exception is a defect and keeps its traceback.
     """
     groups: dict[str, Any] = {}
     parameters: list[Parameter] = []
@@ -301,11 +303,14 @@ def parse_names(option: str, typed: str) -> list[str]:
 
 
 def parse_prompt(typed: str, *, chat: bool = False) -> types.Prompt:
-    """The prompt as `to_prompt` makes it; `-` stands for stdin. The name of a file is a prompt, too, with a hint."""
+    """The prompt as `to_prompt` makes it; `-` stands for stdin. The name of a file is a prompt,
+    too, with a hint.
+    """
     with contextlib.suppress(OSError):  # most prompts are too long for a name
         if typed != "-" and Path(typed).is_file():
             say(
-                f"noiser: warning: the prompt is the name of a file; its text is read by: - < {typed}",
+                f"noiser: warning: the prompt is the name of a file; its text is read by: - < "
+                f"{typed}",
                 err=True,
             )
     return to_prompt(text_of("-") if typed == "-" else typed, chat)
@@ -327,7 +332,9 @@ def documents_of(paths: Iterable[Path]) -> list[tuple[str, str]]:
 
 
 def text_of(path: Path | str) -> str:
-    """A file's text, or that of stdin for "-", without its last newline. Raises PromptError where it is not UTF-8."""
+    """A file's text, or that of stdin for "-", without its last newline. Raises PromptError where
+    it is not UTF-8.
+    """
     file = None if str(path) == "-" else Path(path)
     try:
         data = file.read_bytes() if file else sys.stdin.buffer.read()

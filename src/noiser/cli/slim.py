@@ -44,7 +44,8 @@ def slim(
 ) -> None:
     """Shortens a prompt: takes out what no case's answer needs, and tries the rest on other cases.
 
-    Prints what was kept and why, then both texts as a diff. Nothing is written without -o or --save.
+    Prints what was kept and why, then both texts as a diff. Nothing is written without -o or
+    --save.
     """
     from noiser.explain import slim as run
 

@@ -33,7 +33,9 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def write(text: str, output: Path | None, form: str) -> None:
-    """Writes a result to a file, or to stdout; "text" has colours, and its characters are safe already."""
+    """Writes a result to a file, or to stdout; "text" has colours, and its characters are safe
+    already.
+    """
     if output is not None:
         write_text(output, text)
     else:

@@ -1,4 +1,6 @@
-"""The data sets of the paper, read from their upstream files, none of which is part of this package."""
+"""The data sets of the paper, read from their upstream files, none of which is part of this
+package.
+"""
 
 from noiser.data import known, longra, planted, wikibio, wikitext
 from noiser.data.actions import draw_actions, messages_of

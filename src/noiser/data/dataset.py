@@ -22,12 +22,14 @@ class Example:
     Attributes:
         id: unique, such as "known-446"; the number is the one that the upstream file gives.
         prompt: the text that the model continues.
-        target: the continuation that the data set calls right, without leading whitespace; None where it names none.
+        target: the continuation that the data set calls right, without leading whitespace; None
+            where it names none.
         dataset: name of the data set.
         category: the data set's own division, such as a relation; empty where there is none.
         spans: named parts of `prompt`, for localisation.
         without: prompts that lack parts of this one without which no model should give the answer.
-        enough: prompts that lack parts of this one without which a model should still give the answer.
+        enough: prompts that lack parts of this one without which a model should still give the
+            answer.
         meta: other fields of the record.
     """
 
@@ -109,7 +111,9 @@ class DataSet(Sequence[Example]):
 
 
 def in_draw_order(examples: Sequence[Example], seed: int) -> list[Example]:
-    """The examples in the order in which a seed draws them: the sample of any size is the beginning."""
+    """The examples in the order in which a seed draws them: the sample of any size is the
+    beginning.
+    """
     return sorted(
         examples, key=lambda example: hashlib.sha256(f"{seed}/{example.id}".encode()).digest()
     )

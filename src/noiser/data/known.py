@@ -57,7 +57,8 @@ SOURCE = Provenance(
         ),
     ),
     licence="none stated for the file; its authors' repository kmeng01/rome is MIT",
-    citation='Meng, Bau, Andonian and Belinkov (2022), "Locating and Editing Factual Associations in GPT"',
+    citation='Meng, Bau, Andonian and Belinkov (2022), "Locating and Editing Factual '
+    'Associations in GPT"',
 )
 
 DATA_SETS.register(

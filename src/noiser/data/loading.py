@@ -30,12 +30,14 @@ def load(
     """A data set by name.
 
     Args:
-        name: a name of `DATA_SETS`: "known", "longra", "wikitext", "wikibio", "planted", "planted_actions".
-        data_dir: a folder with the upstream files in it or below, under their own names; else `$NOISER_DATA`; else
-            the cache folder, into which missing files are fetched.
+        name: a name of `DATA_SETS`: "known", "longra", "wikitext", "wikibio", "planted",
+            "planted_actions".
+        data_dir: a folder with the upstream files in it or below, under their own names; else
+            `$NOISER_DATA`; else the cache folder, into which missing files are fetched.
         limit: the most examples to take; None for all.
-        seed: None takes the first `limit`; a number takes a random sample of as many, in their original order. The
-            samples of a seed are nested, and do not depend on the order of the examples.
+        seed: None takes the first `limit`; a number takes a random sample of as many, in their
+            original order. The samples of a seed are nested, and do not depend on the order of the
+            examples.
         category: only the examples of this category, such as "capital-world".
 
     Raises:
@@ -84,7 +86,8 @@ def choose(examples: Sequence[Example], limit: int | None, seed: int | None) -> 
 
 
 def fetch(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Path]:
-    """The paths of a data set's upstream files in `data_dir`, or the cache folder; missing ones are fetched.
+    """The paths of a data set's upstream files in `data_dir`, or the cache folder; missing ones are
+    fetched.
 
     Raises:
         UnknownNameError: no such data set.
@@ -107,7 +110,9 @@ def data_folder(data_dir: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def fetch_file(file: UpstreamFile, folder: Path) -> Path:
-    """The path of a file in a folder; it is fetched unless the right file is there. A failure changes nothing."""
+    """The path of a file in a folder; it is fetched unless the right file is there. A failure
+    changes nothing.
+    """
     path = folder / file.name
     if _is_right(path, file):
         return path
@@ -122,7 +127,10 @@ def fetch_file(file: UpstreamFile, folder: Path) -> Path:
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        expected = f"expected {file.size} bytes with sha256 {file.sha256}. Get that file elsewhere and put it there"
+        expected = (
+            f"expected {file.size} bytes with sha256 {file.sha256}. Get that file elsewhere and "
+            f"put it there"
+        )
         raise DataError(
             f"Cannot fetch {file.name} from {file.url} to {folder}: {error}; {expected}."
         ) from error

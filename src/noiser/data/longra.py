@@ -27,18 +27,21 @@ HOLES = {
     "gram8-plural": 6,
     "gram9-plural-verbs": 3,
 }
-"""LongRA's categories with malformed records: how many words of the prompt precede the deleted antecedent."""
+"""LongRA's categories with malformed records: how many words of the prompt precede the deleted
+antecedent.
+"""
 
 
 def read_longra(paths: Mapping[str, Path]) -> LoadedExamples:
     """LongRA's 573 records, each with its antecedent.
 
-    A record asks for one word of a pair; the other word, the antecedent, stands early in the prompt, before a sentence
-    in brackets. In six of the 14 categories the published file has the pair the wrong way round: 186 records have lost
-    the antecedent, end in the word that is asked for, and name the antecedent as the answer. They are repaired.
+    A record asks for one word of a pair; the other word, the antecedent, stands early in the
+    prompt, before a sentence in brackets. In six of the 14 categories the published file has the
+    pair the wrong way round: 186 records have lost the antecedent, end in the word that is asked
+    for, and name the antecedent as the answer. They are repaired.
 
-    The spans of an example are "antecedent", "distractor" and, in the categories whose prompts end in the noun that
-    names the answer's kind ("capital" in capital-world), "last_content_word".
+    The spans of an example are "antecedent", "distractor" and, in the categories whose prompts end
+    in the noun that names the answer's kind ("capital" in capital-world), "last_content_word".
     """
     examples = [_example(record) for record in records_of(paths)]
     repaired = sum(bool(example.meta["repaired"]) for example in examples)
@@ -68,7 +71,9 @@ def _example(record: Mapping[str, Any]) -> Example:
 
 
 def _repaired(prompt: str, antecedent: str, hole: int) -> str:
-    """The prompt without its last word, which is the answer, and with the antecedent after so many words."""
+    """The prompt without its last word, which is the answer, and with the antecedent after so many
+    words.
+    """
     prompt = prompt.rpartition(" ")[0]
     before = [*re.finditer(r"\S+", prompt)][hole - 1]
     end = before.start() + len(before[0].rstrip(",."))  # its punctuation was not deleted
@@ -94,7 +99,8 @@ SOURCE = Provenance(
         ),
     ),
     licence=(
-        "none stated for the file; its word pairs are from tmikolov/word2vec (Apache-2.0), its templates from "
+        "none stated for the file; its word pairs are from tmikolov/word2vec (Apache-2.0), its "
+        "templates from "
         "keyonvafa/sequential-rationales (MIT)"
     ),
     citation='Vafa, Deng, Blei and Rush (2021), "Rationales for Sequential Predictions"',

@@ -1,10 +1,11 @@
 """Planted facts: prompts made by a program, so that the part that decides the answer is known.
 
-Every prompt has sentences and a question. The span "gold" are the sentences that decide the answer; "other" are the
-rest, of the same form. `Example.without` are prompts that lack gold sentences and so the answer: if a fact is in two
-parts, they lack both parts, the first, or the second. `Example.enough` are prompts that lack sentences which are not
-needed, such as one of two copies. Where a model gives the answer exactly where it should, the labels are true of it.
-The place of the first gold sentence goes evenly through the prompt, so that scores that only know positions are at
+Every prompt has sentences and a question. The span "gold" are the sentences that decide the answer;
+"other" are the rest, of the same form. `Example.without` are prompts that lack gold sentences and
+so the answer: if a fact is in two parts, they lack both parts, the first, or the second.
+`Example.enough` are prompts that lack sentences which are not needed, such as one of two copies.
+Where a model gives the answer exactly where it should, the labels are true of it. The place of the
+first gold sentence goes evenly through the prompt, so that scores that only know positions are at
 chance.
 """
 
@@ -44,13 +45,16 @@ MORE = {"twice": (20,), "combined": (20,)}
 """Further lengths of prompts with two gold sentences."""
 
 REPEATS = 20
-"""Prompts of each category and length; two for each, one per answer, where two passages are in conflict."""
+"""Prompts of each category and length; two for each, one per answer, where two passages are in
+conflict.
+"""
 
 
 class _Planted(NamedTuple):
     """Sentences in order, which of them decide, and the question that ends in front of the answer.
 
-    `missing` are sets of sentences without any of which no answer can be known; `spare`, sets that it does not need.
+    `missing` are sets of sentences without any of which no answer can be known; `spare`, sets that
+    it does not need.
     """
 
     sentences: list[str]
@@ -68,31 +72,38 @@ class _Planted(NamedTuple):
 
 
 def read_planted(paths: Mapping[str, Path]) -> LoadedExamples:  # noqa: ARG001 - nothing is read
-    """All prompts, the same in every run. Spans: "gold", the sentences that decide the answer; "other", all others."""
+    """All prompts, the same in every run. Spans: "gold", the sentences that decide the answer;
+    "other", all others.
+    """
     kinds = [
         (category, count)
         for category in CATEGORIES
         for count in sorted((*SENTENCES, *MORE.get(category, ())))
     ]
     note = (
-        "Made by a program. An answer counts as right only if it changes when the gold sentences are taken out (if the "
-        "fact is in two parts, when either is), and not when a copy is or documents that do not matter are."
+        "Made by a program. An answer counts as right only if it changes when the gold sentences "
+        "are taken out (if the "
+        "fact is in two parts, when either is), and not when a copy is or documents that do not "
+        "matter are."
     )
     return LoadedExamples([example for kind in kinds for example in draw(*kind)], (note,))
 
 
 def draw(category: str, sentences: int, seed: int = 0, wording: int = 0) -> list[Example]:
-    """Prompts of a category and length: those of the data set, or with another seed or wording as many others.
+    """Prompts of a category and length: those of the data set, or with another seed or wording as
+    many others.
 
     Args:
         category: a name of `CATEGORIES`.
         sentences: how many stand before the question.
         seed: of people, things and places.
-        wording: how facts are told and asked, see `noiser.data.wordings`. Wordings of `DEVELOPMENT` (0 to 4) are for
-            choosing limits; those of `REPORTING` (5 to 9) are for reporting. "combined" has wording 0 alone.
+        wording: how facts are told and asked, see `noiser.data.wordings`. Wordings of `DEVELOPMENT`
+            (0 to 4) are for choosing limits; those of `REPORTING` (5 to 9) are for reporting.
+            "combined" has wording 0 alone.
 
     Raises:
-        UnknownNameError: no such category. ParameterError: fewer than two sentences, or no such wording.
+        UnknownNameError: no such category. ParameterError: fewer than two sentences, or no such
+            wording.
     """
     check_choice("category", category, list(CATEGORIES))
     check_count("sentences", sentences, least=2)
@@ -203,7 +214,9 @@ def _told(times: int, facts: _Facts) -> Iterator[_Planted]:
 
 
 def _conflict(facts: _Facts, marked: bool) -> Iterator[_Planted]:
-    """Two passages disagree: two examples of one prompt, of which at most one has the answer that a model gives."""
+    """Two passages disagree: two examples of one prompt, of which at most one has the answer that a
+    model gives.
+    """
     values = (facts.value, facts.other_value)
     sentences, places = facts.place(*map(facts.fact, values))
     for place, other, value in zip(places, places[::-1], values, strict=True):
@@ -225,10 +238,12 @@ def _combined(facts: _Facts) -> Iterator[_Planted]:
 
 
 def _shared(facts: _Facts) -> Iterator[_Planted]:
-    """Others have as many words of question and answer as the fact, which stands in a longer sentence.
+    """Others have as many words of question and answer as the fact, which stands in a longer
+    sentence.
 
-    Of the others in turn, one has all of these words and does not say it; three have two of person, thing and value.
-    One of these three is the longest sentence, so that length does not find the fact either.
+    Of the others in turn, one has all of these words and does not say it; three have two of person,
+    thing and value. One of these three is the longest sentence, so that length does not find the
+    fact either.
     """
     (place,) = facts.places(1)
     asides = facts.random.sample(ASIDES, 3)
@@ -256,7 +271,9 @@ def _with_aside(sentence: str, aside: str) -> str:
 
 
 def _none(facts: _Facts) -> Iterator[_Planted]:
-    """The question of the next wording, about a person and a thing of which the sentences say something else."""
+    """The question of the next wording, about a person and a thing of which the sentences say
+    something else.
+    """
     sentences, _ = facts.place(facts.fact(facts.value))
     half = DEVELOPMENT if facts.number in DEVELOPMENT else REPORTING
     asked = half[(facts.number - half[0] + 1) % len(half)]
@@ -274,7 +291,8 @@ def _two(facts: _Facts) -> Iterator[_Planted]:
     middle = middles.pop()
     values = chance.sample(chain.values, len(chain.values))
     value = values.pop()
-    # other chains follow each other, first and second parts in turn; long prompts go through the words again
+    # other chains follow each other, first and second parts in turn; long prompts go through the
+    # words again
     parts = zip(
         itertools.cycle(starts), itertools.cycle(middles), itertools.cycle(values), strict=True
     )

@@ -22,7 +22,9 @@ SENTENCES = 2
 
 
 def read_biographies(paths: Mapping[str, Path]) -> LoadedExamples:
-    """The first two sentences of the first 119 biographies of SelfCheckGPT's selection; no target."""
+    """The first two sentences of the first 119 biographies of SelfCheckGPT's selection; no
+    target.
+    """
     biographies = {
         record["wiki_bio_test_idx"]: record["wiki_bio_text"] for record in records_of(paths)
     }
@@ -39,7 +41,9 @@ def read_biographies(paths: Mapping[str, Path]) -> LoadedExamples:
 
 
 def first_sentences(text: str) -> list[str]:
-    """The sentences of a text as `sentence_spans` has them, except that none ends in brackets ("(c. 1771 - 1848)")."""
+    """The sentences of a text as `sentence_spans` has them, except that none ends in brackets ("(c.
+    1771 - 1848)").
+    """
     joined, depth = list[str](), 0
     for start, end in sentence_spans(text):
         piece = text[start:end]
@@ -59,7 +63,8 @@ SOURCE = Provenance(
     ),
     licence="text from Wikipedia, CC BY-SA 3.0; repository MIT",
     citation=(
-        'Lebret, Grangier and Auli (2016), "Neural Text Generation from Structured Data"; selection: '
+        'Lebret, Grangier and Auli (2016), "Neural Text Generation from Structured Data"; '
+        "selection: "
         'Manakul, Liusie and Gales (2023), "SelfCheckGPT"'
     ),
 )

@@ -1,7 +1,8 @@
-"""How planted facts are told and asked: ten wordings, ten chains of two facts, and questions that need no document.
+"""How planted facts are told and asked: ten wordings, ten chains of two facts, and questions that
+need no document.
 
-Wordings 0 to 4 are for development: look at them, choose limits on them. Wordings 5 to 9 are for reporting: run them
-once, when nothing is chosen any more.
+Wordings 0 to 4 are for development: look at them, choose limits on them. Wordings 5 to 9 are for
+reporting: run them once, when nothing is chosen any more.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ DEVELOPMENT, REPORTING = range(5), range(5, 10)
 
 _WORDS = {
     "people": (
-        "Anna Boris Clara David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nadia Oscar Paula Quinn Robert "
-        "Sarah Thomas Ursula Victor Wendy Xavier Yvonne Zachary Alice Bruno Cecil Diana Edgar Fiona George Hannah "
-        "Isaac Julia Kevin Laura Martin Nora Oliver Peter Rachel Simon Teresa Ulrich Vera Walter Emma Philip"
+        "Anna Boris Clara David Elena Frank Grace Henry Irene Jacob Karen Louis Maria Nadia "
+        "Oscar Paula Quinn Robert "
+        "Sarah Thomas Ursula Victor Wendy Xavier Yvonne Zachary Alice Bruno Cecil Diana Edgar "
+        "Fiona George Hannah "
+        "Isaac Julia Kevin Laura Martin Nora Oliver Peter Rachel Simon Teresa Ulrich Vera Walter "
+        "Emma Philip"
     ),
     "things": (
-        "guitar hammer lantern blanket bicycle mirror camera basket ladder kettle violin helmet compass umbrella "
+        "guitar hammer lantern blanket bicycle mirror camera basket ladder kettle violin helmet "
+        "compass umbrella "
         "suitcase telescope trumpet carpet bottle candle drum saddle clock puzzle"
     ),
     "rooms": "attic garage kitchen cellar garden office library bedroom hallway barn",
@@ -33,13 +38,27 @@ _WORDS = {
     "foods": "apples onions potatoes carrots cherries nuts beans lemons rice sugar",
     "languages": "French Spanish Italian German Polish Greek Russian Swedish Chinese Arabic",
 }
-PEOPLE, THINGS, ROOMS, COLOURS, CITIES, DAYS, JOBS, COUNTRIES, PLACES, MATERIALS, MONTHS, FOODS, LANGUAGES = (
-    tuple(words.split()) for words in _WORDS.values()
-)  # fmt: skip
+(
+    PEOPLE,
+    THINGS,
+    ROOMS,
+    COLOURS,
+    CITIES,
+    DAYS,
+    JOBS,
+    COUNTRIES,
+    PLACES,
+    MATERIALS,
+    MONTHS,
+    FOODS,
+    LANGUAGES,
+) = (tuple(words.split()) for words in _WORDS.values())
 
 
 class Wording(NamedTuple):
-    """A fact and its question, with {person}, {thing} and {value}; the question ends in front of the value."""
+    """A fact and its question, with {person}, {thing} and {value}; the question ends in front of
+    the value.
+    """
 
     fact: str
     question: str
@@ -47,7 +66,9 @@ class Wording(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """A fact in two parts, neither of which answers the question: {start} to {middle}, {middle} to {value}."""
+    """A fact in two parts, neither of which answers the question: {start} to {middle}, {middle} to
+    {value}.
+    """
 
     first: str
     second: str
@@ -201,7 +222,9 @@ ASIDES = (
     "while two grey cats looked on without much interest",
     "as several long letters from distant cousins confirm",
 )
-"""Ends of a sentence that share no word with any question, so that its words are a small part of it."""
+"""Ends of a sentence that share no word with any question, so that its words are a small part of
+it.
+"""
 
 _STEMS = """
 Romeo and Juliet was written by William > Shakespeare
@@ -268,4 +291,6 @@ Mickey Mouse was created by Walt > Disney
 STEMS = tuple(
     (stem, answer) for stem, answer in (line.split(" > ") for line in _STEMS.strip().splitlines())
 )
-"""Beginnings of sentences, and the word with which a small model goes on, whatever documents stand before them."""
+"""Beginnings of sentences, and the word with which a small model goes on, whatever documents stand
+before them.
+"""

@@ -14,19 +14,24 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class Effect(NamedTuple):
-    """The effect of a change in several samples on a target, read from the mean distribution P̄ over the samples.
+    """The effect of a change in several samples on a target, read from the mean distribution P̄
+    over the samples.
 
     Attributes:
         score: what the objective loses: its clean value minus that of P̄.
-        stderr: standard error of the score over the samples, by the delta method; NaN for a single sample.
-        flips: 1 if P̄ has another most probable token at any of the target's tokens; with a foil, if the other of
-            the two is the more probable one, by the sums of the log-probabilities of their tokens.
-        margin: log odds of the model's own token against its strongest rival (of target against foil), divided by
-            their clean value: 1 for no change, negative after a flip. For several tokens the smallest.
-        probability, probability_stderr: P̄ of the target, for several tokens the geometric mean, and its standard
-            error.
+        stderr: standard error of the score over the samples, by the delta method; NaN for a single
+            sample.
+        flips: 1 if P̄ has another most probable token at any of the target's tokens; with a foil,
+            if the other of the two is the more probable one, by the sums of the log-probabilities
+            of their tokens.
+        margin: log odds of the model's own token against its strongest rival (of target against
+            foil), divided by their clean value: 1 for no change, negative after a flip. For several
+            tokens the smallest.
+        probability, probability_stderr: P̄ of the target, for several tokens the geometric mean,
+            and its standard error.
         foil_probability: P̄ of the foil, the geometric mean over its tokens; 0 without one.
-        top_token, top_probability: id and probability of the most probable token of P̄, where the margin is smallest.
+        top_token, top_probability: id and probability of the most probable token of P̄, where the
+            margin is smallest.
     """
 
     score: float
@@ -50,7 +55,8 @@ def effect_of(objective: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
         value, value_influences = _influences(objective, samples, mean, clean, ids)
         loss = objective(clean[None], clean, ids)[0] - value
 
-        # The geometric mean over tokens moves by its own value times the mean of p / p̄ over tokens.
+        # The geometric mean over tokens moves by its own value times the mean of p / p̄ over
+        # tokens.
         p = at(mean, ids)
         probability = p[..., :target_tokens].log().mean(-1).exp()
         ratios = at(samples, ids)[..., :target_tokens] / p[..., None, :target_tokens]
@@ -154,7 +160,8 @@ def log_odds_margins(
     ids: Ids,
     foil_tokens: int = 0,
 ) -> Float[Tensor, "*changes margins"]:
-    """Log odds of the model's own token, the best of `clean`, against its strongest rival, at each token.
+    """Log odds of the model's own token, the best of `clean`, against its strongest rival, at each
+    token.
 
     With a foil one number: log p(target) / p(foil), sums over the tokens of both.
     """
@@ -172,7 +179,8 @@ def log_odds_margins(
 def _influences(
     objective: ObjectiveFn, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The objective of the mean distribution [...], and each sample's influence on it [..., samples].
+    """The objective of the mean distribution [...], and each sample's influence on it [...,
+    samples].
 
     The delta method: an influence is the slope of the objective at the mean, times the sample.
     """

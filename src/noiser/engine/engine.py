@@ -463,7 +463,8 @@ def _check_change(lm: LanguageModel, query: Query, perturbation: Perturbation) -
     if cannot_change or cannot_hide:
         raise UnsupportedModelError(
             f"Tokens can be taken out of {lm.identity.name} ({type(lm.model).__name__}), but not "
-            f"{'changed' if perturbation.rows else 'hidden'}. Take a method with removal='delete', such "
+            f"{'changed' if perturbation.rows else 'hidden'}. Take a method with "
+            f"removal='delete', such "
             "as noiser.Occlusion(removal='delete')."
         )
 
@@ -508,7 +509,8 @@ def _rows_after(perturbation: Perturbation, rows: list[int]) -> list[int]:
     moved = [row - bisect_right(perturbation.positions, row) for row in rows]
     if -1 in moved:
         raise ParameterError(
-            f"Deleting {len(perturbation.positions)} tokens leaves none before a target to predict it "
+            f"Deleting {len(perturbation.positions)} tokens leaves none before a target to "
+            f"predict it "
             "from. Remove units in another way, such as 'zero', or give the prompt as chat "
             "messages, whose template stays."
         )

@@ -1,12 +1,12 @@
 """Objectives: numbers of a prediction that methods explain, by name.
 
-Every objective is a plain function of `(logits, clean, ids)`: the logits at a target's tokens under changes
-[..., samples, tokens, vocab], the log-probabilities there without one [tokens, vocab], and the ids of the
-target's tokens [tokens]. It returns [..., samples]. `OBJECTIVES` has them by name, and says what each can do;
-`objective_of` adds a foil or a caller's own number.
+Every objective is a plain function of `(logits, clean, ids)`: the logits at a target's tokens under
+changes [..., samples, tokens, vocab], the log-probabilities there without one [tokens, vocab], and
+the ids of the target's tokens [tokens]. It returns [..., samples]. `OBJECTIVES` has them by name,
+and says what each can do; `objective_of` adds a foil or a caller's own number.
 
-For a target with a foil, logits, log-probabilities and ids have the target's tokens first and then the foil's,
-each as it is predicted after the tokens of its own before it.
+For a target with a foil, logits, log-probabilities and ids have the target's tokens first and then
+the foil's, each as it is predicted after the tokens of its own before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ LogProbabilities = Float[Tensor, "tokens vocab"]
 Ids = Int[Tensor, " tokens"]
 
 ObjectiveFn = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From logits under changes, clean log-probabilities and target ids to numbers: [..., samples], or [..., any]."""
+"""From logits under changes, clean log-probabilities and target ids to numbers: [..., samples], or
+[..., any].
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +40,11 @@ class ObjectiveEntry:
 
     Attributes:
         value: the number itself. It falls where the prediction gets worse.
-        contrast: the number whose difference, target minus foil, is explained where there is a foil; None
-            where there is no such number, and a foil is refused.
+        contrast: the number whose difference, target minus foil, is explained where there is a
+            foil; None where there is no such number, and a foil is refused.
         differentiable: whether gradient methods take it.
-        unit: what displays say of a difference: "nats", "probability" or "distance", or a word of your own.
+        unit: what displays say of a difference: "nats", "probability" or "distance", or a word of
+            your own.
 
     Example:
         >>> OBJECTIVES.get("logit").factory().unit
@@ -65,7 +68,9 @@ def logprob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, 
 
 
 def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
-    """Geometric mean of the probabilities of the target's tokens; for a single token its probability."""
+    """Geometric mean of the probabilities of the target's tokens; for a single token its
+    probability.
+    """
     return (logprob(logits, clean, ids) / len(ids)).exp()
 
 
@@ -165,13 +170,14 @@ def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -
 
     Args:
         name: one of `OBJECTIVES`.
-        foil_tokens: how many tokens the foil has; 0 without one. With a foil "prob" is p(target) - p(foil), each
-            the geometric mean over its tokens, and "logprob" and "logit" are log p(target) / p(foil), sums over
-            tokens.
+        foil_tokens: how many tokens the foil has; 0 without one. With a foil "prob" is p(target) -
+            p(foil), each the geometric mean over its tokens, and "logprob" and "logit" are log
+            p(target) / p(foil), sums over tokens.
         of: a function of log-probabilities, which takes the place of the objective.
 
     Raises:
-        UnknownNameError: no such objective. ParameterError: the objective has no contrast, and there is a foil.
+        UnknownNameError: no such objective. ParameterError: the objective has no contrast, and
+            there is a foil.
     """
     if of is not None:
         return partial(_own_number, of)
@@ -183,7 +189,8 @@ def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -
             each for each in OBJECTIVES.names() if OBJECTIVES.get(each).factory().contrast
         ]
         raise ParameterError(
-            f"The objective {name!r} has no foil: it is no difference between a target and another token. Use "
+            f"The objective {name!r} has no foil: it is no difference between a target and "
+            f"another token. Use "
             f"one of {', '.join(with_contrast)}."
         )
     return contrast(entry.contrast, foil_tokens)
@@ -208,7 +215,8 @@ def _own_number(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Te
     if not isinstance(values, Tensor) or values.shape != log_p.shape[:1]:
         got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise ParameterError(
-            f"The function given as of= returned {got}; expected a tensor of shape [{len(log_p)}], a number for "
+            f"The function given as of= returned {got}; expected a tensor of shape "
+            f"[{len(log_p)}], a number for "
             f"each sample, from log-probabilities {list(log_p.shape)}: samples, tokens, vocabulary."
         )
     if log_p.isfinite().any(-1).all() and not values.isfinite().all():

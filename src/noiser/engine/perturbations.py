@@ -1,4 +1,5 @@
-"""Changes of an input, the request for a prediction under them, and games: kept units in, values out.
+"""Changes of an input, the request for a prediction under them, and games: kept units in, values
+out.
 
 Rows are those of the embedding table, before any factor that the embedding module puts on them.
 """
@@ -19,7 +20,9 @@ from noiser.engine.query import Query, Request
 from noiser.model.packing import Context
 
 Rows = Callable[[Tensor], Tensor]
-"""From the clean rows of some positions [positions, dim] to changed ones [samples, positions, dim]."""
+"""From the clean rows of some positions [positions, dim] to changed ones [samples, positions,
+dim].
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +31,11 @@ class Perturbation:
 
     Attributes:
         positions: the token positions that it changes, ascending.
-        rows: makes the changed rows when a pass is filled, so that a long list of changes takes no memory; None: the
-            tokens are taken out, and later ones move up.
+        rows: makes the changed rows when a pass is filled, so that a long list of changes takes no
+            memory; None: the tokens are taken out, and later ones move up.
         samples: how many versions of the changed rows there are.
-        hidden: no later token after the sources attends to the positions, and no row changes; see `hide`.
+        hidden: no later token after the sources attends to the positions, and no row changes; see
+            `hide`.
         targets: indices of the targets that are read under it; None for all.
         read: what is read under it in place of the request's own numbers; None for these.
     """
@@ -66,7 +70,9 @@ def replace(
     rows: Float[Tensor, " dim"] | Float[Tensor, "samples positions dim"],
     targets: Sequence[int] | None = None,
 ) -> Perturbation:
-    """The change in which every position holds one row, such as a baseline's, or rows of its own in each sample."""
+    """The change in which every position holds one row, such as a baseline's, or rows of its own in
+    each sample.
+    """
     count, places = len(rows) if rows.ndim == 3 else 1, tuple(sorted(positions))
     return Perturbation(
         places, lambda clean: rows.to(clean).expand(count, *clean.shape), count, targets=targets
@@ -84,9 +90,9 @@ def delete(positions: Iterable[int], targets: Sequence[int] | None = None) -> Pe
 def hide(positions: Iterable[int], targets: Sequence[int] | None = None) -> Perturbation:
     """The change in which no later token after the sources attends to the tokens, in any layer.
 
-    The sources read each other as always, so only the tokens after the last of them run again: the question and the
-    answer (attention knockout, Geva et al. 2023, arXiv 2304.14767). Without sources no later token attends to the
-    hidden ones. A token always attends to itself.
+    The sources read each other as always, so only the tokens after the last of them run again: the
+    question and the answer (attention knockout, Geva et al. 2023, arXiv 2304.14767). Without
+    sources no later token attends to the hidden ones. A token always attends to itself.
     """
     return Perturbation(tuple(sorted(positions)), hidden=True, targets=targets)
 
@@ -100,7 +106,8 @@ def noise(
     relative: bool = False,
     by_position: bool = False,
 ) -> Perturbation:
-    """The change `x + scale * n`: the first of the noise's positions goes to the first position, and so on.
+    """The change `x + scale * n`: the first of the noise's positions goes to the first position,
+    and so on.
 
     Args:
         positions: the positions that get noise.
@@ -108,7 +115,8 @@ def noise(
         scale: k; or with `relative` r, which makes k = r ‖x‖ / E‖n‖₂ at each position.
         targets: as in `Perturbation`.
         relative: noise of r times the size of the embedding that it disturbs.
-        by_position: the vectors are [samples, length, dim], and a position gets its own whichever others change.
+        by_position: the vectors are [samples, length, dim], and a position gets its own whichever
+            others change.
     """
     positions = tuple(sorted(positions))
 
@@ -130,14 +138,17 @@ def keep(
     samples: int,
     targets: Sequence[int] | None = None,
 ) -> Perturbation:
-    """The change `x * mask`: soft masks [samples, positions, dim or 1] that are made when a pass is filled."""
+    """The change `x * mask`: soft masks [samples, positions, dim or 1] that are made when a pass is
+    filled.
+    """
     return Perturbation(
         tuple(sorted(positions)), lambda clean: clean * masks().to(clean), samples, targets=targets
     )
 
 
 def expected_norm(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
-    """E‖n‖ of a vector of `dim` independent N(0, 1) numbers; the paper gives the limits for large `dim` in an appendix.
+    """E‖n‖ of a vector of `dim` independent N(0, 1) numbers; the paper gives the limits for large
+    `dim` in an appendix.
 
     >>> round(expected_norm("l2", 640), 4), round(expected_norm("linf", 640), 4)
     (25.2883, 3.3118)
@@ -175,10 +186,10 @@ def expected_norm_limit(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
 class Predict(Request[list[Tensor]]):
     """The request to read numbers of a prediction under changes of the query's input.
 
-    The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the numbers that `read`
-    (see `noiser.engine.objectives`), or the change's own `read`, makes of the logits at each target that the change
-    names, from all of its samples. `read` gets the logits of several changes at a time, [changes, samples, tokens,
-    vocab].
+    The answer is a list with one tensor for each change, [targets, ...], float64 on the CPU: the
+    numbers that `read` (see `noiser.engine.objectives`), or the change's own `read`, makes of the
+    logits at each target that the change names, from all of its samples. `read` gets the logits of
+    several changes at a time, [changes, samples, tokens, vocab].
     """
 
     query: Query

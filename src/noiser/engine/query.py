@@ -270,7 +270,9 @@ class Query:
 
 
 def first_position(encoding: Encoding) -> int | None:
-    """The first position, if it holds text of the prompt, not a start token or template; or None."""
+    """The first position, if it holds text of the prompt, not a start token or template; or
+    None.
+    """
     if not encoding.frozen or encoding.frozen[0]:
         return None
     return 0

@@ -24,8 +24,10 @@ class Removal:
     """A way to remove tokens of a query.
 
     Attributes:
-        perturbation: from token positions, and the targets to be read, to the change without these tokens.
-        deletes: whether the text is taken out. The sink may then go, too: the next token stands first.
+        perturbation: from token positions, and the targets to be read, to the change without these
+            tokens.
+        deletes: whether the text is taken out. The sink may then go, too: the next token stands
+            first.
     """
 
     perturbation: Callable[[Iterable[int], Sequence[int] | None], Perturbation]
@@ -57,10 +59,10 @@ def remover(
 
     Args:
         query: the query.
-        removal: one of `REMOVALS`. "zero", "pad", "unk" or "mean": the row of each token becomes zeros,
-            that of the padding or unknown token, or the mean row of the table; "noise": it gets noise
-            of twice its size, the same at a position whatever else is removed; "delete": the token is
-            taken out, and later ones move up; "hidden": see `hide`.
+        removal: one of `REMOVALS`. "zero", "pad", "unk" or "mean": the row of each token becomes
+            zeros, that of the padding or unknown token, or the mean row of the table; "noise": it
+            gets noise of twice its size, the same at a position whatever else is removed; "delete":
+            the token is taken out, and later ones move up; "hidden": see `hide`.
         rng: for removals that draw random numbers, which happens when tokens are first removed.
         samples: of what is drawn.
 

@@ -27,19 +27,22 @@ def measure(
 
     Args:
         lm: the model to ask, usually the one that made the attribution.
-        att: the attribution; with a foil the contrast is measured, wherever a metric reads a score of the target.
+        att: the attribution; with a foil the contrast is measured, wherever a metric reads a score
+            of the target.
         name: of the metric; `noiser.metrics.METRICS.names()` lists them.
         seed: of masks and references.
         progress: called with (done, expected) token-forwards.
-        settings: what the metric reads of `masks`, `normalization`, `rates`, `draws`, `removal` and `k`; also
-            `profile`, `spans`, `judge`, `gold`, and for stability `reattribute`, a function from a seed to the same
-            prompt's attribution.
+        settings: what the metric reads of `masks`, `normalization`, `rates`, `draws`, `removal` and
+            `k`; also `profile`, `spans`, `judge`, `gold`, and for stability `reattribute`, a
+            function from a seed to the same prompt's attribution.
 
     Raises:
-        ParameterError: the model's tokens are not the attribution's, or a setting is not one of the metric.
+        ParameterError: the model's tokens are not the attribution's, or a setting is not one of the
+            metric.
         UnknownNameError: no such metric, removal or normalization.
 
-    `noiser.measure(lm, att, "lds", masks=32)` is `{"lds": 0.83, "permuted_lds": 0.41, "draws": 10}`.
+    `noiser.measure(lm, att, "lds", masks=32)` is `{"lds": 0.83, "permuted_lds": 0.41, "draws":
+    10}`.
     """
     if not isinstance(att, Attribution):  # pyright: ignore[reportUnnecessaryIsInstance]
         expected = "expected an attribution. Pass noiser.attribute(lm, ...), or use noiser.evaluate"

@@ -1,4 +1,6 @@
-"""Examples, and the steps that attribute and measure them, which `noiser.evaluate` and benchmarks share."""
+"""Examples, and the steps that attribute and measure them, which `noiser.evaluate` and benchmarks
+share.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Item:
 
 
 class Skipped(NamedTuple):
-    """Something that could not be measured: the example's index and prompt, the metric (None: all), and the error."""
+    """Something that could not be measured: the example's index and prompt, the metric (None: all),
+    and the error.
+    """
 
     example: int
     prompt: Prompt
@@ -176,7 +180,9 @@ async def case_of(
 
 
 class Measurement(NamedTuple):
-    """An item's attribution and numbers, with seconds of wall clock: equal shares for items that ran side by side."""
+    """An item's attribution and numbers, with seconds of wall clock: equal shares for items that
+    ran side by side.
+    """
 
     attribution: Attribution | Exception
     numbers: dict[str, Measured | Exception]  # by metric; empty where there is no attribution
@@ -237,7 +243,9 @@ def measure_block(
 def _timed(
     lm: LanguageModel, works: Sequence[Steps[T]], tick: Callable[[], object]
 ) -> tuple[list[T | Exception], float]:
-    """The result or the error of every coroutine, by shared passes, and the seconds of each, in equal shares."""
+    """The result or the error of every coroutine, by shared passes, and the seconds of each, in
+    equal shares.
+    """
     started, outcomes = time.perf_counter(), dict[int, T | Exception]()
     for number, outcome in Engine(lm).run(works):
         outcomes[number] = outcome
@@ -248,7 +256,9 @@ def _timed(
 
 
 def _together(measure_all: Any, cases: Sequence[Case]) -> tuple[list[Measured | Exception], float]:
-    """The columns of every case, or its error, and the seconds of each; they are judged, and so fail, together."""
+    """The columns of every case, or its error, and the seconds of each; they are judged, and so
+    fail, together.
+    """
     started, columns = time.perf_counter(), list[Measured | Exception]()
     try:
         columns += measure_all(cases) if cases else ()

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _STYLE = (
     ":root { color-scheme: light dark; font-family: system-ui, sans-serif; } "
-    ".wide { overflow-x: auto; } th, td { padding: 0.2em 0.8em; text-align: start; } caption { text-align: start; }"
+    ".wide { overflow-x: auto; } th, td { padding: 0.2em 0.8em; text-align: start; } caption { "
+    "text-align: start; }"
 )
 
 
@@ -66,16 +67,17 @@ class Evaluation(SavedResult):
     """The result of `noiser.evaluate`.
 
     Attributes:
-        records: one mapping per prompt, skipped ones included: "index", "prompt", "method", "target", "probability",
-            "units", "error", and the columns that the metrics measured.
+        records: one mapping per prompt, skipped ones included: "index", "prompt", "method",
+            "target", "probability", "units", "error", and the columns that the metrics measured.
         skipped: what could not be measured, and why.
         metrics: versioned names of the metrics.
         summaries: statistic, columns and scale of each number, by name.
         primary: the numbers that are compared first, one per metric; see `noiser.metrics.Metric`.
-        method: versioned name of the method, or of that of the first attribution that the caller gave.
+        method: versioned name of the method, or of that of the first attribution that the caller
+            gave.
         model: identity of the model.
-        settings: the arguments of `noiser.evaluate`, and `parameters`, every hyper-parameter of the method; unit and
-            target_unit of the first attribution that the caller gave.
+        settings: the arguments of `noiser.evaluate`, and `parameters`, every hyper-parameter of the
+            method; unit and target_unit of the first attribution that the caller gave.
         confidence: of the intervals.
     """
 
@@ -136,14 +138,17 @@ class Evaluation(SavedResult):
         )
 
     def minus(self, other: Evaluation) -> Mapping[str, Estimate]:
-        """For every number that both have, this one minus the other's, paired, on the prompts that both have.
+        """For every number that both have, this one minus the other's, paired, on the prompts that
+        both have.
 
-        `Estimate.is_clear` says whether a difference is significant: its interval leaves out 0, and its p-value, by a
-        sign-flip test over prompts and corrected by Holm's method (primary numbers for each other, others for all), is
-        below 1 - confidence. A number of which neither side is better has no p-value.
+        `Estimate.is_clear` says whether a difference is significant: its interval leaves out 0, and
+        its p-value, by a sign-flip test over prompts and corrected by Holm's method (primary
+        numbers for each other, others for all), is below 1 - confidence. A number of which neither
+        side is better has no p-value.
 
         Raises:
-            ParameterError: the two are about different prompts or targets, or were measured with different settings.
+            ParameterError: the two are about different prompts or targets, or were measured with
+                different settings.
         """
         self._check_comparable(other)
         options: dict[str, Any] = {"seed": self.settings["seed"], "confidence": self.confidence}
@@ -241,7 +246,8 @@ class Evaluation(SavedResult):
             *(f"{label(name)}={short(v)}" for name, v in hyper.items()),
         ]
         return (
-            f"{label(self.method)} on {label(self.model.name)}: {', '.join(map(label, self.metrics))}; "
+            f"{label(self.method)} on {label(self.model.name)}: "
+            f"{', '.join(map(label, self.metrics))}; "
             f"{', '.join(unit)}; {measured} of {len(self.records)} prompts measured in full, "
             f"profile {label(self.settings['profile'])}, {self.confidence:.0%} intervals"
         )
@@ -262,12 +268,15 @@ class Evaluation(SavedResult):
             number.reason for number in self.estimates.values() if number.reason
         )
         return [f"{label(reason)}." for reason in reasons] + [
-            f"Skipped: prompt {example} ({label(str(prompt))[:60]}), {label(metric or 'everything')}: {label(error)}"
+            f"Skipped: prompt {example} ({label(str(prompt))[:60]}), "
+            f"{label(metric or 'everything')}: {label(error)}"
             for example, prompt, metric, error in self.skipped[:10]
         ]
 
     def to_dataframe(self) -> DataFrame:
-        """The records as a table, one row per prompt: `rows`. The numbers over prompts are in `summary`."""
+        """The records as a table, one row per prompt: `rows`. The numbers over prompts are in
+        `summary`.
+        """
         return self.rows
 
     def __str__(self) -> str:
@@ -346,7 +355,9 @@ class _SavedEvaluation(BaseModel):
 
 
 def _summaries_of(entries: Mapping[str, Metric], numbers: Sequence[str]) -> dict[str, Aggregate]:
-    """The summaries of numbers by name: a metric's own, or the mean of a column that it has no summary for."""
+    """The summaries of numbers by name: a metric's own, or the mean of a column that it has no
+    summary for.
+    """
     own: dict[str, Aggregate] = {}
     others: dict[str, Aggregate] = {}
     for metric in entries.values():
@@ -357,14 +368,17 @@ def _summaries_of(entries: Mapping[str, Metric], numbers: Sequence[str]) -> dict
         summary = own.get(name) or others.get(name)
         if summary is None:
             raise StoredFileError(
-                f"summary: the number {name!r} is of none of {', '.join(entries)}. The file is damaged."
+                f"summary: the number {name!r} is of none of {', '.join(entries)}. The file is "
+                f"damaged."
             )
         summaries[name] = summary
     return summaries
 
 
 def _record(row: Mapping[str, Any], numeric: AbstractSet[str]) -> dict[str, Any]:
-    """A row of a file with numbers in the numeric columns: NaN for null, infinite ones for their names."""
+    """A row of a file with numbers in the numeric columns: NaN for null, infinite ones for their
+    names.
+    """
     record = dict(row)
     for name in numeric & record.keys():
         value = math.nan if record[name] is None else record[name]
@@ -408,7 +422,9 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         return "\n\n".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of a saved file: that of the only evaluation, or of all with their differences."""
+        """The content of a saved file: that of the only evaluation, or of all with their
+        differences.
+        """
         records = {name: evaluation.to_dict() for name, evaluation in self.items()}
         if len(records) == 1:
             return next(iter(records.values()))
@@ -417,7 +433,9 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
 
     @classmethod
     def from_dict(cls, data: Any) -> Evaluations:
-        """The evaluations whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
+        """The evaluations whose `to_dict` gave the data. Raises StoredFileError where `load`
+        does.
+        """
         several = data.get("evaluations") if isinstance(data, dict) else None
         if isinstance(several, dict):
             records = cast("dict[str, object]", several)
@@ -426,7 +444,9 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         return cls({evaluation.method: evaluation})
 
     def to_dataframe(self) -> DataFrame:
-        """The rows of each evaluation, one below the other; the column "evaluation" has its name."""
+        """The rows of each evaluation, one below the other; the column "evaluation" has its
+        name.
+        """
         import pandas as pd
 
         return pd.concat([each.rows.assign(evaluation=name) for name, each in self.items()])
@@ -454,10 +474,11 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
 
 
 def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
-    """The first of several evaluations, by name, minus each of the others: one line per other and number.
+    """The first of several evaluations, by name, minus each of the others: one line per other and
+    number.
 
-    Columns are other, number, value, low, high, n, reason, p, p_holm (corrected as by `Evaluation.minus`, for all
-    others together) and clear (see `Estimate.is_clear`).
+    Columns are other, number, value, low, high, n, reason, p, p_holm (corrected as by
+    `Evaluation.minus`, for all others together) and clear (see `Estimate.is_clear`).
     """
     import pandas as pd
 

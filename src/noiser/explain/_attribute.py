@@ -75,7 +75,9 @@ class OptionsOfOne(TypedDict, total=False):
 
 
 class OptionsOfMany(TypedDict, total=False):
-    """The keyword arguments of `attribute` for many prompts: some are one for all, or a list of one for each."""
+    """The keyword arguments of `attribute` for many prompts: some are one for all, or a list of one
+    for each.
+    """
 
     method: str | Method | None
     target: str | int | Sequence[str | int | None] | None
@@ -156,63 +158,76 @@ def attribute(
 ) -> Attribution | Attributions:
     """Which parts of the prompt made the model say that?
 
-    Many prompts run side by side, which is faster, and give the same numbers as separate calls; `target`, `foil`,
-    `seed` and `sources` are then one for all, or a list of one for each.
+    Many prompts run side by side, which is faster, and give the same numbers as separate calls;
+    `target`, `foil`, `seed` and `sources` are then one for all, or a list of one for each.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the model's own template; or a
-            list of texts or of chats: many prompts.
-        method: a registry name (`noiser methods` lists them), or a method with its hyper-parameters. "inseq:NAME",
-            "captum:NAME" and "shapiq:NAME" are the methods of those libraries.
-        target: the continuation to explain. None: the greedy one. Text: that continuation; a space is put before it
-            where the model finds that reading more probable. int: a token id. Of a chat "action": the assistant's last
-            message, one with tool calls if there is one, by what stands before it; "action:3": message 3.
-        foil: "why target rather than foil?"; text or token id. Tokens with which both begin stand before both. The
-            rest of the target is contrasted with the rest of the foil as wholes, by two runs of the model if either
-            has several tokens. One row; `target_unit` is left out.
-        max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model ends. None: 1, or 40
-            of a chat's answer, which is explained where neither `target` nor `foil` nor `of` is given. A word that
-            these tokens cut goes on to its end, unless `unit` or `target_unit` asks for tokens.
-        target_unit: the part of the continuation that each row explains: "token", "word", "field", "sentence" or "all"
-            of it, as a span of tokens; or a list of (start, end) character spans of its text. None: "all" of a chat's
-            answer and of a target that is a text of several tokens, else "word", or "token" where `unit` is "token".
-            See docs/prompts.md.
-        unit: the part of the prompt that gets a score: "word" (with the punctuation that it touches),
-            "token" (byte-level pieces of one character are one unit), "field" (of JSON, or an argument),
-            "sentence", "line", "paragraph", "turn" (each message of a chat), "source", or a list of (start, end)
-            character spans. "auto", for long prompts: sources, or else messages of a chat with more than four, or else
-            sentences, first, then smaller units inside those that carry the score; a unit's parts add up to its score.
-        sources: documents in the prompt, or examples: texts or (title, text) pairs that each stand in it word for word;
-            `noiser.place_sources` makes such a prompt. Nothing else in the prompt is then a unit.
-        continuation_units: with several targets, whether the continuation's earlier tokens are units too. None: they
-            are, except where each row is a field of a call.
+        prompt: a text, or chat messages `[{"role": ..., "content": ...}]`, rendered with the
+            model's own template; or a list of texts or of chats: many prompts.
+        method: a registry name (`noiser methods` lists them), or a method with its
+            hyper-parameters. "inseq:NAME", "captum:NAME" and "shapiq:NAME" are the methods of those
+            libraries.
+        target: the continuation to explain. None: the greedy one. Text: that continuation; a space
+            is put before it where the model finds that reading more probable. int: a token id. Of a
+            chat "action": the assistant's last message, one with tool calls if there is one, by
+            what stands before it; "action:3": message 3.
+        foil: "why target rather than foil?"; text or token id. Tokens with which both begin stand
+            before both. The rest of the target is contrasted with the rest of the foil as wholes,
+            by two runs of the model if either has several tokens. One row; `target_unit` is left
+            out.
+        max_new_tokens: how many tokens of the greedy continuation to explain; fewer if the model
+            ends. None: 1, or 40 of a chat's answer, which is explained where neither `target` nor
+            `foil` nor `of` is given. A word that these tokens cut goes on to its end, unless `unit`
+            or `target_unit` asks for tokens.
+        target_unit: the part of the continuation that each row explains: "token", "word", "field",
+            "sentence" or "all" of it, as a span of tokens; or a list of (start, end) character
+            spans of its text. None: "all" of a chat's answer and of a target that is a text of
+            several tokens, else "word", or "token" where `unit` is "token". See docs/prompts.md.
+        unit: the part of the prompt that gets a score: "word" (with the punctuation that it
+            touches), "token" (byte-level pieces of one character are one unit), "field" (of JSON,
+            or an argument), "sentence", "line", "paragraph", "turn" (each message of a chat),
+            "source", or a list of (start, end) character spans. "auto", for long prompts: sources,
+            or else messages of a chat with more than four, or else sentences, first, then smaller
+            units inside those that carry the score; a unit's parts add up to its score.
+        sources: documents in the prompt, or examples: texts or (title, text) pairs that each stand
+            in it word for word; `noiser.place_sources` makes such a prompt. Nothing else in the
+            prompt is then a unit.
+        continuation_units: with several targets, whether the continuation's earlier tokens are
+            units too. None: they are, except where each row is a field of a call.
         seed: of all random numbers; the global random state is neither used nor changed.
-        special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as the published
-            script does. None: "perturbed" for a method with the authors' profile, else "frozen".
-        of: the number to explain in place of the targets' probabilities: a function from log-probabilities at a
-            target's tokens to one number per sample, such as `noiser.objectives.entropy`. `info["of"]` names it.
-        check: whether to test the scores on this prompt, with further inputs that keep half of the units: True for as
-            many as the test needs, 20 to 64, or a number, such as 16. `info["check"]` says how well the scores predict
-            them, and every display says it. See `noiser.explain.check`.
-        max_seconds: a bound on the call. When so many seconds have gone by, what is there by then is returned, and
-            `info["unfinished"]`, and every display, says how many inputs were not run: units without a score were not
-            reached, and methods that draw inputs have used fewer. It is an error where there is nothing to return
-            yet. Of many prompts, those that have no result are left out, with a warning.
+        special_tokens: "frozen": special tokens are neither perturbed nor scored; "perturbed": as
+            the published script does. None: "perturbed" for a method with the authors' profile,
+            else "frozen".
+        of: the number to explain in place of the targets' probabilities: a function from
+            log-probabilities at a target's tokens to one number per sample, such as
+            `noiser.objectives.entropy`. `info["of"]` names it.
+        check: whether to test the scores on this prompt, with further inputs that keep half of the
+            units: True for as many as the test needs, 20 to 64, or a number, such as 16.
+            `info["check"]` says how well the scores predict them, and every display says it. See
+            `noiser.explain.check`.
+        max_seconds: a bound on the call. When so many seconds have gone by, what is there by then
+            is returned, and `info["unfinished"]`, and every display, says how many inputs were not
+            run: units without a score were not reached, and methods that draw inputs have used
+            fewer. It is an error where there is nothing to return yet. Of many prompts, those that
+            have no result are left out, with a warning.
         max_calls: of a chat model, the most requests for a prompt; None for the model's own limit.
             Stored answers do not count. Where it is reached, as where `max_seconds` go by.
-        progress: called with (done, expected) token-forwards while it runs; with many prompts, in prompts. None: a bar
-            on a terminal or in a notebook, after a second; False: none.
+        progress: called with (done, expected) token-forwards while it runs; with many prompts, in
+            prompts. None: a bar on a terminal or in a notebook, after a second; False: none.
 
     Returns:
-        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For many prompts
-        `Attributions`, a list of them in order that also has means over prompts, a table and a page.
+        An `Attribution`: `scores` [targets, units], raw, and everything needed to run it again. For
+        many prompts `Attributions`, a list of them in order that also has means over prompts, a
+        table and a page.
 
     Raises:
-        NoiserError: the question cannot be asked of this model; the message says which of many prompts it is about.
+        NoiserError: the question cannot be asked of this model; the message says which of many
+            prompts it is about.
 
     Example:
-        >>> att = noiser.attribute(lm, "The capital of France is", method="occlusion")  # doctest: +SKIP
+        >>> prompt = "The capital of France is"
+        >>> att = noiser.attribute(lm, prompt, method="occlusion")  # doctest: +SKIP
     """
     check_model(lm)
     masks = check_masks(check)
@@ -278,7 +293,9 @@ async def attribution(
     masks: int | bool = False,
     encoding: Encoding | None = None,
 ) -> Attribution:
-    """The attribution of one question, checked with some masks, as a coroutine for `noiser.engine.Engine`."""
+    """The attribution of one question, checked with some masks, as a coroutine for
+    `noiser.engine.Engine`.
+    """
     announce(lm, question, method, seed)
     query = await prepare(lm, question, encoding)
     is_text = isinstance(question.prompt, str) and question.target is None
@@ -306,7 +323,9 @@ async def checked_in_time(
 async def attribution_of(
     lm: LanguageModel, query: Query, method: Method, seed: int, rule: SplitRule | None = None
 ) -> Attribution:
-    """A method's scores of a query, as an `Attribution`; with unit "auto", coarse units first, split by `rule`."""
+    """A method's scores of a query, as an `Attribution`; with unit "auto", coarse units first,
+    split by `rule`.
+    """
     if lm.is_text_only and rule is None:
         rule = SplitRule(finest="word")
     if query.unit == "auto":
@@ -391,7 +410,9 @@ def _leader_text(lm: LanguageModel, query: Query, token: int) -> str:
 
 
 async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int] | None:
-    """Tools' results that ask for a chat's answer, which the user did not; None where time is up."""
+    """Tools' results that ask for a chat's answer, which the user did not; None where time is
+    up.
+    """
     if isinstance(query.prompt, str) or query.foil is not None or query.of is not None:
         return None
     try:
@@ -401,7 +422,9 @@ async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[
 
 
 def _first_token(query: Query, scores: Scores) -> str | None:
-    """What became of a first token that is text: "kept", "deleted" to score it, "disturbed" as any."""
+    """What became of a first token that is text: "kept", "deleted" to score it, "disturbed" as
+    any.
+    """
     if first_position(query.encoding) is None:
         return None
     if query.sink is None:

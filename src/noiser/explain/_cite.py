@@ -138,51 +138,61 @@ def cite(
     max_seconds: float | None = None,
     progress: Progress | bool | None = None,
 ) -> Citations | list[Citations]:
-    """Answers a question from sources, and says which of them each sentence of the answer was written from.
+    """Answers a question from sources, and says which of them each sentence of the answer was
+    written from.
 
-    The model answers a prompt with the sources, and each source is hidden from question and answer: what a sentence's
-    log-probability loses is the source's score. Sources that carry the score are then taken apart into sentences. A
-    sentence that loses less than `memory` with all sources hidden is from the model's memory, and cites nothing. A
-    source without which a sentence gains log-probability speaks against it, and is named too. A citation is influence:
-    whether the source says what the sentence says is not checked.
+    The model answers a prompt with the sources, and each source is hidden from question and answer:
+    what a sentence's log-probability loses is the source's score. Sources that carry the score are
+    then taken apart into sentences. A sentence that loses less than `memory` with all sources
+    hidden is from the model's memory, and cites nothing. A source without which a sentence gains
+    log-probability speaks against it, and is named too. A citation is influence: whether the source
+    says what the sentence says is not checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        question: a text; it becomes a user's message if the tokenizer has a chat template. Or chat messages, whose last
-            one gets the sources. A list of texts or of chats is many questions, each with its own list of sources (and
-            of answers); they run side by side and give the same numbers as separate calls.
-        sources: texts or (title, text) pairs; {title: text}; a folder, or paths of text files, as `pathlib.Path`; or
-            documents of LangChain or LlamaIndex. One without text keeps its number and is not in the prompt.
-        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run twice and back; a
-            check of 8 random halves of the sources says whether that predicts what hiding does. Where it does not, with
-            fewer than 20 sources, or where the model cannot be read so, as "accurate".
-        method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`, the cheapest; one
-            source at a time, it gives little to two sources that say the same. `ContextCite(removal="hidden")` and
-            `KernelShap(removal="hidden")` see that.
-        answer: a text whose sentences are cited, or a tuple of its token ids, in place of the model's own answer.
-        target_unit: the part of the answer that is cited by itself: "sentence", or (start, end) character spans of it.
+        question: a text; it becomes a user's message if the tokenizer has a chat template. Or chat
+            messages, whose last one gets the sources. A list of texts or of chats is many
+            questions, each with its own list of sources (and of answers); they run side by side and
+            give the same numbers as separate calls.
+        sources: texts or (title, text) pairs; {title: text}; a folder, or paths of text files, as
+            `pathlib.Path`; or documents of LangChain or LlamaIndex. One without text keeps its
+            number and is not in the prompt.
+        accuracy: "accurate": every source is hidden, see above. "fast": question and answer run
+            twice and back; a check of 8 random halves of the sources says whether that predicts
+            what hiding does. Where it does not, with fewer than 20 sources, or where the model
+            cannot be read so, as "accurate".
+        method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`,
+            the cheapest; one source at a time, it gives little to two sources that say the same.
+            `ContextCite(removal="hidden")` and `KernelShap(removal="hidden")` see that.
+        answer: a text whose sentences are cited, or a tuple of its token ids, in place of the
+            model's own answer.
+        target_unit: the part of the answer that is cited by itself: "sentence", or (start, end)
+            character spans of it.
         max_new_tokens: the longest answer. Without a chat template it is one line at most.
-        template: how sources and question make a prompt; has "{sources}" and "{question}". None: the sources already
-            stand in `question`, which is the whole prompt, word for word.
-        unit: "auto" scores sources, and the sentences of those that carry a sentence's score; "source" only the
-            former; "sentence" all sentences of all sources.
+        template: how sources and question make a prompt; has "{sources}" and "{question}". None:
+            the sources already stand in `question`, which is the whole prompt, word for word.
+        unit: "auto" scores sources, and the sentences of those that carry a sentence's score;
+            "source" only the former; "sentence" all sentences of all sources.
         memory: see above, in nats; None for `MEMORY`.
         least_share: a source is cited if it has this share of a sentence's positive scores.
-        contrast: whether the model also answers without the sources. None: only where it writes the answer itself,
-            since writing takes far more passes than citing an answer that is given.
-        rule: whether each sentence gets a rule of the sources that it needs, such as "[1] and [4], or [6]", in place of
-            pairs; see `noiser.rule`. Sources are then taken out as text, at most 13 inputs a source and 41 more.
+        contrast: whether the model also answers without the sources. None: only where it writes the
+            answer itself, since writing takes far more passes than citing an answer that is given.
+        rule: whether each sentence gets a rule of the sources that it needs, such as "[1] and [4],
+            or [6]", in place of pairs; see `noiser.rule`. Sources are then taken out as text, at
+            most 13 inputs a source and 41 more.
         check: as for `noiser.attribute`; "fast" has 8 unless more are given.
         seed: of all random numbers.
         max_seconds: as for `noiser.attribute`: the answer with the scores that are there by then.
-        progress: called with (done, expected) token-forwards while sources are scored; with many questions, in
-            questions. None and False as for `noiser.attribute`.
+        progress: called with (done, expected) token-forwards while sources are scored; with many
+            questions, in questions. None and False as for `noiser.attribute`.
 
     Raises:
-        NoiserError: the prompt, a source or the answer is empty or too long, or an argument is outside its domain.
+        NoiserError: the prompt, a source or the answer is empty or too long, or an argument is
+            outside its domain.
 
     Example:
-        >>> print(noiser.cite(lm, "Where is the lute?", ["The lute is in the attic."]))  # doctest: +SKIP
+        >>> sources = ["The lute is in the attic."]
+        >>> print(noiser.cite(lm, "Where is the lute?", sources))  # doctest: +SKIP
     """
     check_model(lm)
     check_choice("unit", unit, get_args(CitedUnit))

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison(SavedResult):
-    """The attributions of one prompt by the methods that can answer, in their order; of others name and reason."""
+    """The attributions of one prompt by the methods that can answer, in their order; of others name
+    and reason.
+    """
 
     attributions: Annotated[
         tuple[Annotated[Attribution, BeforeValidator(Attribution.from_dict)], ...],
@@ -62,7 +64,9 @@ class Comparison(SavedResult):
 
     @classmethod
     def from_dict(cls, data: Any) -> Comparison:
-        """The comparison whose `to_dict` gave the data. Raises StoredFileError where `load` does."""
+        """The comparison whose `to_dict` gave the data. Raises StoredFileError where `load`
+        does.
+        """
         return restored(cls, Literal["noiser.comparison"], data)
 
     def to_dataframe(self) -> DataFrame:
@@ -79,7 +83,9 @@ class Comparison(SavedResult):
         return write_if(markup.page(self.attributions), path)
 
     def to_markdown(self) -> str:
-        """The Markdown of each attribution, one after the other, and of the methods that cannot answer the reason."""
+        """The Markdown of each attribution, one after the other, and of the methods that cannot
+        answer the reason.
+        """
         parts = [att.to_markdown() for att in self.attributions]
         return "\n".join([*parts, *(f"{markdown.escaped_line(text)}\n" for text in self.failures)])
 
@@ -97,20 +103,24 @@ def compare(
     progress: Progress | bool | None = None,
     **question: Any,
 ) -> Comparison:
-    """The attributions of one prompt by several methods; one that cannot answer leaves the others' answers.
+    """The attributions of one prompt by several methods; one that cannot answer leaves the others'
+    answers.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         prompt: a text or chat messages.
-        methods: names, names with hyper-parameters such as "occlusion:objective=logprob:removal=mean", or methods.
+        methods: names, names with hyper-parameters such as
+            "occlusion:objective=logprob:removal=mean", or methods.
         progress: as for `noiser.attribute`; done and expected count methods.
-        question: further arguments of `noiser.attribute`, such as `target`, `foil`, `unit` and `seed`.
+        question: further arguments of `noiser.attribute`, such as `target`, `foil`, `unit` and
+            `seed`.
 
     Raises:
         NoiserError: a name or the question is wrong, or no method can answer.
 
     Example:
-        >>> print(noiser.compare(lm, "The capital of France is", ["joint", "occlusion"]))  # doctest: +SKIP
+        >>> methods = ["joint", "occlusion"]
+        >>> print(noiser.compare(lm, "The capital of France is", methods))  # doctest: +SKIP
     """
     if isinstance(methods, str) or not methods or is_many(plain(prompt)):
         got = f"prompt is {prompt!r:.60} and methods is {methods!r:.60}"

@@ -30,7 +30,9 @@ LIMIT = 3.0
 """Nats of log-probability: an answer that loses fewer keeps its ground."""
 
 UNMOVED = 0.7
-"""A clause on which the answer must not depend moves it by fewer nats: e^0.7 is twice as probable."""
+"""A clause on which the answer must not depend moves it by fewer nats: e^0.7 is twice as
+probable.
+"""
 
 CONTEXTS = 8
 """Random parts of the prompt in which a clause must not move the answer."""

@@ -259,7 +259,9 @@ def _fixed(text: Clauses, places: Sequence[ClausePlace], keep: Sequence[str]) ->
 def _shrink(
     whole: frozenset[int], order: Sequence[int], all_stay: Callable[[frozenset[int]], bool]
 ) -> frozenset[int]:
-    """Delta debugging: the parts that are left when no block of `order`, at last no part, can go."""
+    """Delta debugging: the parts that are left when no block of `order`, at last no part, can
+    go.
+    """
     kept = whole
     size = max(1, len(order) // 2)
     while True:

@@ -1,4 +1,6 @@
-"""How much noise one unit tolerates: the prediction against k, which Noiser's bisection sees only in part."""
+"""How much noise one unit tolerates: the prediction against k, which Noiser's bisection sees only
+in part.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 _HEAD = ("k", "P(target)", "most probable")
 
 GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
-"""No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where its search begins."""
+"""No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where
+its search begins.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,14 +54,17 @@ class Tolerance(SavedResult):
         unit_index: its place among the attribution's units.
         targets: the attribution's targets.
         ks: the sizes of the noise, as they were asked for.
-        probabilities: P̄(u, k)[target], the mean over the noise samples; NaN for targets that the unit does not stand
-            before.
+        probabilities: P̄(u, k)[target], the mean over the noise samples; NaN for targets that the
+            unit does not stand before.
         stderr: standard error of the probabilities over the samples; NaN with a single sample.
-        flips: whether the most probable token of P̄ is another one than without noise; with a foil, whether the other
-            one of the pair leads.
-        leaders: for each target, the most probable token of P̄ at each k; empty where probabilities are NaN.
-        foil_probabilities: P̄(u, k)[foil], for several tokens the geometric mean; None without a foil.
-        thresholds: [targets], the unit's thresholds in an attribution by Noiser; None for other methods.
+        flips: whether the most probable token of P̄ is another one than without noise; with a foil,
+            whether the other one of the pair leads.
+        leaders: for each target, the most probable token of P̄ at each k; empty where probabilities
+            are NaN.
+        foil_probabilities: P̄(u, k)[foil], for several tokens the geometric mean; None without a
+            foil.
+        thresholds: [targets], the unit's thresholds in an attribution by Noiser; None for other
+            methods.
         k_min: [targets], the noise that every unit tolerates there; likewise.
     """
 
@@ -102,7 +109,9 @@ class Tolerance(SavedResult):
         return self.to_text()
 
     def to_text(self) -> str:
-        """A table for each target that the unit stands before, with a line for each k; safe for a terminal."""
+        """A table for each target that the unit stands before, with a line for each k; safe for a
+        terminal.
+        """
         lines: list[str] = []
         for row, target in enumerate(self.targets):
             if not self.leaders[row]:
@@ -133,12 +142,16 @@ class Tolerance(SavedResult):
     def to_dataframe(self) -> DataFrame:
         """One row per target that the unit stands before and k, in that order.
 
-        Columns: target_index, target, k, probability, stderr, flips, leader, leader_probability, foil_probability (NaN
+        Columns: target_index, target, k, probability, stderr, flips, leader, leader_probability,
+            foil_probability (NaN
         without a foil).
         """
         import pandas as pd
 
-        names = "target_index target k probability stderr flips leader leader_probability foil_probability"
+        names = (
+            "target_index target k probability stderr flips leader leader_probability "
+            "foil_probability"
+        )
         foil = (
             torch.full_like(self.ks, torch.nan)
             if self.foil_probabilities is None
@@ -197,8 +210,9 @@ def tolerance(
 ) -> Tolerance:
     """The targets' probabilities, and flips, with k times standard normal noise on one unit.
 
-    The noise is that of the attribution's own seed, so with an attribution by Noiser the flips are those that its
-    search met: none at the unit's threshold, one at the next k above it that the search has tried.
+    The noise is that of the attribution's own seed, so with an attribution by Noiser the flips are
+    those that its search met: none at the unit's threshold, one at the next k above it that the
+    search has tried.
 
     Args:
         lm: the model that made the attribution, or one that cuts its text into the same tokens.

@@ -30,7 +30,9 @@ def called_functions(text: str) -> list[str]:
 
 
 def function_name(call: Any) -> str | None:
-    """The name of a call in OpenAI's form or as {"name": ..., "arguments": ...}; None for others."""
+    """The name of a call in OpenAI's form or as {"name": ..., "arguments": ...}; None for
+    others.
+    """
     if not isinstance(call, Mapping):
         return None
     function = call.get("function", call)

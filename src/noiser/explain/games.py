@@ -36,7 +36,8 @@ class Game:
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
         prompt: a text or chat messages.
-        objective: the value of a target: "logit", its log odds, or another of `noiser.engine.OBJECTIVES`.
+        objective: the value of a target: "logit", its log odds, or another of
+            `noiser.engine.OBJECTIVES`.
         removal: how units are removed; see `noiser.engine.remover`.
         seed: of the noise, if they are removed by noise.
         question: further fields of `noiser.types.Question`, such as `unit`, `target` and `sources`.

@@ -1,4 +1,6 @@
-"""The inputs that a rule is fitted to and tried on, and the rule without what only a model can say."""
+"""The inputs that a rule is fitted to and tried on, and the rule without what only a model can
+say.
+"""
 
 from __future__ import annotations
 

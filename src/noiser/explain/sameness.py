@@ -20,7 +20,8 @@ from noiser.types import Prompt, Question, SameName
 
 Same = SameName | Callable[[str, str], bool]
 """When an answer is the same: every token is still the most probable one; its log-probability falls
-by less than `LOSS`; the text that the model writes is equal; or a function of both texts says so."""
+by less than `LOSS`; the text that the model writes is equal; or a function of both texts says so.
+"""
 
 SHORT = 5
 """Answers of up to so many tokens are compared by their tokens, longer ones by log-probability."""

@@ -18,7 +18,8 @@ OCTAVES = 10  # powers of two from left to right; the last is k = 1
 
 
 def tolerance_html(curve: Any, row: int) -> str:
-    """A drawing of one target's probabilities in a `Tolerance`, the same in words, and its numbers in a table.
+    """A drawing of one target's probabilities in a `Tolerance`, the same in words, and its numbers
+    in a table.
 
     Flips are marked by shape, not by colour; every mark says its numbers under the pointer.
     """
@@ -27,7 +28,10 @@ def tolerance_html(curve: Any, row: int) -> str:
     )
     frame: Any = curve.to_dataframe().query(f"target_index == {row} and k > 0")
     if frame.empty:
-        return f'<div class="noiser-att"><p>{unit} does not stand before {target}: choose another of them.</p></div>'
+        return (
+            f'<div class="noiser-att"><p>{unit} does not stand before {target}: choose another '
+            f"of them.</p></div>"
+        )
     frame["leader"] = frame["leader"].map(label)
     frame["leads"] = [
         f"“{point.leader}” leads with {point.leader_probability:.3g}"
@@ -54,11 +58,13 @@ def tolerance_html(curve: Any, row: int) -> str:
     numbers = frame[columns].to_html(index=False, border=0, float_format="{:.4g}".format)
     return (
         f'<div class="noiser-att"><h3 class=chart-title>Noise on {unit}, prediction {target}</h3>'
-        f'<div class=wide tabindex=0><svg class=chart viewBox="0 0 {WIDTH} {HEIGHT}" role=img aria-label="{words}">'
+        f'<div class=wide tabindex=0><svg class=chart viewBox="0 0 {WIDTH} {HEIGHT}" role=img '
+        f'aria-label="{words}">'
         f"{_drawing(frame, levels, clean)}</svg></div>"
         "<p class=facts>● the prediction stays&ensp;◇ another token leads&ensp;"
         f"band: two standard errors over the noise samples</p><p>{words}</p><details>"
-        f"<summary>the chart in numbers</summary><div class=wide tabindex=0>{numbers}</div></details></div>"
+        f"<summary>the chart in numbers</summary><div class=wide "
+        f"tabindex=0>{numbers}</div></details></div>"
     )
 
 
@@ -85,10 +91,12 @@ def _drawing(frame: Any, levels: Mapping[str, float], clean: float) -> str:
         parts.append(f'<path class=grid d="M{x(k)} {TOP}V{BOTTOM}"/>')
         parts.append(f'<text x="{x(k)}" y="{BOTTOM + 17}" text-anchor=middle>{k:.2g}</text>')
     parts.append(
-        f'<text class=axis x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor=middle>noise k</text>'
+        f'<text class=axis x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor=middle>noise '
+        f"k</text>"
     )
     parts.append(
-        f'<text class=axis transform="translate(13 {middle}) rotate(-90)" text-anchor=middle>p(target)</text>'
+        f'<text class=axis transform="translate(13 {middle}) rotate(-90)" '
+        f"text-anchor=middle>p(target)</text>"
     )
     upper, lower = (
         places(frame["probability"] + 2 * sign * frame["stderr"].fillna(0)) for sign in (1, -1)
@@ -105,7 +113,8 @@ def _drawing(frame: Any, levels: Mapping[str, float], clean: float) -> str:
         anchor, side = ("end", -5) if x(k) > WIDTH * 0.75 else ("start", 5)
         place = f'x="{x(k) + side}" y="{TOP + 10 + 14 * number}" text-anchor={anchor}'
         parts.append(
-            f'<path class={name} d="M{x(k)} {TOP}V{BOTTOM}"/><text class=axis {place}>{name} {k:.3g}</text>'
+            f'<path class={name} d="M{x(k)} {TOP}V{BOTTOM}"/><text class=axis {place}>{name} '
+            f"{k:.3g}</text>"
         )
     return "".join(
         [*parts, *(_mark(point, x(point.k), y(point.probability)) for point in frame.itertuples())]

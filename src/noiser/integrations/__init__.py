@@ -1,1 +1,3 @@
-"""Noiser inside Inseq, and the methods of Inseq, Captum and shapiq inside Noiser; each is imported when asked for."""
+"""Noiser inside Inseq, and the methods of Inseq, Captum and shapiq inside Noiser; each is imported
+when asked for.
+"""

@@ -18,7 +18,9 @@ from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
 from noiser.types import Baseline
 
-_BATCH = 32  # perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its own
+# perturbed inputs that Captum is asked to make at a time; the engine cuts them into batches of its
+# own
+_BATCH = 32
 
 _OURS = (
     *(
@@ -45,20 +47,25 @@ _OFFERED = (
     ),
     *("GradientShap", "InputXGradient", "IntegratedGradients", "Saliency"),
 )
-"""Methods that explain a function of embeddings; the others need modules, several inputs or another method."""
+"""Methods that explain a function of embeddings; the others need modules, several inputs or another
+method.
+"""
 
 
 @dataclass(frozen=True)
 class CaptumMethod(LibraryMethod):
-    """A method of `captum.attr` on the rows of the embedding table; special tokens and template text stay.
+    """A method of `captum.attr` on the rows of the embedding table; special tokens and template
+    text stay.
 
-    A perturbation method has the units before the target as its features: a unit that is taken away gets the baseline
-    row at each of its tokens. A gradient method moves every token that is not frozen, and a unit's score is the sum
-    over its tokens. Captum draws from global random states; they follow the seed and are put back.
+    A perturbation method has the units before the target as its features: a unit that is taken away
+    gets the baseline row at each of its tokens. A gradient method moves every token that is not
+    frozen, and a unit's score is the sum over its tokens. Captum draws from global random states;
+    they follow the seed and are put back.
 
     Args:
         name: the class's name, such as "ShapleyValueSampling"; `CaptumMethod.names()` lists them.
-        baseline: row of a unit that is taken away, where the method has baselines: "zero", "pad", "unk" or "mean".
+        baseline: row of a unit that is taken away, where the method has baselines: "zero", "pad",
+            "unk" or "mean".
         objective: the explained number: "prob" or "logprob" of the target; with a foil, the
             difference of the two tokens'.
         reduce: from the dimensions of a gradient method to a token's score: "sum" or "l2".
@@ -123,7 +130,8 @@ class CaptumMethod(LibraryMethod):
             attributions = method.attribute(rows.requires_grad_(not replaces), **arguments)[
                 0
             ].detach()
-        # A unit that is replaced as a whole has one number, which Captum gives to all its dimensions and tokens.
+        # A unit that is replaced as a whole has one number, which Captum gives to all its
+        # dimensions and tokens.
         per_token = attributions[:, 0] if replaces else reduce_dimensions(attributions, self.reduce)
         tokens = torch.zeros(len(query.encoding.token_ids))
         tokens[positions] = per_token.float().cpu()
@@ -133,7 +141,9 @@ class CaptumMethod(LibraryMethod):
 
 
 def _features(query: Query, target: int) -> dict[int, int]:
-    """From each position of the units before a target to the number of its unit among them, from 0 on."""
+    """From each position of the units before a target to the number of its unit among them, from 0
+    on.
+    """
     before: list[int] = query.causal_mask[target].nonzero().flatten().tolist()
     return dict(
         sorted(
@@ -150,7 +160,9 @@ def _as_tuple(value: Any) -> Any:
 
 
 class TargetFunction:
-    """From rows at some positions to the target's score, [batch, positions, dim] to [batch]; differentiable."""
+    """From rows at some positions to the target's score, [batch, positions, dim] to [batch];
+    differentiable.
+    """
 
     def __init__(
         self,
@@ -181,7 +193,9 @@ class TargetFunction:
 
 
 class _Differentiable(torch.autograd.Function):
-    """The function with the engine's own gradients, so that all passes run in the engine's batches."""
+    """The function with the engine's own gradients, so that all passes run in the engine's
+    batches.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:

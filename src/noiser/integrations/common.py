@@ -22,7 +22,9 @@ from noiser.model.memory import is_out_of_memory
 
 @dataclass(frozen=True)
 class LibraryMethod(Parameters):
-    """What the methods of all packages have: the package's own name, and settings of its class and function."""
+    """What the methods of all packages have: the package's own name, and settings of its class and
+    function.
+    """
 
     library: ClassVar[str]
     hint: ClassVar[str] = ""
@@ -50,7 +52,9 @@ class LibraryMethod(Parameters):
 
     @classmethod
     def factory(cls, name: str) -> Callable[..., Self]:
-        """The constructor of the method "PACKAGE:NAME"; keywords that are not fields become settings."""
+        """The constructor of the method "PACKAGE:NAME"; keywords that are not fields become
+        settings.
+        """
         cls.class_of(name)
         own = {field.name for field in fields(cls)} - {"name", "settings"}
 
@@ -79,7 +83,9 @@ class LibraryMethod(Parameters):
 
     @contextlib.contextmanager
     def explained(self, **more: Any) -> Generator[None]:
-        """Within it, errors of the package name the settings: ParameterError where it refused them, else ModelError."""
+        """Within it, errors of the package name the settings: ParameterError where it refused them,
+        else ModelError.
+        """
         try:
             yield
         except NoiserError:
@@ -90,7 +96,8 @@ class LibraryMethod(Parameters):
             refused = isinstance(error, AssertionError | LookupError | TypeError | ValueError)
             text = " ".join(f"{type(error).__name__}: {error}".split())
             raise (ParameterError if refused else ModelError)(
-                f"{self.library}'s {self.name} with {more | dict(self.settings)} failed ({text}). Change its settings, "
+                f"{self.library}'s {self.name} with {more | dict(self.settings)} failed "
+                f"({text}). Change its settings, "
                 f"or use another method; `noiser methods` lists those that need no {self.library}."
             ) from error
 
@@ -121,7 +128,9 @@ def check_keywords(kind: str, given: Mapping[str, Any], known: Collection[str]) 
 
 @contextlib.contextmanager
 def seeded(rng: torch.Generator, device: torch.device) -> Generator[None]:
-    """Global random states of torch, NumPy and Python that follow `rng`; afterwards the caller's are back."""
+    """Global random states of torch, NumPy and Python that follow `rng`; afterwards the caller's
+    are back.
+    """
     seed = int(torch.randint(2**31, (), generator=rng))
     numpy, python = np.random.get_state(), random.getstate()
     forked = [device] if device.type not in ("cpu", "mps") else []

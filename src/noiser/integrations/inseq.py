@@ -1,4 +1,5 @@
-"""Inseq's methods inside Noiser, `method="inseq:saliency"`, and ours inside Inseq, as its method "noiser".
+"""Inseq's methods inside Noiser, `method="inseq:saliency"`, and ours inside Inseq, as its method
+"noiser".
 
     import inseq
     import noiser.integrations.inseq
@@ -7,7 +8,8 @@
     model.attribute("The capital of France is", samples=20, objective="hellinger").show()
     model.attribute("The capital of France is", noiser_method="occlusion").show()
 
-Inseq's command line, with the import made: `python -m noiser.integrations.inseq attribute --attribution_method noiser`.
+Inseq's command line, with the import made: `python -m noiser.integrations.inseq attribute
+--attribution_method noiser`.
 """
 
 from __future__ import annotations
@@ -64,15 +66,18 @@ _OURS = (
 class InseqMethod(LibraryMethod):
     """A method of Inseq, run by Inseq on a twin of the model and the very tokens of the query.
 
-    Special tokens and template text are part of Inseq's input: it perturbs them, and moves them to its baseline (the
-    embedding of the unknown, else the padding or end token), as in the paper's runs. They get no score of their own
-    unless `attribute` is told `special_tokens="perturbed"`. A unit's score is the sum over its tokens.
+    Special tokens and template text are part of Inseq's input: it perturbs them, and moves them to
+    its baseline (the embedding of the unknown, else the padding or end token), as in the paper's
+    runs. They get no score of their own unless `attribute` is told `special_tokens="perturbed"`. A
+    unit's score is the sum over its tokens.
 
     Args:
         name: Inseq's name of the method, such as "saliency"; `InseqMethod.names()` lists them.
-        attributed_fn: Inseq's name of the explained step function. With a foil it must be "probability".
-        reduce: from the further dimensions of Inseq's scores (embedding, layers, heads) to one number per token: "l2",
-            "sum" or "mean"; None for Inseq's own aggregation, without its normalisation.
+        attributed_fn: Inseq's name of the explained step function. With a foil it must be
+            "probability".
+        reduce: from the further dimensions of Inseq's scores (embedding, layers, heads) to one
+            number per token: "l2", "sum" or "mean"; None for Inseq's own aggregation, without its
+            normalisation.
         settings: of Inseq's class and attribution step, such as `{"n_steps": 50}`.
     """
 
@@ -101,7 +106,8 @@ class InseqMethod(LibraryMethod):
         spans = query.target_unit == "all" or len(query.targets) < len(query.target_ids)
         if spans or query.of is not None or any(target.before for target in query.targets[1:]):
             raise ParameterError(
-                f"Inseq explains token by token; expected target_unit='token' and no of=, got {query.target_unit!r}."
+                f"Inseq explains token by token; expected target_unit='token' and no of=, got "
+                f"{query.target_unit!r}."
             )
         tokens = await Call(query, partial(self._run, rng=rng))
         info = {"inseq": version_of("inseq"), "frozen_tokens": "perturbed"}
@@ -110,7 +116,9 @@ class InseqMethod(LibraryMethod):
     def _run(
         self, lm: LanguageModel, query: Query, rng: torch.Generator
     ) -> Float[Tensor, "targets tokens"]:
-        """Inseq's scores of a query; counts its forward passes, as its backward passes are not seen."""
+        """Inseq's scores of a query; counts its forward passes, as its backward passes are not
+        seen.
+        """
         model = twin(lm.model)
         model.set_attn_implementation("eager")
 
@@ -162,11 +170,13 @@ class InseqMethod(LibraryMethod):
             return theirs.get_attributed_fn(self.attributed_fn)
         if self.attributed_fn != "probability" or not method.use_predicted_target:
             raise ParameterError(
-                f"Inseq's {self.name} of {self.attributed_fn!r} has no place for a foil. Leave it out."
+                f"Inseq's {self.name} of {self.attributed_fn!r} has no place for a foil. Leave "
+                f"it out."
             )
         if query.foil_runs:
             raise ParameterError(
-                f"Inseq's {self.name} explains one token; target or foil has several. Name one token each, or take a "
+                f"Inseq's {self.name} explains one token; target or foil has several. Name one "
+                f"token each, or take a "
                 "method of Noiser, such as 'occlusion'."
             )
         return partial(_difference, foil=query.foil_ids[0])
@@ -199,12 +209,14 @@ def _batch(theirs: Any, query: Query, device: torch.device) -> Any:
 class NoiserAttribution(_Registry):
     """A method of Noiser as a method of Inseq, for decoder-only models.
 
-    `noiser_method` (a name such as "occlusion"), the method's hyper-parameters, `seed` and `special_tokens` are keyword
-    arguments of Inseq's `attribute`. Every generated token is a run of its own over the tokens before it,
-    with the same seed: the scores are those of `noiser.attribute` for the same tokens. Special tokens have the score
-    NaN. Where several tokens make up one character, each has an equal share of the character's score.
+    `noiser_method` (a name such as "occlusion"), the method's hyper-parameters, `seed` and
+    `special_tokens` are keyword arguments of Inseq's `attribute`. Every generated token is a run of
+    its own over the tokens before it, with the same seed: the scores are those of
+    `noiser.attribute` for the same tokens. Special tokens have the score NaN. Where several tokens
+    make up one character, each has an equal share of the character's score.
 
-    `attributed_fn` may be "probability" (the default) or "contrast_prob_diff", whose contrastive token is the foil.
+    `attributed_fn` may be "probability" (the default) or "contrast_prob_diff", whose contrastive
+    token is the foil.
     """
 
     method_name = "noiser"
@@ -225,7 +237,9 @@ class NoiserAttribution(_Registry):
         attribute_fn_main_args: dict[str, Any],
         attribution_args: dict[str, Any] = {},  # noqa: B006 - Inseq's signature
     ) -> Any:
-        """Scores of the tokens before one generated token, for each sequence of a batch; called by Inseq."""
+        """Scores of the tokens before one generated token, for each sequence of a batch; called by
+        Inseq.
+        """
         ids, targets, explained, mask, _, names, *values = attribute_fn_main_args[
             "additional_forward_args"
         ]
@@ -254,13 +268,16 @@ class NoiserAttribution(_Registry):
         )
 
     def _foils(self, explained: Any, settings: Mapping[str, Any], length: int) -> list[int]:
-        """The contrastive token of each sequence at this step, as Inseq aligns it; none without a contrast."""
+        """The contrastive token of each sequence at this step, as Inseq aligns it; none without a
+        contrast.
+        """
         name = getattr(explained, "__name__", str(explained))
         if name == "probability_fn":
             return []
         if name != "contrast_prob_diff_fn" or settings.get("contrast_targets") is None:
             raise ParameterError(
-                f"attributed_fn is {name!r}; expected 'probability', or 'contrast_prob_diff' with contrast_targets. "
+                f"attributed_fn is {name!r}; expected 'probability', or 'contrast_prob_diff' "
+                f"with contrast_targets. "
                 "objective='logprob' or 'hellinger' reads the probability differently."
             )
         inputs = _DATA.get_batch_from_inputs(
@@ -281,7 +298,9 @@ def _token_scores(
     seed: int,
     frozen: Any,
 ) -> Float[Tensor, " length"]:
-    """Scores of tokens for the one after them, NaN for special tokens; pieces of a character share its score."""
+    """Scores of tokens for the one after them, NaN for special tokens; pieces of a character share
+    its score.
+    """
     nothing = Encoding(text="", token_ids=(), offsets=(), frozen=(), regions=(), tokens=())
     encoding = extend(lm.tokenizer, nothing, ids.tolist())
     units = make_units(encoding, "token", special_tokens=frozen)

@@ -28,13 +28,15 @@ _OURS = ("n", "index", "random_state", "top_order", "budget", "game")
 class ShapiqMethod(LibraryMethod):
     """An approximator of Shapley values of `shapiq`, on the units before each target.
 
-    A mask is answered as `noiser.KernelShap` answers it; equal ones of several targets are run once. shapiq draws from
-    a seed that follows the caller's; global random states are put back.
+    A mask is answered as `noiser.KernelShap` answers it; equal ones of several targets are run
+    once. shapiq draws from a seed that follows the caller's; global random states are put back.
 
     Args:
         name: the class's name, such as "KernelSHAP"; `ShapiqMethod.names()` lists them.
-        budget: masks that it may ask about. None for 16 n + 130, with n the units before the target.
-        removal, objective: how a unit is removed, and the value of a mask; as for `noiser.Occlusion`.
+        budget: masks that it may ask about. None for 16 n + 130, with n the units before the
+            target.
+        removal, objective: how a unit is removed, and the value of a mask; as for
+            `noiser.Occlusion`.
         settings: of shapiq's class and its `approximate`, such as `{"pairing_trick": True}`.
     """
 

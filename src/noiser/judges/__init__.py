@@ -27,7 +27,8 @@ __all__ = [
 
 
 def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **parameters: Any) -> Judge:
-    """The judge of a name, such as "local:NAME" or "openai:gpt-4.1-mini"; a judge object is returned unchanged.
+    """The judge of a name, such as "local:NAME" or "openai:gpt-4.1-mini"; a judge object is
+    returned unchanged.
 
     Args:
         judge: a registry name, with a model's name after a colon where the judge takes one.
@@ -35,7 +36,8 @@ def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **paramet
         parameters: settings of the judge, such as `base_url`, `budget_tokens` or `prompt`.
 
     Raises:
-        UnknownNameError: no such judge. ParameterError: it lacks a model, or does not accept a parameter.
+        UnknownNameError: no such judge. ParameterError: it lacks a model, or does not accept a
+            parameter.
     """
     if not isinstance(judge, str):
         return judge
@@ -50,7 +52,9 @@ def make_judge(judge: str | Judge, *, lm: LanguageModel | None = None, **paramet
 
 
 def kind_of(judge: str) -> str:
-    """The registered name of a judge, without version and model: "openai" of "openai@1:gpt-4.1-mini"."""
+    """The registered name of a judge, without version and model: "openai" of
+    "openai@1:gpt-4.1-mini".
+    """
     return JUDGES.get(judge.partition(":")[0]).name
 
 

@@ -30,19 +30,20 @@ _WORD_TOKENS = 8
 class LocalJudge:
     """A model in this process as the judge; the same replies every time, whatever else is judged.
 
-    Style "chat" asks for a single word with the paper's prompt ("paper-v1"), through the model's chat template: one
-    answer is decoded greedily; five are the final beams of a beam search. Style "plain" gives the words alone as a text
-    to continue ("words-v1") and takes the first word of what follows: from the most probable first token, or for five
-    answers from the most probable ones that lead to different words, each continued greedily.
+    Style "chat" asks for a single word with the paper's prompt ("paper-v1"), through the model's
+    chat template: one answer is decoded greedily; five are the final beams of a beam search. Style
+    "plain" gives the words alone as a text to continue ("words-v1") and takes the first word of
+    what follows: from the most probable first token, or for five answers from the most probable
+    ones that lead to different words, each continued greedily.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
-        style: "chat", "plain" (often better for models of less than about a billion parameters, which answer in
-            sentences), or "auto": "chat" where the tokenizer has a chat template.
+        style: "chat", "plain" (often better for models of less than about a billion parameters,
+            which answer in sentences), or "auto": "chat" where the tokenizer has a chat template.
         max_new_tokens: the longest reply of style "chat".
         prompt: a template in place of the style's own: its registered name, its text, its fields,
-            or a `PromptTemplate`. It is asked as the style says, as a chat or as a text to continue.
-            One that asks for several answers has one reply, decoded greedily.
+            or a `PromptTemplate`. It is asked as the style says, as a chat or as a text to
+            continue. One that asks for several answers has one reply, decoded greedily.
 
     Raises:
         ParameterError: `max_new_tokens` is below 1, or "chat" without a chat template; or `prompt`
@@ -61,13 +62,17 @@ class LocalJudge:
         check_choice("style", style, ("auto", "chat", "plain"))
         check_count("max_new_tokens", max_new_tokens)
         if not lm.needs_internals:
-            needs = f"The local judge needs a model in this process, and {lm.identity.name} runs outside of it"
+            needs = (
+                f"The local judge needs a model in this process, and {lm.identity.name} runs "
+                f"outside of it"
+            )
             raise ParameterError(
                 f"{needs}; expected judge='local:NAME', or an endpoint, as judge='openai:NAME'."
             )
         if style == "chat" and not lm.chats:
             raise ParameterError(
-                "style is 'chat', but the tokenizer has no chat template; expected 'plain' or 'auto'."
+                "style is 'chat', but the tokenizer has no chat template; expected 'plain' or "
+                "'auto'."
             )
         self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
         self.style: Literal["chat", "plain"] = "chat" if lm.chats and style != "plain" else "plain"
@@ -80,7 +85,9 @@ class LocalJudge:
             )
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
-        """One verdict per request, in order; those of equal length go through the model together, without padding."""
+        """One verdict per request, in order; those of equal length go through the model together,
+        without padding.
+        """
         verdicts: dict[JudgeRequest, Verdict] = {}
         groups: dict[tuple[int, int], list[tuple[JudgeRequest, TokenIds]]] = {}
         room = self.max_new_tokens if self.style == "chat" else _WORD_TOKENS
@@ -106,7 +113,9 @@ class LocalJudge:
         return [verdicts[request] for request in requests]
 
     def _encode(self, request: JudgeRequest, room: int) -> TokenIds:
-        """The tokens of the question. Raises PromptError when there are none, or too many for the model."""
+        """The tokens of the question. Raises PromptError when there are none, or too many for the
+        model.
+        """
         if not "".join(request.words).strip():
             raise PromptError("no words")
         messages = self.prompt.messages(request)
@@ -117,7 +126,9 @@ class LocalJudge:
         return tokens
 
     def _continue(self, ids: Int[Tensor, "batch length"], width: int) -> list[TokenIds]:
-        """The beginnings of `width` continuations per text, each from one of the most probable first tokens."""
+        """The beginnings of `width` continuations per text, each from one of the most probable
+        first tokens.
+        """
         with self.lm.running():
             logits = (
                 self.lm.output(self.lm.embed(ids), positions=[ids.shape[1] - 1])
@@ -136,7 +147,9 @@ class LocalJudge:
     def _generate(
         self, ids: Int[Tensor, "batch length"], longest: int, beams: int = 1
     ) -> list[TokenIds]:
-        """The new tokens of `beams` rows per prompt, best first, up to and including the one that ends them."""
+        """The new tokens of `beams` rows per prompt, best first, up to and including the one that
+        ends them.
+        """
         stops = self.lm.end_tokens
         with self.lm.running(), _default_generation(self.lm.model):
             out = self.lm.model.generate(
@@ -196,7 +209,9 @@ class LocalJudge:
 
 @contextlib.contextmanager
 def _default_generation(model: Any) -> Generator[None]:
-    """Keeps a model's own settings out of `generate`, which takes from them whatever it is not told."""
+    """Keeps a model's own settings out of `generate`, which takes from them whatever it is not
+    told.
+    """
     own = model.generation_config
     model.generation_config = type(own)()
     try:
@@ -206,7 +221,9 @@ def _default_generation(model: Any) -> Generator[None]:
 
 
 def _first_word(text: str, first_token: str, *, cut: bool) -> ParsedReply:
-    """The first word of a continuation, on its first line; in scripts without spaces, what the first token holds."""
+    """The first word of a continuation, on its first line; in scripts without spaces, what the
+    first token holds.
+    """
     line = text.lstrip(" ").split("\n")[0]
     words = bare_words(line)
     at = next((at for at, word in enumerate(words) if normal_form(word)), None)

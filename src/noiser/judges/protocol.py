@@ -43,7 +43,9 @@ class Verdict:
         )
 
     def says(self, target: str, top: int = 1) -> bool | None:
-        """Whether the target is among the first `top` answers, see `matches`; None when unscored."""
+        """Whether the target is among the first `top` answers, see `matches`; None when
+        unscored.
+        """
         if self.status == "unscored":
             return None
         return any(matches(answer, target) for answer in self.answers[:top])
@@ -59,7 +61,8 @@ class Judge(Protocol):
         ...
 
     def judge(self, requests: Sequence[JudgeRequest]) -> list[Verdict]:
-        """One verdict per request, in order; unscored where one request fails. Requests are independent.
+        """One verdict per request, in order; unscored where one request fails. Requests are
+        independent.
 
         Raises:
             JudgeError: nothing can be judged at all.
@@ -68,5 +71,6 @@ class Judge(Protocol):
 
 
 JUDGES: Registry[Judge] = Registry("judge", "noiser.judges")
-"""Judges by name. A factory is called with the keywords `model` (what follows the colon in "openai:MODEL", or None),
-`lm` (a `LanguageModel` or None) and whatever else was given to `make_judge`."""
+"""Judges by name. A factory is called with the keywords `model` (what follows the colon in
+"openai:MODEL", or None), `lm` (a `LanguageModel` or None) and whatever else was given to
+`make_judge`."""

@@ -28,7 +28,8 @@ _MARKED = re.compile(
 _LABEL = re.compile(
     r"^\W{0,4}(?:final |my )?"
     r"(?:answer|completion|word|prediction|答案|ответ|الإجابة)s?\W{0,3}[:：=]\W*"
-    r"|\b(?:answer|completion|word|prediction)s?\b[^\n.:]{0,60}?\s(?:is|are|would be)\b:?\s*|答案是",
+    r"|\b(?:answer|completion|word|prediction)s?\b[^\n.:]{0,60}?\s(?:is|are|would be)\b:?\s*"
+    r"|答案是",
     re.I | re.M,
 )
 

@@ -32,8 +32,8 @@ class InputXGradient(InnerMethod):
     Args:
         reduce: from dimensions to a token's score: "l2", the norm of the contributions, never
             negative; "sum", their signed sum, which is the slope of F when the embedding is scaled.
-        objective: what is differentiated: "prob" or "logprob"; with a foil, the difference of the two
-            tokens'.
+        objective: what is differentiated: "prob" or "logprob"; with a foil, the difference of the
+            two tokens'.
     """
 
     reduce: Reduce = "l2"
@@ -63,7 +63,8 @@ class IntegratedGradients(InnerMethod):
             "l2", the norm.
         baseline: row of the embedding table that stands for nothing: "zero", "pad", "unk" or
             "mean".
-        objective: F: "prob" or "logprob" of the target; with a foil, the difference of the two tokens'.
+        objective: F: "prob" or "logprob" of the target; with a foil, the difference of the two
+            tokens'.
     """
 
     n_steps: int = 50
@@ -115,7 +116,8 @@ class GradientShap(InnerMethod):
         samples: random points.
         stdev: standard deviation of the noise on every dimension of the rows of the embedding
             table.
-        reduce, baseline, objective: as for `IntegratedGradients`; standard errors are given for "sum".
+        reduce, baseline, objective: as for `IntegratedGradients`; standard errors are given for
+            "sum".
     """
 
     samples: int = 5

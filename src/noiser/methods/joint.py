@@ -72,13 +72,13 @@ class Joint(Parameters):
             does. 2^n or more is exact.
         removal: how the units that are not kept are removed: "zero" or "mean" rows, relative
             "noise" of twice their size, "delete" or "hidden"; see `noiser.engine.remover`.
-        objective: "root": f = p(target)^¼, which does not lose sight of a prediction once it is lost
-            and still weighs it most while it stands, and g = log p / (1 - p), in which effects add
-            up. For a target of several tokens f = log p(target), in nats, since p itself is tiny
-            whatever is kept. The others are both f and g: "prob", "logprob", "logit", or "hellinger", minus the
-            distance to the clean distribution, which does not ask what speaks for the target. With
-            a foil, "root", "logit" and "logprob" are log odds of the target against it, and "prob"
-            the difference.
+        objective: "root": f = p(target)^¼, which does not lose sight of a prediction once it is
+            lost and still weighs it most while it stands, and g = log p / (1 - p), in which effects
+            add up. For a target of several tokens f = log p(target), in nats, since p itself is
+            tiny whatever is kept. The others are both f and g: "prob", "logprob", "logit", or
+            "hellinger", minus the distance to the clean distribution, which does not ask what
+            speaks for the target. With a foil, "root", "logit" and "logprob" are log odds of the
+            target against it, and "prob" the difference.
         pairs: the pairs of units to look for, see `Attribution.pairs`. "free": pairs that the
             inputs show anyway. A number: so many further inputs for each target check the likeliest
             pairs. None: no pairs.

@@ -85,8 +85,8 @@ class Noiser(Parameters):
             (per target); "k_max_per_unit", its own k_u; "norm_l1", "norm_l2", "norm_linf", 1 /
             E‖n‖; "random", one U(0, 1) number; "none", 1; a number, that k; "relative", r ‖e‖ /
             E‖n‖₂ for a token with embedding e, which needs no search.
-        objective: "prob" (the paper) or another of `noiser.engine.OBJECTIVES`; "hellinger", the distance
-            between the whole distributions, sees every token and is never negative.
+        objective: "prob" (the paper) or another of `noiser.engine.OBJECTIVES`; "hellinger", the
+            distance between the whole distributions, sees every token and is never negative.
         r: size of "relative" noise, in norms of the embedding.
         search: of "k_min". "certified" returns a k at which the scoring pass has shown that no unit
             flips, at half the cost of "bisection", the paper's algorithm. The two differ where a

@@ -21,8 +21,8 @@ class Occlusion(RemovalMethod):
     Args:
         removal: how a unit is removed: "zero", "pad", "unk" or "mean" rows; "delete": its tokens
             are taken out, and later ones move up; or "hidden", see `noiser.engine.hide`.
-        objective: f; see `noiser.engine.OBJECTIVES`. With "hellinger" the score is the distance between the
-            whole distributions, which is never negative.
+        objective: f; see `noiser.engine.OBJECTIVES`. With "hellinger" the score is the distance
+            between the whole distributions, which is never negative.
     """
 
     async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002

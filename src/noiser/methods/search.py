@@ -42,8 +42,8 @@ class Search(RemovalMethod):
     inputs without it; other units have 0. The answer stays where the value is at least half of the
     whole prompt's.
 
-    `Attribution.info["found"]` has the columns of the units, for each target: "needed" ones, and the
-    groups of which "either" would do.
+    `Attribution.info["found"]` has the columns of the units, for each target: "needed" ones, and
+    the groups of which "either" would do.
 
     Args:
         removal, objective: how a unit is removed, and the predicted number; as for `Occlusion`.
@@ -68,7 +68,9 @@ class Search(RemovalMethod):
         rng: torch.Generator,  # noqa: ARG002 - nothing is drawn
         related: Tensor | None = None,
     ) -> Scores:
-        """Searches the units of each target; `related` has how related a unit is to the question."""
+        """Searches the units of each target; `related` has how related a unit is to the
+        question.
+        """
         if related is None:
             related = torch.zeros(game.mask.shape[1])
         closeness: list[float] = related.tolist()

@@ -241,7 +241,9 @@ class _Complete:
 
 
 def _parts(samples: Sequence[_Complete]) -> Iterator[list[_Complete]]:
-    """The samples in groups whose columns are resampled together: memory must not grow with them."""
+    """The samples in groups whose columns are resampled together: memory must not grow with
+    them.
+    """
     part: list[_Complete] = []
     width = 0
     for sample in samples:
@@ -285,7 +287,9 @@ def _split(samples: Sequence[_Complete], means: Columns) -> Iterator[tuple[_Comp
 
 
 def _batches(count: int, prompts: int) -> Iterator[Columns]:
-    """The numbers below `count`, in turn, so many at a time that memory does not grow with prompts."""
+    """The numbers below `count`, in turn, so many at a time that memory does not grow with
+    prompts.
+    """
     size = max(1, BATCH // prompts)
     for start in range(0, count, size):
         yield np.arange(start, min(start + size, count))
@@ -355,7 +359,8 @@ def _set_p(samples: Iterable[_Complete], seed: int) -> None:
     contrasts = [sample for sample in samples if sample.contrast]
     if not contrasts:
         return
-    # An exchange adds these gaps to the first half's columns, and takes them from the second half's.
+    # An exchange adds these gaps to the first half's columns, and takes them from the second
+    # half's.
     gaps = np.concatenate([_gaps(sample) for sample in contrasts])
     prompts = gaps.shape[1]
     is_exact = prompts <= EXACT

@@ -22,8 +22,8 @@ class NumberInfo(NamedTuple):
 
     Attributes:
         low, high: its range.
-        chance_level: what scores without information give, or None where that depends on the prompt or
-            the model.
+        chance_level: what scores without information give, or None where that depends on the prompt
+            or the model.
         higher_is_better: None where neither is.
         meaning: the number in a few words.
     """

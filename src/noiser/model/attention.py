@@ -20,7 +20,8 @@ def attention_maps(
 ) -> list[Float[Tensor, "length length"]]:
     """Attention weights of each layer that has attention, first to last, mean over heads, float32.
 
-    Row i holds what position i attends to: zero after i, and outside the window of a layer that slides.
+    Row i holds what position i attends to: zero after i, and outside the window of a layer that
+    slides.
     """
     length = len(token_ids)
 
@@ -30,7 +31,9 @@ def attention_maps(
         )
 
     def average(_module: Any, _inputs: Any, output: Any) -> Any:
-        """Weights leave their layer averaged over heads: memory holds one map per layer, not per head."""
+        """Weights leave their layer averaged over heads: memory holds one map per layer, not per
+        head.
+        """
         if isinstance(output, tuple) and len(output) > 1 and are_weights(weights := output[1]):
             output = (output[0], weights.float().mean(1, keepdim=True), *output[2:])
         return output
@@ -46,7 +49,8 @@ def attention_maps(
     layers = [weights for weights in getattr(out, "attentions", None) or () if weights is not None]
     if not layers or not all(map(are_weights, layers)):
         raise UnsupportedModelError(
-            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, length]. Take a method "
+            f"{type(lm.model).__name__} gives no attention weights of shape [1, heads, length, "
+            f"length]. Take a method "
             "that does not read them, such as 'occlusion', or load a model of its own code with "
             "attn_implementation='eager'."
         )
@@ -62,7 +66,9 @@ def divide_gradient(x: Tensor, by: float) -> Tensor:
 
 
 def share_attention(model: Any, queries_keys: float, values: float, ran: list[Any]) -> None:
-    """Divides gradients that attention returns for queries, keys and values while a model runs; `ran` gets layers."""
+    """Divides gradients that attention returns for queries, keys and values while a model runs;
+    `ran` gets layers.
+    """
 
     def share(
         own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any
@@ -77,7 +83,9 @@ def share_attention(model: Any, queries_keys: float, values: float, ran: list[An
 
 
 def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
-    """Replaces the attention while a model runs, by name or by a function (own, module, q, k, v, mask, **options)."""
+    """Replaces the attention while a model runs, by name or by a function (own, module, q, k, v,
+    mask, **options).
+    """
     if not isinstance(attention, str):
         from transformers import AttentionInterface, AttentionMaskInterface
 

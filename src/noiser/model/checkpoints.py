@@ -28,7 +28,9 @@ class CheckpointPlace(NamedTuple):
 
 
 def find(name: str) -> CheckpointPlace:
-    """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the errors."""
+    """The place of the checkpoint of that name; a GGUF file is converted. See `load_model` for the
+    errors.
+    """
     path, built_in = os.path.expanduser(name), BUILT_IN.get(name)  # noqa: PTH111 - Path's own raises for unknown users
     if built_in or os.path.isfile(path):  # noqa: PTH113 - Path's own raises for names that are too long
         with explain_errors(name):
@@ -42,7 +44,9 @@ def find(name: str) -> CheckpointPlace:
 
 
 def revision_of(place: CheckpointPlace, model: Any, origin: dict[str, Any]) -> str | None:
-    """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model in the local cache."""
+    """The hash of a GGUF file, a folder's fingerprint, or the commit of a hub's model in the local
+    cache.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     if place.revision or place.is_folder:
@@ -55,7 +59,9 @@ def revision_of(place: CheckpointPlace, model: Any, origin: dict[str, Any]) -> s
 
 
 def fingerprint(folder: Path, model: Any) -> str:
-    """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of samples of every weight."""
+    """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of samples of
+    every weight.
+    """
     files, weights = hashlib.sha256(), hashlib.sha256()
     names = (
         "*config.json",
@@ -88,7 +94,9 @@ def fingerprint(folder: Path, model: Any) -> str:
 
 @contextmanager
 def explain_errors(name: str) -> Generator[None]:
-    """Turns what libraries raise into errors that say what to do; the hub shows bars, transformers none for weights."""
+    """Turns what libraries raise into errors that say what to do; the hub shows bars, transformers
+    none for weights.
+    """
     from transformers.utils import logging
 
     bars: Any = logging
@@ -111,7 +119,8 @@ def _explain(name: str, error: Exception) -> NoiserError:
         )
     if is_out_of_memory(error):
         return ModelError(
-            f"{model} does not fit into memory: {said}. Load it in a smaller dtype or device_map='auto'."
+            f"{model} does not fit into memory: {said}. Load it in a smaller dtype or "
+            f"device_map='auto'."
         )
     if "trust_remote_code" in str(error):
         trust = "If you trust it, pass trust_remote_code=True (--trust-remote-code)."
@@ -121,9 +130,13 @@ def _explain(name: str, error: Exception) -> NoiserError:
         return errors.UnsupportedModelError(f"{text} Take a decoder-only model.")
     if os.path.exists(os.path.expanduser(name)) or name in BUILT_IN:  # noqa: PTH110, PTH111
         return ModelError(
-            f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it again."
+            f"{model} is damaged or incomplete: {type(error).__name__}: {said}. Fetch or save it "
+            f"again."
         )
-    expected = f"a built-in name ({', '.join(BUILT_IN)}), a local folder, a .gguf file, or the id of a model on the hub"
+    expected = (
+        f"a built-in name ({', '.join(BUILT_IN)}), a local folder, a .gguf file, or the id of a "
+        f"model on the hub"
+    )
     return errors.ModelNotFoundError(
         f"Cannot find the model {name!r}: {said}. Expected {expected}."
     )

@@ -1,4 +1,6 @@
-"""The settings in `generation_config` that make a model's greedy text other than its most probable tokens."""
+"""The settings in `generation_config` that make a model's greedy text other than its most probable
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -92,11 +94,15 @@ _PLAIN: dict[str, Any] = {
     "prompt_lookup_num_tokens": None,
     "num_return_sequences": None,
 }
-"""Settings that are put aside while `generate()` runs: they change no text, and may not fit the machine or the call."""
+"""Settings that are put aside while `generate()` runs: they change no text, and may not fit the
+machine or the call.
+"""
 
 
 def text_settings(config: Any) -> dict[str, Any]:
-    """The settings of a `GenerationConfig` with which greedy text is not just the most probable tokens."""
+    """The settings of a `GenerationConfig` with which greedy text is not just the most probable
+    tokens.
+    """
     from transformers import GenerationConfig
 
     if config is None:
@@ -160,6 +166,7 @@ def generate_failed(lm: Any, settings: dict[str, Any], reason: str) -> ModelErro
     """The error for settings with which `generate()` gives no continuation of a prompt."""
     named = describe_settings(settings) or "its settings"
     return ModelError(
-        f"generate() of {lm.identity.name} gives no continuation of this prompt with {named}: {reason:.300} "
+        f"generate() of {lm.identity.name} gives no continuation of this prompt with {named}: "
+        f"{reason:.300} "
         "Name a target, or change these settings in model.generation_config."
     )

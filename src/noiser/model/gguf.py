@@ -1,4 +1,6 @@
-"""GGUF files, and the built-in models that come as such: converted once into folders that transformers loads fast."""
+"""GGUF files, and the built-in models that come as such: converted once into folders that
+transformers loads fast.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,18 @@ class BuiltIn:
     install: str
 
     def files(self) -> list[Path]:
-        """The parts of the GGUF file. Raises DependencyError unless every package is installed and has one."""
+        """The parts of the GGUF file. Raises DependencyError unless every package is installed and
+        has one.
+        """
         files: list[Path] = []
         for number, package in enumerate(self.packages):
             spec = find_spec(package.partition("==")[0].replace("-", "_"))
             files += Path(spec.origin).parent.glob(self.file) if spec and spec.origin else []
             if len(files) != number + 1:
-                text = f"The weights of {self.name!r} are in Python packages, of which {package} is not installed."
+                text = (
+                    f"The weights of {self.name!r} are in Python packages, of which {package} is "
+                    f"not installed."
+                )
                 raise DependencyError(f"{text} {self.install}")
         return files
 
@@ -70,7 +77,9 @@ BUILT_IN = {
 
 
 def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tuple[str, str]:
-    """The folder of a GGUF file's model, and the file's sha256; converts it, or its parts, if need be."""
+    """The folder of a GGUF file's model, and the file's sha256; converts it, or its parts, if need
+    be.
+    """
     from safetensors import SafetensorError
 
     digest, models = sha256 or _sha256_of(files), cache_root() / "models"
@@ -149,14 +158,20 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
 
 
 def complete(loaded: Any) -> Any:
-    """The model of a (model, `output_loading_info`) pair. Raises ModelError where some of its weights are random."""
+    """The model of a (model, `output_loading_info`) pair. Raises ModelError where some of its
+    weights are random.
+    """
     model, report = loaded
     lacking = sorted(
         map(str, [*report.get("missing_keys", ()), *report.get("mismatched_keys", ())])
     )
     if lacking:
-        text = f"The checkpoint lacks {len(lacking)} weights of the model, such as {lacking[0]}, which would be random."
+        text = (
+            f"The checkpoint lacks {len(lacking)} weights of the model, such as {lacking[0]}, "
+            f"which would be random."
+        )
         raise ModelError(
-            f"{text} Load a complete one; if random weights are wanted, pass a model to noiser.wrap."
+            f"{text} Load a complete one; if random weights are wanted, pass a model to "
+            f"noiser.wrap."
         )
     return model

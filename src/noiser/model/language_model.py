@@ -184,7 +184,9 @@ class LanguageModel:
 
     @cached_property
     def abilities(self) -> Abilities:
-        """How the model can be run, found out at first use. `supports_packing` may be set to False."""
+        """How the model can be run, found out at first use. `supports_packing` may be set to
+        False.
+        """
         with running(self.model):
             if not torch.is_autocast_enabled(self.device.type):
                 return find_abilities(self)

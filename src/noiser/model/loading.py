@@ -38,30 +38,37 @@ def load_model(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **engine_args: Any,
 ) -> LanguageModel:
-    """Loads a causal language model and its tokenizer, into this process, into vLLM, or from a server.
+    """Loads a causal language model and its tokenizer, into this process, into vLLM, or from a
+    server.
 
-    Of an image-text checkpoint it loads the whole model, whose text is explained. Encoder-decoder models and
-    classifiers are refused.
+    Of an image-text checkpoint it loads the whole model, whose text is explained. Encoder-decoder
+    models and classifiers are refused.
 
     Args:
-        name_or_path: a built-in name ("gemma-3-270m"), a local folder, a `.gguf` file, or a hub id. Built-in models
-            and GGUF files are converted once, to float32, into the cache folder (`NOISER_CACHE`, else the user's).
-            "vllm:NAME" runs the model NAME in vLLM, and "http://HOST/v1" is a model behind a server; both only predict.
-            Other prefixes are in `noiser.model.BACKENDS`, which packages add to.
-        dtype: of the weights. "auto": float32 on the CPU, so that scores do not depend on the machine; the checkpoint's
-            own on anything else. A large model on the CPU takes half the memory with "bfloat16".
+        name_or_path: a built-in name ("gemma-3-270m"), a local folder, a `.gguf` file, or a hub id.
+            Built-in models and GGUF files are converted once, to float32, into the cache folder
+            (`NOISER_CACHE`, else the user's). "vllm:NAME" runs the model NAME in vLLM, and
+            "http://HOST/v1" is a model behind a server; both only predict. Other prefixes are in
+            `noiser.model.BACKENDS`, which packages add to.
+        dtype: of the weights. "auto": float32 on the CPU, so that scores do not depend on the
+            machine; the checkpoint's own on anything else. A large model on the CPU takes half the
+            memory with "bfloat16".
         device: "auto" (CUDA, else MPS, else CPU), or such as "cpu", "cuda", "cuda:1".
-        device_map: how accelerate spreads the model over devices ("auto", or a map), instead of `device`.
+        device_map: how accelerate spreads the model over devices ("auto", or a map), instead of
+            `device`.
         revision: branch, tag or commit on the hub.
         trust_remote_code: whether code that comes with the checkpoint may run.
         attn_implementation: of transformers, such as "eager" or "sdpa".
-        chat_template_kwargs: further arguments of the tokenizer's chat template, such as `{"enable_thinking": False}`.
-        engine_args: with "vllm:NAME", arguments of `vllm.LLM`, such as `tensor_parallel_size=8`; with an address, those
-            of `noiser.model.http.load_server`, such as `model`, `tokenizer` and `api_key_env`.
+        chat_template_kwargs: further arguments of the tokenizer's chat template, such as
+            `{"enable_thinking": False}`.
+        engine_args: with "vllm:NAME", arguments of `vllm.LLM`, such as `tensor_parallel_size=8`;
+            with an address, those of `noiser.model.http.load_server`, such as `model`, `tokenizer`
+            and `api_key_env`.
 
     Raises:
         ModelNotFoundError: the name is not built in, nor a path that exists, nor found on the hub.
-        ModelError, UnsupportedModelError: the checkpoint is damaged, too large for memory, or not decoder-only.
+        ModelError, UnsupportedModelError: the checkpoint is damaged, too large for memory, or not
+            decoder-only.
         CacheError: the converted model cannot be written.
         DependencyError: a package is missing; the message has the command that installs it.
         ParameterError: an argument outside its domain, or that this kind of model does not take.
@@ -135,14 +142,19 @@ def _device(device: str) -> torch.device:
     try:
         return torch.empty(1, device=device).device
     except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
-        text = f"device is {device!r}, which this machine does not have; expected one such as 'cpu' or 'cuda'."
+        text = (
+            f"device is {device!r}, which this machine does not have; expected one such as 'cpu' "
+            f"or 'cuda'."
+        )
         raise ParameterError(text) from error
 
 
 def _load(
     name: str, origin: dict[str, Any], how: Mapping[str, Any], device: torch.device | None
 ) -> LanguageModel:
-    """A model in this process; `origin` and `how` to load it, on a device, or None where `device_map` decides."""
+    """A model in this process; `origin` and `how` to load it, on a device, or None where
+    `device_map` decides.
+    """
     from transformers import AutoTokenizer
     from transformers.utils.import_utils import is_peft_available
 
@@ -150,10 +162,12 @@ def _load(
     adapts = place.is_folder and Path(place.source, "adapter_config.json").is_file()
     if adapts and not is_peft_available():  # transformers would leave the adapter out
         raise DependencyError(
-            f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip install peft"
+            f"The model {name!r} has an adapter, which needs PEFT. Install it with: pip "
+            f"install peft"
         )
     common = {**origin, "local_files_only": place.is_folder and not adapts}
-    # In a caller's inference mode the weights would be tensors that cannot be saved for a backward pass.
+    # In a caller's inference mode the weights would be tensors that cannot be saved for a backward
+    # pass.
     with _one_at_a_time, own_defaults(), explain_errors(name):
         auto_class = auto_class_of(_configuration(place, common), name)
         loaded = auto_class.from_pretrained(place.source, **how, **common, output_loading_info=True)

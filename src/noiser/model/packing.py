@@ -42,8 +42,8 @@ class Context:
             where a later pass failed.
         done: how many tokens have run.
         windows: the sliding window of each layer, or None.
-        supports_packing: whether sequences that leave it run end to end with others, and not each from its
-            beginning.
+        supports_packing: whether sequences that leave it run end to end with others, and not each
+            from its beginning.
         supports_cached_prefix: whether the model itself goes on after these keys and values.
     """
 

@@ -30,8 +30,8 @@ PLAIN = (
 def forward_of(layer: nn.Module, is_head: bool) -> Callable[..., Tensor] | None:
     """The function in place of a linear layer's `forward`, or None.
 
-    It is oneDNN's product, unless `torch.backends.mkldnn.enabled` is False; for a head in half precision, one that
-    returns float32, in which the largest logits of each row are summed.
+    It is oneDNN's product, unless `torch.backends.mkldnn.enabled` is False; for a head in half
+    precision, one that returns float32, in which the largest logits of each row are summed.
     """
     if type(layer) is not nn.Linear or type(layer.weight) not in PLAIN:
         return None

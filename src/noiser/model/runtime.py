@@ -1,7 +1,9 @@
-"""A model while it runs: its lock, one list of changes to undo, its products, and memory that runs out.
+"""A model while it runs: its lock, one list of changes to undo, its products, and memory that runs
+out.
 
-PyTorch hands float32 products to MKL on x86; oneDNN is faster on AMD's processors, twice for a few rows
-(`design/performance.md`). A head in bfloat16 rounds logits around 20 to eighths: tokens that differ would tie.
+PyTorch hands float32 products to MKL on x86; oneDNN is faster on AMD's processors, twice for a few
+rows (`design/performance.md`). A head in bfloat16 rounds logits around 20 to eighths: tokens that
+differ would tie.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from noiser.model.sharing import holding, locks_of, users_of
 
 
 class Held:
-    """A model's reentrant lock, shared by everybody who wraps it, and what was changed for as long as it runs.
+    """A model's reentrant lock, shared by everybody who wraps it, and what was changed for as long
+    as it runs.
 
-    Only who holds the locks of all of the model's parts (`sharing`) takes this one, which tells whether the model runs.
+    Only who holds the locks of all of the model's parts (`sharing`) takes this one, which tells
+    whether the model runs.
     """
 
     def __init__(self) -> None:
@@ -40,7 +44,8 @@ class Held:
 _WANTED = {
     "training": False,
     "_compiled_call_impl": None,
-    "support_avx512bf16_for_cpu": False,  # 4-bit layers of bitsandbytes: weights would be repacked, and lose gradients
+    # 4-bit layers of bitsandbytes: weights would be repacked, and lose gradients
+    "support_avx512bf16_for_cpu": False,
     "return_dict": True,
     "output_hidden_states": False,
     "_output_attentions": False,
@@ -63,7 +68,9 @@ if hasattr(
 
 @contextlib.contextmanager
 def own_defaults() -> Generator[None]:
-    """Within it new tensors are float32 on the CPU and no inference tensors, whatever the caller has set."""
+    """Within it new tensors are float32 on the CPU and no inference tensors, whatever the caller
+    has set.
+    """
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     torch.set_default_dtype(torch.float32)
     try:
@@ -77,7 +84,9 @@ def own_defaults() -> Generator[None]:
 
 
 def exactly(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """A context in which passes on a device have their own precision, whatever autocast a caller has set."""
+    """A context in which passes on a device have their own precision, whatever autocast a caller
+    has set.
+    """
     return torch.autocast(device.type, enabled=False)
 
 
@@ -85,15 +94,17 @@ def exactly(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     """Holds a model's lock while it runs, and undoes every change afterwards.
 
-    The model is in evaluation mode, compiled parts run eagerly, and layers run as `forward_of` says. With `gradients`
-    they are computed, but not those of parameters. Each change is on the undo list before it is made and leaves it
-    after it is put back, so an interrupt at any moment, also while changes are put back, leaves the model as it was. A
-    second interrupt at that moment leaves a list that the next call finishes.
+    The model is in evaluation mode, compiled parts run eagerly, and layers run as `forward_of`
+    says. With `gradients` they are computed, but not those of parameters. Each change is on the
+    undo list before it is made and leaves it after it is put back, so an interrupt at any moment,
+    also while changes are put back, leaves the model as it was. A second interrupt at that moment
+    leaves a list that the next call finishes.
     """
     state = held.get(model) or held.setdefault(model, Held())
     lock, undo, within = state.lock, state.undo, state.lock._is_owned()
     shared = [] if within else locks_of(model, state)
-    # Inference mode of the caller's would leave no way back for gradients; its end puts the gradient mode back too.
+    # Inference mode of the caller's would leave no way back for gradients; its end puts the
+    # gradient mode back too.
     with holding(shared), lock, own_defaults():
         torch.set_grad_enabled(gradients)
         size = len(undo) if within else 0
@@ -134,14 +145,18 @@ def put(model: nn.Module, place: Any, name: Any, value: Any) -> None:
 def add_hook(
     model: nn.Module, module: Any, hook: Callable[..., Any], *, before: bool = False, **options: Any
 ) -> None:
-    """Adds a hook to a module of a model until what is `running` ends: after its forward passes, or before them."""
+    """Adds a hook to a module of a model until what is `running` ends: after its forward passes, or
+    before them.
+    """
     name = "forward_pre_hook" if before else "forward_hook"
     put(model, vars(module), f"_{name}s", vars(module)[f"_{name}s"].copy())
     getattr(module, f"register_{name}")(hook, **options)
 
 
 def twin(model: Any) -> Any:
-    """A model of the same weights, which are in memory once, and the same hooks; its modules and flags are its own."""
+    """A model of the same weights, which are in memory once, and the same hooks; its modules and
+    flags are its own.
+    """
     state = held.setdefault(model, Held())
     with holding(locks_of(model, state)), state.lock:  # as the model is when nothing runs
         kinds = ((part._forward_pre_hooks, part._forward_hooks) for part in model.modules())
@@ -159,7 +174,9 @@ def twin(model: Any) -> Any:
 
 
 def _settle(model: Any) -> None:
-    """Evaluation mode, without compiled parts, with the fastest products; outputs are objects with logits alone."""
+    """Evaluation mode, without compiled parts, with the fastest products; outputs are objects with
+    logits alone.
+    """
     modules = [*model.modules()]
     found: list[Any] = [vars(module).get("config") for module in modules]
     found += [
@@ -191,7 +208,9 @@ def _settle(model: Any) -> None:
 
 
 def _scale_as_before(module: Any, scaled: bool) -> None:
-    """Undoes what RWKV does to its weights in evaluation mode, where it divides them for half precision."""
+    """Undoes what RWKV does to its weights in evaluation mode, where it divides them for half
+    precision.
+    """
     if module.layers_are_rescaled != scaled:
         training = module.training
         module.training = not scaled
@@ -200,7 +219,9 @@ def _scale_as_before(module: Any, scaled: bool) -> None:
 
 
 def _freeze(model: nn.Module) -> None:
-    """Parameters without gradients; tensors that were made in inference mode as ordinary ones of the same memory."""
+    """Parameters without gradients; tensors that were made in inference mode as ordinary ones of
+    the same memory.
+    """
     for state in map(vars, model.modules()):
         for place in (state["_parameters"], state["_buffers"]):
             for name, tensor in [*place.items()]:

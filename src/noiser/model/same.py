@@ -36,8 +36,10 @@ def plain_text(text: str) -> str:
 def same_text(one: str, other: str) -> bool:
     """Whether two texts are equal: as data, as numbers, or apart from case, spaces and ends.
 
-    >>> same_text("Paris.", "paris"), same_text("1,000", "1000.0"), same_text('{"a": 1}', '{"a":1.0}')
-    (True, True, True)
+    >>> same_text("Paris.", "paris"), same_text("1,000", "1000.0")
+    (True, True)
+    >>> same_text('{"a": 1}', '{"a":1.0}')
+    True
     """
     data = _as_data(one)
     if data is not None and data == _as_data(other):
@@ -122,7 +124,9 @@ def _same_fields(one: str, other: str) -> bool:
 
 
 def _by_first_token(explained: ChatAnswer, answer: ChatAnswer) -> float:
-    """The probability of the explained answer's first token among the alternatives that are sent."""
+    """The probability of the explained answer's first token among the alternatives that are
+    sent.
+    """
     if not explained.first:
         return 0.0
     token = max(explained.first, key=lambda each: each[1])[0]

@@ -1,7 +1,8 @@
 """Locks of the modules and configurations of models: models that share one of these share its lock.
 
-A PEFT model and its base, a compiled model and its original, or two models of one configuration object would change the
-same attributes while they run. A part belongs to one lock, and a model takes the locks of all of its parts.
+A PEFT model and its base, a compiled model and its original, or two models of one configuration
+object would change the same attributes while they run. A part belongs to one lock, and a model
+takes the locks of all of its parts.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ _registry = _Registry()
 
 
 def locks_of(model: nn.Module, user: object) -> list[SharedLock]:
-    """The locks of a model's parts, in the order in which they must be taken; `user` becomes a user of each."""
+    """The locks of a model's parts, in the order in which they must be taken; `user` becomes a user
+    of each.
+    """
     with _registry.lock:
         found: set[SharedLock] = set()
         new: list[object] = []

@@ -24,7 +24,8 @@ def load_vllm(
     name: str, dtype: object, origin: dict[str, Any], engine_args: Mapping[str, Any]
 ) -> ServedModel:
     """A model in vLLM, in this process, with `engine_args` of `vllm.LLM`."""
-    # One process less between here and the workers; and the runner whose logits processors these are.
+    # One process less between here and the workers; and the runner whose logits processors these
+    # are.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     try:
@@ -71,7 +72,9 @@ def load_vllm(
 
 
 def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
-    """The embedding table of a folder or hub id, read from the one safetensors file that holds it."""
+    """The embedding table of a folder or hub id, read from the one safetensors file that holds
+    it.
+    """
     from safetensors import safe_open
     from transformers.utils.hub import cached_file
 
@@ -94,7 +97,9 @@ def embedding_table(source: str, revision: str) -> Float[Tensor, "vocab dim"]:
 
 
 def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config: Any) -> float:
-    """The factor between rows of the table and the model's input: the known one that predicts as the tokens do."""
+    """The factor between rows of the table and the model's input: the known one that predicts as
+    the tokens do.
+    """
     ids = torch.linspace(1, len(table) - 1, 8, dtype=torch.float64).long()
     declared = [
         setting(config, name, int | float) for name in ("embedding_multiplier", "scale_emb")
@@ -106,7 +111,10 @@ def measure_embedding_scale(llm: Any, table: Float[Tensor, "vocab dim"], config:
     distances = ((roots[1:] - roots[0]).square().sum(-1) / 2).sqrt()
     distance, best = min(zip(distances.tolist(), scales, strict=True))
     if not distance <= 0.05:  # a wrong factor gives 0.5
-        text = "The model does not predict from embeddings what it predicts from their tokens. Take a model that reads"
+        text = (
+            "The model does not predict from embeddings what it predicts from their tokens. Take "
+            "a model that reads"
+        )
         raise UnsupportedModelError(
             f"{text} its input embeddings alone, with the table of its own checkpoint."
         )

@@ -1,4 +1,6 @@
-"""Logits of the next token, kept by vLLM's workers, which import this module; vLLM would send them token by token."""
+"""Logits of the next token, kept by vLLM's workers, which import this module; vLLM would send them
+token by token.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class TakeLogits:
     """A method that every worker gets."""
 
     def take_logits(self) -> tuple[list[int], bytes]:
-        """Row numbers and their logits as float32; nothing from workers that have none, or the same as the first."""
+        """Row numbers and their logits as float32; nothing from workers that have none, or the same
+        as the first.
+        """
         from vllm.distributed import get_tensor_model_parallel_rank  # pyright: ignore
 
         rows = dict(sorted(_kept.items()))

@@ -28,9 +28,10 @@ def write(
 ) -> str:
     """The reason why an answer ended: "stop", or "length" where it has as many tokens as it may.
 
-    `hear` is called with each piece of text and its tokens, and says whether to go on. Settings that are None are the
-    model's own; temperature 0 is greedy. A copy of the network writes, with the same weights in the same memory and the
-    same hooks, so it waits for no pass that explains; its keys and values of the prompt are known to the model then.
+    `hear` is called with each piece of text and its tokens, and says whether to go on. Settings
+    that are None are the model's own; temperature 0 is greedy. A copy of the network writes, with
+    the same weights in the same memory and the same hooks, so it waits for no pass that explains;
+    its keys and values of the prompt are known to the model then.
     """
     if not lm.needs_internals:
         raise UnsupportedModelError(
@@ -39,7 +40,9 @@ def write(
     read, waiting, goes_on, count = [*prompt_ids], list[int](), True, len(prompt_ids)
 
     def tell(most: int) -> None:
-        """Passes on the text of new tokens; those that end within a character, up to `most`, wait for the next."""
+        """Passes on the text of new tokens; those that end within a character, up to `most`, wait
+        for the next.
+        """
         nonlocal goes_on
         piece, _ = continuation(lm.tokenizer, read, waiting)
         if waiting and (not piece.endswith("\ufffd") or len(waiting) > most):

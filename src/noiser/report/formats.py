@@ -14,15 +14,22 @@ from noiser.report.figures import Picture, saved
 from noiser.report.tables import Table
 
 READING = (
-    "Value [interval]; n is the number of prompts, and stands beside a number where it is not that of its row. "
-    "Intervals are bias-corrected bootstraps over prompts; below six prompts there is none. – stands where nothing is "
+    "Value [interval]; n is the number of prompts, and stands beside a number where it is not "
+    "that of its row. "
+    "Intervals are bias-corrected bootstraps over prompts; below six prompts there is none. – "
+    "stands where nothing is "
     "measured yet, or where a number is not defined on these prompts.",
-    "Bold is the best value of its column and model. ≈ marks every other method that is not significantly worse: the "
-    "interval of the paired difference, on the prompts that both have, holds 0, or the p-value of a sign-flip test, "
-    "corrected by Holm's method for all comparisons of the table, is too large. Intervals are not adjusted for their "
+    "Bold is the best value of its column and model. ≈ marks every other method that is not "
+    "significantly worse: the "
+    "interval of the paired difference, on the prompts that both have, holds 0, or the p-value "
+    "of a sign-flip test, "
+    "corrected by Holm's method for all comparisons of the table, is too large. Intervals are "
+    "not adjusted for their "
     "number.",
-    "A column “paper” has the number that the paper printed for the same model or, for other models, the mean of its "
-    "six: a reference, not a replication. Its numbers are of the next token, on whole data sets, and its judge was "
+    "A column “paper” has the number that the paper printed for the same model or, for other "
+    "models, the mean of its "
+    "six: a reference, not a replication. Its numbers are of the next token, on whole data sets, "
+    "and its judge was "
     "Llama-3.3-70B-Instruct-Turbo.",
 )
 """How to read the tables, for all formats."""
@@ -35,7 +42,8 @@ _STYLE = """
 body { margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; text-align: start; white-space: nowrap; border-bottom: 1px solid #8886; }
+th, td { padding: .2rem .6rem; text-align: start; white-space: nowrap; }
+th, td { border-bottom: 1px solid #8886; }
 tr:hover { background: #8882; }
 svg { max-width: 100%; height: auto; background: #fff; }
 dt { font-weight: bold; float: left; clear: left; margin-right: .6em; }
@@ -75,7 +83,9 @@ def one_line(text: str) -> str:
 
 
 def latex(made: Iterable[Table], widest: int = 4) -> str:
-    """All tables by `DataFrame.to_latex`, to be put into a paper; one of more numbers than `widest` becomes several."""
+    """All tables by `DataFrame.to_latex`, to be put into a paper; one of more numbers than `widest`
+    becomes several.
+    """
     parts = [r"% \usepackage{booktabs,longtable}"]
     for table in made:
         frame = table.marked(_escaped, r"\textbf{{{}}}")
@@ -100,7 +110,9 @@ def page(
     tables: Sequence[Table],
     pictures: Sequence[Picture],
 ) -> str:
-    """The page as HTML: facts of the run, as (name, value), figures after the first table; every text is escaped."""
+    """The page as HTML: facts of the run, as (name, value), figures after the first table; every
+    text is escaped.
+    """
     written = [(table.title, _table(table)) for table in tables]
     parts = [
         *written[:1],
@@ -141,4 +153,7 @@ def _figure(picture: Picture) -> str:
     """The SVG with ids of its own and a name for screen readers."""
     drawing = saved(picture, "svg").decode().partition("<svg")[2]
     inside = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{picture.key}-", drawing)
-    return f'<div class=wide tabindex=0><svg role="img" aria-label="{escape(picture.title)}"{inside}</div>'
+    return (
+        f'<div class=wide tabindex=0><svg role="img" '
+        f'aria-label="{escape(picture.title)}"{inside}</div>'
+    )

@@ -1,4 +1,6 @@
-"""Several benchmarks of the same prompts as one, so that their methods are compared in one table."""
+"""Several benchmarks of the same prompts as one, so that their methods are compared in one
+table.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ _RESTRICTIONS = ("models", "data", "methods", "metrics")
 
 @dataclass(frozen=True)
 class Joined:
-    """Stores that a report reads as one: their plans are one plan, and their rows follow each other.
+    """Stores that a report reads as one: their plans are one plan, and their rows follow each
+    other.
 
-    Entries of the same label must mean the same in all plans, and the seeds must be equal: masks and
-    references are then the same, and differences between methods are paired. A method belongs to one
-    store, since two sets of rows of one method would be averaged.
+    Entries of the same label must mean the same in all plans, and the seeds must be equal: masks
+    and references are then the same, and differences between methods are paired. A method belongs
+    to one store, since two sets of rows of one method would be averaged.
     """
 
     stores: Sequence[Store]
@@ -137,7 +140,9 @@ def _united(kind: str, plans: Sequence[Plan], stores: Sequence[Store]) -> tuple[
 
 
 def _wider(one: Any, other: Any) -> Any:
-    """An entry that allows what either of two allows: methods say for themselves what they run on."""
+    """An entry that allows what either of two allows: methods say for themselves what they run
+    on.
+    """
     changes: dict[str, Any] = {"limit": _higher(one.limit, other.limit)}
     for kind in _RESTRICTIONS:
         if hasattr(one, kind):
@@ -147,7 +152,9 @@ def _wider(one: Any, other: Any) -> Any:
 
 
 def _higher(one: Any, other: Any) -> Any:
-    """The higher of two limits, where None is none; limits by data set become none where they differ."""
+    """The higher of two limits, where None is none; limits by data set become none where they
+    differ.
+    """
     if isinstance(one, int) and isinstance(other, int):
         return max(one, other)
     return one if one == other else None

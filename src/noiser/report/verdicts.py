@@ -1,7 +1,8 @@
 """What the rows of a benchmark say of a method on a number: first, level with the first, or behind.
 
-One rule for every sentence that compares methods, the one by which `cells` marks them: a method is first only if every
-other method of its column is significantly worse, by the paired test, corrected by Holm's method.
+One rule for every sentence that compares methods, the one by which `cells` marks them: a method is
+first only if every other method of its column is significantly worse, by the paired test, corrected
+by Holm's method.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def report_files(
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> dict[str, bytes]:
-    """The files of a report by their names: tables, the page report.html and the folder figures, as wanted.
+    """The files of a report by their names: tables, the page report.html and the folder figures, as
+    wanted.
 
     Args:
         store: a run's folder, or a packed one.
@@ -66,7 +67,8 @@ def report_files(
 def write_report(
     store: Stored, folder: str | PathLike[str], forms: Collection[Format] = ("md",), **options: Any
 ) -> list[Path]:
-    """The paths of `report_files`, written into a folder, which is made; links in it that lead out of it are refused.
+    """The paths of `report_files`, written into a folder, which is made; links in it that lead out
+    of it are refused.
 
     Raises OSError for a file that cannot be written; each is whole or not there.
     """

@@ -36,7 +36,9 @@ logger = logging.getLogger("noiser.server")
 
 
 class Stopped(BaseException):
-    """The visitor stopped the work, or went away. Not an Exception, so that no loop over prompts goes on after it."""
+    """The visitor stopped the work, or went away. Not an Exception, so that no loop over prompts
+    goes on after it.
+    """
 
 
 class ServerError(NoiserError):
@@ -63,9 +65,11 @@ class FullError(NoiserError):
 
 
 class QuestionJob:
-    """`work(job)` in a thread of its own; `future` has its result or a NoiserError, `progress` raises after `stop`.
+    """`work(job)` in a thread of its own; `future` has its result or a NoiserError, `progress`
+    raises after `stop`.
 
-    Jobs are numbered in the order in which they come. `warnings` are the library's so far, each once.
+    Jobs are numbered in the order in which they come. `warnings` are the library's so far, each
+    once.
     """
 
     _numbers = itertools.count()
@@ -89,11 +93,16 @@ class QuestionJob:
             self.future.set_exception(error)
         except BaseException as error:
             logger.exception("A question could not be answered")
-            text = f"{type(error).__name__}: {error}. The server's log has the details; the server goes on."
+            text = (
+                f"{type(error).__name__}: {error}. The server's log has the details; the server "
+                f"goes on."
+            )
             self.future.set_exception(ServerError(text))
 
     def own(self, function: Callable[..., T]) -> Callable[..., T]:
-        """The function, as work of this job: passes of its thread end after `stop`, and its warnings are kept."""
+        """The function, as work of this job: passes of its thread end after `stop`, and its
+        warnings are kept.
+        """
 
         def run(*arguments: Any) -> T:
             _of_thread.job = self
@@ -130,7 +139,8 @@ class QuestionJob:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The present step, its share of work done, seconds since the job began, and seconds that are expected.
+        """The present step, its share of work done, seconds since the job began, and seconds that
+        are expected.
 
         Share and expected seconds are None where they are unknown.
         """
@@ -150,7 +160,9 @@ class QuestionJob:
 
 
 class Models:
-    """The models that visitors can use, each loaded by `load` when first used; one job at a time computes."""
+    """The models that visitors can use, each loaded by `load` when first used; one job at a time
+    computes.
+    """
 
     def __init__(self, named: Sequence[str], load: Callable[[str], LanguageModel]) -> None:
         self._named, self._load = named, load
@@ -164,7 +176,9 @@ class Models:
 
     @cached_property
     def names(self) -> Mapping[str, str]:
-        """The models to load, then the built-in ones, by the names that visitors see: ends of paths that differ."""
+        """The models to load, then the built-in ones, by the names that visitors see: ends of paths
+        that differ.
+        """
         from noiser.model.gguf import BUILT_IN
 
         installed = [model.name for model in BUILT_IN.values() if model.folder() is not None]

@@ -52,11 +52,12 @@ def serve(
     upstream: str | None = None,
     api_key_env: str | None = None,
 ) -> None:
-    """Serves the page and the API until it is interrupted; the first model is loaded at once, in the background.
+    """Serves the page and the API until it is interrupted; the first model is loaded at once, in
+    the background.
 
     Raises:
-        ParameterError: the address can be reached by others and there is no password, or it cannot be listened on, or
-            an allowed origin is none.
+        ParameterError: the address can be reached by others and there is no password, or it cannot
+            be listened on, or an allowed origin is none.
     """
     check_address(host, auth)
     origins = [checked_origin(origin) for origin in allowed_origins]
@@ -74,7 +75,8 @@ def serve(
         raise ParameterError(
             f"Cannot listen on {host}, port {port}: {error.strerror}. Choose {remedy}."
         ) from error
-    # where all addresses of a machine are served, there is a password, which a name that points here cannot know
+    # where all addresses of a machine are served, there is a password, which a name that points
+    # here cannot know
     hosts = ["*"] if host in ("0.0.0.0", "::") else ["localhost", "127.0.0.1", host, *allowed_hosts]
     writer = Upstream.at(upstream, api_key_env) if upstream else None
     app = application(Models(named, load), auth=auth, hosts=hosts, origins=origins, upstream=writer)
@@ -123,7 +125,9 @@ def _parts_of_origin(given: str) -> tuple[str, str, int | None] | None:
 
 
 def check_address(host: str, auth: str | None) -> None:
-    """Raises ParameterError where others can reach the address without a login, or it is not "user:password"."""
+    """Raises ParameterError where others can reach the address without a login, or it is not
+    "user:password".
+    """
     if auth is not None and not all(auth.partition(":")):
         raise ParameterError("--auth: expected user:password, with neither of them empty.")
     try:
@@ -131,5 +135,8 @@ def check_address(host: str, auth: str | None) -> None:
     except ValueError:
         local = host == "localhost"
     if auth is None and not local:
-        text = f"--host {host} can be reached by others, and there is no password; expected --auth user:password."
+        text = (
+            f"--host {host} can be reached by others, and there is no password; expected --auth "
+            f"user:password."
+        )
         raise ParameterError(f"{text} Or leave out --host, to listen on this machine alone.")

@@ -60,7 +60,8 @@ def code_point_spans(
 def in_utf16(answer: Record) -> Record:
     """An answer of the library with every offset in UTF-16 code units.
 
-    The answer is what `to_dict` of an attribution, citations, a rule, a diff or an evaluation gives.
+    The answer is what `to_dict` of an attribution, citations, a rule, a diff or an evaluation
+    gives.
     """
     convert = _CONVERTERS.get(answer["format"])
     return convert(answer) if convert else answer

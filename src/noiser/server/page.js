@@ -320,13 +320,13 @@ const probe = async (path, question, into) =>
   await ask(path, { model: shown.question.model, ...question }, into) && into.scrollIntoView({ block: "nearest" });
 
 const targetOf = (section) => section.className.slice(1) - 1;
-const inFront = () => [...document.querySelectorAll("#answer section")].find((each) => each.offsetParent);
+const foremost = () => [...document.querySelectorAll("#answer section")].find((each) => each.offsetParent);
 
 const tolerate = (unit) =>
   probe("tolerate", { answer: recordOf(unit), unit: +unit.dataset.unit, target: targetOf(unit.closest("section")) }, $("chart"));
 
 async function findRule() { // a line under the heat map that is on top, and rings around its units
-  const section = inFront(), map = section.querySelector(".map"), line = document.createElement("div");
+  const section = foremost(), map = section.querySelector(".map"), line = document.createElement("div");
   section.querySelector(".ruled")?.remove();
   for (const unit of map.querySelectorAll(".r")) unit.classList.remove("r", "r1", "r2", "r3", "against");
   line.className = "ruled";
@@ -357,7 +357,7 @@ $("measure").addEventListener("submit", (event) => {
 $("rule").addEventListener("submit", (event) => event.preventDefault() || findRule());
 $("test").addEventListener("submit", (event) => {
   event.preventDefault();
-  probe("test", { answers: shown.saved, target: targetOf(inFront()) }, $("tested"));
+  probe("test", { answers: shown.saved, target: targetOf(foremost()) }, $("tested"));
 });
 $("quicker").addEventListener("click", ({ target }) => {
   if (!target.value) return;

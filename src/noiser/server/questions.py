@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 def bounded_method(name: str, **parameters: Any) -> Any:
-    """The method. Raises ParameterError for so many inputs that no stop would be noticed while they are made."""
+    """The method. Raises ParameterError for so many inputs that no stop would be noticed while they
+    are made.
+    """
     from noiser.methods import make_method
 
     method = make_method(name, **parameters)
@@ -134,7 +136,8 @@ class Attribute(Scored):
     )
     check: bool | Annotated[int, Field(ge=0, le=INPUTS)] = Field(
         False,
-        description="Test the scores on so many further inputs; true: on as many as the test needs.",
+        description="Test the scores on so many further inputs; true: on as many as the test "
+        "needs.",
     )
     max_seconds: float | None = Field(
         None, gt=0, description="What is there after so many seconds is the answer."
@@ -142,7 +145,9 @@ class Attribute(Scored):
 
 
 class Cite(Scored):
-    """An answer from sources, and which of them each sentence was written from: the arguments of `noiser.cite`."""
+    """An answer from sources, and which of them each sentence was written from: the arguments of
+    `noiser.cite`.
+    """
 
     function = "cite"
 
@@ -159,7 +164,8 @@ class Cite(Scored):
     rule: bool = Field(False, description="Give each sentence the rule of the sources it needs.")
     check: bool | Annotated[int, Field(ge=0, le=INPUTS)] = Field(
         False,
-        description="Test the scores on so many further inputs; true: on as many as the test needs.",
+        description="Test the scores on so many further inputs; true: on as many as the test "
+        "needs.",
     )
     max_seconds: float | None = Field(
         None, gt=0, description="What is there after so many seconds is the answer."

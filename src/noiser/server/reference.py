@@ -35,7 +35,8 @@ _HEAD = f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>No
 <style>{_STYLE}</style><script src="docs.js" defer></script></head>
 <body><main><h1>Noiser: API</h1>
 <p>JSON in, JSON out; errors are <code>{{"error": {{"type", "message"}}}}</code>.
-With <code>Accept: text/event-stream</code>, events <code>progress</code>, then <code>answer</code> or
+With <code>Accept: text/event-stream</code>, events <code>progress</code>, then
+<code>answer</code> or
 <code>error</code>. Offsets count Unicode code points, or with <code>"offsets": "utf16"</code> code
 units, as JavaScript does. The same for programs: <a href="openapi.json">openapi.json</a>.</p>"""
 

@@ -1,4 +1,6 @@
-"""The server's routes, their answers, and whom it answers: its own page and programs, with the password if any."""
+"""The server's routes, their answers, and whom it answers: its own page and programs, with the
+password if any.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +74,16 @@ An empty object has two bytes and takes 64 when it is read.
 _VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,[{]', re.DOTALL)
 
 _OWN_SITE = ("same-origin", "none")
-"""What browsers send as Sec-Fetch-Site with requests of the page, or of the visitor's own typing."""
+"""What browsers send as Sec-Fetch-Site with requests of the page, or of the visitor's own
+typing.
+"""
 
 _FORM = re.compile(r"\[|^constrained-|^(str|int|bool)$")
 """In the place of an error, the name of one form of a field among several."""
 
 HEADERS = {
-    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src "
+    "'self' data:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "same-origin",  # a link holds the prompt
@@ -253,7 +258,9 @@ def _page(request: Request) -> Response:
 
 
 class _Example(PageForm):
-    """The question whose answer the page opens with: computed once, at the start, or when a page asks for it."""
+    """The question whose answer the page opens with: computed once, at the start, or when a page
+    asks for it.
+    """
 
     _answer: dict[str, Any] | None = None
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
@@ -272,7 +279,9 @@ class _Example(PageForm):
 def _route(
     kind: type[Any], job_for: Callable[[Any], QuestionJob]
 ) -> Callable[..., Awaitable[Response]]:
-    """The function that answers questions of a kind: by JSON, or by progress and then the answer as events."""
+    """The function that answers questions of a kind: by JSON, or by progress and then the answer as
+    events.
+    """
 
     async def answer(question: Any, request: Request) -> Response:
         job = job_for(question)
@@ -306,7 +315,9 @@ def _answer_of(job: QuestionJob) -> dict[str, Any]:
 
 
 async def _events(job: QuestionJob) -> AsyncIterator[str]:
-    """Server-sent events: progress, then answer or error. A reader that goes away stops the work."""
+    """Server-sent events: progress, then answer or error. A reader that goes away stops the
+    work.
+    """
 
     def event(name: str, value: Any) -> str:
         return f"event: {name}\ndata: {json.dumps(value, allow_nan=False)}\n\n"
@@ -321,13 +332,15 @@ async def _events(job: QuestionJob) -> AsyncIterator[str]:
         job.stop()
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def _refusal(
     status: int, kind: str, message: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """An error as every reply has it; in ASCII, in which half of a surrogate pair can be written."""
+    """An error as every reply has it; in ASCII, in which half of a surrogate pair can be
+    written.
+    """
     text = json.dumps({"error": {"type": kind, "message": message}})
     return Response(text, status, headers, media_type="application/json")
 
@@ -370,7 +383,9 @@ async def _no_address(_request: Request, error: Any) -> Response:
 
 
 class Guard:
-    """An ASGI application around the server's: nothing is read before the login, and nothing beyond a limit."""
+    """An ASGI application around the server's: nothing is read before the login, and nothing beyond
+    a limit.
+    """
 
     def __init__(
         self,
@@ -431,7 +446,8 @@ class Guard:
         if origin in self._origins and scope["path"].startswith("/v1/"):
             return None
         text = (
-            "The request comes from another site's page. Allow it with --allow-origin; a proxy must "
+            "The request comes from another site's page. Allow it with --allow-origin; a proxy "
+            "must "
             "pass on the Host that the browser sent."
         )
         return _refusal(403, "Forbidden", text)
@@ -452,7 +468,9 @@ def _host_of(origin: str) -> str | None:
 
 
 async def _body(receive: Receive, headers: Headers) -> bytes | Response:
-    """The body of a request, or the refusal of one that is too large, by what it says or by what comes."""
+    """The body of a request, or the refusal of one that is too large, by what it says or by what
+    comes.
+    """
     content, length, more = b"", int(headers.get("content-length", "0")), True
     while more and max(length, len(content)) <= LARGEST_BODY:
         message = await receive()

@@ -15,7 +15,8 @@ _GONE_ON = re.compile(r"\s*\S+\s")  # a sentence has ended where a whole word fo
 
 
 class Answer:
-    """The text so far. One thread writes, another reads sentences, and `tell` hears of every piece at once.
+    """The text so far. One thread writes, another reads sentences, and `tell` hears of every piece
+    at once.
 
     Attributes:
         text: the text that was told, without any of the `stops` that may end it.
@@ -32,7 +33,9 @@ class Answer:
 
     @contextmanager
     def written_by(self, write: Callable[[], None]) -> Generator[None]:
-        """Writes in a thread. An error of the thread is raised here; one within ends the answer, and so the thread."""
+        """Writes in a thread. An error of the thread is raised here; one within ends the answer,
+        and so the thread.
+        """
         written = Future[None]()
 
         def run() -> None:
@@ -55,7 +58,9 @@ class Answer:
         written.result()
 
     def add(self, piece: str, ids: Sequence[int] = ()) -> bool:
-        """Adds text and its tokens; whether it goes on. What may be the beginning of a stop stays back."""
+        """Adds text and its tokens; whether it goes on. What may be the beginning of a stop stays
+        back.
+        """
         if self.finish:
             return False
         self._held += piece

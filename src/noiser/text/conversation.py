@@ -1,4 +1,6 @@
-"""Chat messages as plain text, for models of which only text is known, and messages without units."""
+"""Chat messages as plain text, for models of which only text is known, and messages without
+units.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Documents in the forms that people have them in: folders, files, dicts, other libraries' objects."""
+"""Documents in the forms that people have them in: folders, files, dicts, other libraries'
+objects.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Words, sentences, lines and paragraphs as character spans of a text, and the tokens that belong to spans.
+"""Words, sentences, lines and paragraphs as character spans of a text, and the tokens that belong
+to spans.
 
 A segmentation is a *partition*: spans side by side from 0 to the end of the text. Whitespace
 belongs to the span after it, at the end of the text to the last one. Punctuation alone is neither
@@ -31,7 +32,8 @@ _LETTER = rf"[[\p{{L}}\p{{N}}_]--{_UNSPACED}]"
 _EXTENDER = r"[\p{M}\p{Cf}\U0001F3FB-\U0001F3FF]"
 _WORD = regex.compile(
     rf"""(?:{_LETTER}|\p{{M}}) [{_LETTER}{_EXTENDER}]*
-           (?: (?:['’\-‐‑./@&:] | (?<=\d),(?=\d)) {_LETTER} [{_LETTER}{_EXTENDER}]* )*  # don't, 8.1, 1,000, well-known
+           # don't, 8.1, 1,000, well-known
+           (?: (?:['’\-‐‑./@&:] | (?<=\d),(?=\d)) {_LETTER} [{_LETTER}{_EXTENDER}]* )*
        | {_UNSPACED} {_EXTENDER}*
        | [^\s{_LETTER}{_UNSPACED}]+""",
     regex.VERBOSE | regex.V1,
@@ -47,12 +49,16 @@ _MARK = r"[.!?…؟۔।॥‼⁇⁈⁉]"
 _CLOSING = r"""[)\]}"'”’»›]"""
 _OPENING = r"""\s*+[(\[{"'“‘«‹„¿¡—–\-\ ]*+"""
 _BEFORE = r"""(?:^|[\s(\[{"'“‘«])"""
-_ABBREVIATION = r"""(?i:mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres|vs|cf|al|e\.g|i\.e
-    |viz|ca|approx|dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d|bzw|vgl|evtl|ggf|inkl|sog|hr|fr|dipl|d\.h|u\.a|[uo]\.ä)
+_ABBREVIATION = r"""(?i:mr|mrs|ms|dr|prof|sr|jr|st|rev|hon|gen|col|lt|sgt|capt|cmdr|gov|sen|rep|pres
+    |vs|cf|al|e\.g|i\.e|viz|ca|approx|dept|est|mt|ft|messrs|mme|mlle|mgr|phd|ph\.d|bzw|vgl
+    |evtl|ggf|inkl|sog|hr|fr|dipl|d\.h|u\.a|[uo]\.ä)
     | (?:\p{L}\.)+\p{Lu} | (?!I)\p{L}"""
-_NUMBERED = r"""(?i:nos?|nr|figs?|eqs?|vol|pp?|sec|ch|art|abs|op|par|ver|v|jan|feb|mar|apr|jun|jul|aug|sept?|oct|okt|nov
-    |dec|dez)"""
-_MONTH = r"(?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|Jahrhundert|Jh)"
+_NUMBERED = r"""(?i:nos?|nr|figs?|eqs?|vol|pp?|sec|ch|art|abs|op|par|ver|v
+    |jan|feb|mar|apr|jun|jul|aug|sept?|oct|okt|nov|dec|dez)"""
+_MONTH = (
+    r"(?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
+    r"|Jahrhundert|Jh)"
+)
 _ORDINAL = r"\b(?:[Dd](?:er|as|em|en|es|ie)|[Vv]om|[Zz]u[mr]|[Ii]m)\s\d\d?"  # "der 2. Weltkrieg"
 _ITEM = r"(?:^|\n|\w{4}[.!?]\s|:\s)[\s>*\#-]*(?:\d{1,3}(?:\.\d{1,3})*|[IVXLC]{1,5})"  # of a list
 _SENTENCE_END = regex.compile(
@@ -60,7 +66,8 @@ _SENTENCE_END = regex.compile(
            (?<! {_BEFORE} (?:{_ABBREVIATION}) \.)
            (?<! {_ITEM} \.) (?<! {_ORDINAL} \.)
            (?: (?<! \b\d\d?\.) | (?!\s+{_MONTH}\b) )  # "3. Mai"
-           (?: (?<! {_BEFORE} {_NUMBERED} \.) | (?!{_OPENING}\d) )  # "No. 5", but "He said no. Then he left."
+           # "No. 5", but "He said no. Then he left."
+           (?: (?<! {_BEFORE} {_NUMBERED} \.) | (?!{_OPENING}\d) )
        | [。！？｡．]+ [)\]}}"'”’»›」』）】》]*
        | \n\s*""",
     regex.VERBOSE | regex.V1,

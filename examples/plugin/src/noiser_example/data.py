@@ -1,4 +1,6 @@
-"""A data set that comes with its package: beginnings of sentences about capitals, and their ends."""
+"""A data set that comes with its package: beginnings of sentences about capitals, and their
+ends.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from noiser.data import Example, LoadedExamples, Provenance, Recipe
 
 def capitals() -> Recipe:
     """Eight capitals, with the country as a named span."""
-    # Files that have to be fetched stand in `files`, as `UpstreamFile(name, url, size, sha256)`; `_read` then gets
-    # their paths by name. This data set has none.
+    # Files that have to be fetched stand in `files`, as `UpstreamFile(name, url, size, sha256)`;
+    # `_read` then gets their paths by name. This data set has none.
     return Recipe(source=Provenance(files=(), licence="CC0", citation="none"), read=_read)
 
 

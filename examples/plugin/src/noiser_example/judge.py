@@ -1,4 +1,6 @@
-"""A judge that answers with the words it is given, the last one first: what answerability is without any reasoning."""
+"""A judge that answers with the words it is given, the last one first: what answerability is
+without any reasoning.
+"""
 
 from __future__ import annotations
 
