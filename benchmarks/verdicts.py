@@ -15,15 +15,17 @@ Each sentence is given as the answer to a question with six planted documents. I
 The last two should be "not supported". A document that says the same of another person may make an
 invented sentence more probable: then "unclear" is right as well, as is influence without truth.
 
-`limits` shows how the share of right verdicts depends on the least probability of a token, in the
-geometric mean, that a sentence without support has. It was chosen on wordings 0 to 4 and half of
-KNOWN. `table` has the verdicts with the library's limit. Each line of the file is one sentence, and
-is not run again.
+A verdict follows from what the sentence loses without the documents, and from two limits of its
+tokens' probability without them, in the geometric mean: "memory" from the upper one on, "not
+supported" below the lower one. `limits` tries pairs of limits on wordings 0 to 4 and one half of
+KNOWN, where they were chosen; `table` has the verdicts by the library's limits. Each line of the
+file is one sentence, and is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -37,6 +39,7 @@ from measuring import table as markdown
 from noiser.data import Example, load
 from noiser.data.planted import draw
 from noiser.data.wordings import DEVELOPMENT, REPORTING
+from noiser.explain.citations_record import IMPROBABLE, PROBABLE, VERDICTS
 from noiser.model import LanguageModel
 
 MODELS = ("smollm2-135m-instruct", "gemma-3-270m")
@@ -44,7 +47,8 @@ LABELS = ("used", "memory", "invented", "false")
 PER_WORDING = 8
 """Questions of each wording, spread over the places of the document with the answer."""
 
-LIMITS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6)
+LIMITS = ((0.2, 0.3), (0.25, 0.35), (0.3, 0.3), (0.3, 0.4), (0.35, 0.35), (0.35, 0.45), (0.4, 0.5))
+"""Pairs of limits: improbable below the first, probable from the second on."""
 
 Row = dict[str, Any]
 
@@ -142,52 +146,26 @@ def rows_of(path: Path) -> list[Row]:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def verdict(row: Row, limit: float) -> str:
-    """The verdict of a row with another limit than the library's."""
-    with_sources = math.exp(row["log_p"] / row["tokens"])
-    without = math.exp((row["log_p"] - row["loss"]) / row["tokens"])
+def verdict(row: Row, improbable: float, probable: float) -> str:
+    """The verdict of a row with other limits than the library's."""
     if row["loss"] >= row["least_loss"]:
-        return "used" if with_sources >= limit and row["cited"] else "unclear"
-    return "memory" if without >= limit else "unsupported"
+        return "used" if row["cited"] else "unclear"
+    without = math.exp(min(0.0, (row["log_p"] - row["loss"]) / row["tokens"]))
+    if without >= probable:
+        return "memory"
+    return "unsupported" if without < improbable else "unclear"
 
 
-RIGHT = {
-    "used": {"used"},
-    "memory": {"memory"},
-    "invented": {"unsupported"},
-    "false": {"unsupported"},
-}
-
-
-def limits(rows: Sequence[Row]) -> str:
-    """The share of right verdicts for each label and limit."""
+def table(rows: Sequence[Row], limits: Sequence[tuple[float, float]]) -> str:
+    """How many sentences of each origin get each verdict, for pairs of limits."""
     lines: list[dict[str, str]] = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        for limit in LIMITS:
-            line = {"model": model, "limit": f"{limit:g}"}
-            shares: list[float] = []
-            for label in LABELS:
-                here = [row for row in rows if (row["model"], row["label"]) == (model, label)]
-                right = sum(verdict(row, limit) in RIGHT[label] for row in here)
-                shares.append(right / max(1, len(here)))
-                line[label] = f"{right} of {len(here)}"
-            line["mean"] = f"{sum(shares) / len(shares):.2f}"
-            lines.append(line)
-    return markdown(lines)
-
-
-def table(rows: Sequence[Row], limit: float) -> str:
-    """How many sentences of each label get each verdict."""
-    lines: list[dict[str, str]] = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        for label in LABELS:
-            here = [row for row in rows if (row["model"], row["label"]) == (model, label)]
-            counts = Counter(verdict(row, limit) for row in here)
-            names = ("used", "memory", "unsupported", "unclear")
-            lines.append(
-                {"model": model, "origin": label, "n": str(len(here))}
-                | {name: str(counts[name]) for name in names}
-            )
+    models = dict.fromkeys(row["model"] for row in rows)
+    for model, (improbable, probable), label in itertools.product(models, limits, LABELS):
+        here = [row for row in rows if (row["model"], row["label"]) == (model, label)]
+        counts = Counter(verdict(row, improbable, probable) for row in here)
+        line = {"model": model, "limits": f"{improbable:g}, {probable:g}", "origin": label}
+        line["n"] = str(len(here))
+        lines.append(line | {name: str(counts[name]) for name in VERDICTS})
     return markdown(lines)
 
 
@@ -197,13 +175,12 @@ def main() -> None:
     parser.add_argument("what", choices=("play", "limits", "table"))
     parser.add_argument("--part", choices=("development", "report"), default="development")
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--limit", type=float, default=0.35)
     options = parser.parse_args()
     if options.what == "play":
         play(options.path, options.part, options.models)
         return
     rows = [row for row in rows_of(options.path) if row["part"] == options.part]
-    print(limits(rows) if options.what == "limits" else table(rows, options.limit))
+    print(table(rows, LIMITS if options.what == "limits" else [(IMPROBABLE, PROBABLE)]))
 
 
 if __name__ == "__main__":

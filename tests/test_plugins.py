@@ -172,4 +172,4 @@ def test_commands_of_its_readme(installed, gemma, tmp_path):
     loading = "Loading gemma-3-270m ...\n"
     said = f"{loading}{loading}capitals: Took 2 of 8 examples, in the order of the file.\n"
     assert (done.returncode, done.stderr) == (0, said)
-    assert done.stdout.count("leave_one_in") == 3
+    assert done.stdout.count("leave_one_in") == 4
