@@ -234,7 +234,7 @@ def test_splits_what_carries_the_score_and_nothing_else(special_tokens):
     assert (found.units[0].text == "<s>") is (special_tokens == "perturbed")  # never split
     whole, encoding = coarse.scores.abs().sum(), query_of(lm, ANIMALS).encoding
     for unit, score in zip(found.units, found.scores[0], strict=True):
-        assert abs(score) < MIN_SHARE * whole or not split_unit(encoding, unit)
+        assert abs(score) < MIN_SHARE * whole or not split_unit(encoding, unit, "word")
     for unit, score in zip(coarse.units, coarse.scores[0], strict=True):
         assert (unit in found.units) == bool(abs(score) < MIN_SHARE * whole) or unit.text == "<s>"
 
@@ -253,7 +253,7 @@ def test_all_parts_of_a_round_are_scored_by_one_run(method):
 
     found = noiser.attribute(tiny("llama"), ANIMALS, method=Counted(), unit="auto")
     assert asked[0] == 3
-    assert len(asked) == 3  # sentences, words, tokens
+    assert len(asked) == 2  # sentences, words
     assert len(found.units) <= sum(asked)
 
 

@@ -326,8 +326,6 @@ async def attribution_of(
     """A method's scores of a query, as an `Attribution`; with unit "auto", coarse units first,
     split by `rule`.
     """
-    if lm.is_text_only and rule is None:
-        rule = SplitRule(finest="word")
     if query.unit == "auto":
         units, scores = await refine(method, query, seed, rule)
     else:

@@ -2,7 +2,7 @@
 
 Scoring every token of a long prompt costs a run of the rest of the prompt each. So sentences (or
 runs of them) are scored first. Then the parts of all units that carry much of the score are scored
-together, and so on down to tokens.
+together, and so on down to words, and to short fields of JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SplitRule(NamedTuple):
 
     least_share: float = MIN_SHARE
     targets: tuple[int, ...] | None = None
-    finest: TextUnitName = "token"
+    finest: TextUnitName = "word"
 
     def splits(self, score: Float[Tensor, " targets"], total: Float[Tensor, " targets"]) -> bool:
         """Whether a unit's scores are large enough, as shares of the total of absolute scores."""
@@ -137,12 +137,17 @@ def _scores_of(table: _UnitRows, units: Sequence[Span], runs: Sequence[_RefinedR
     for name in ("raw", "raw_stderr", "k"):
         if not numbers[name].isnan().all():
             info[name] = numbers[name].tolist()
-    # The smallest threshold of any run; NaN where a run found none for a target.
-    k_min = [scores.k_min for _, scores in runs if scores.k_min is not None]
+    thresholds = None
+    k_min = None
+    if any(scores.k_min is not None for _, scores in runs):
+        thresholds = numbers["threshold"]
+        # The smallest of the final units; NaN for a target for which none was found.
+        smallest = thresholds.nan_to_num(torch.inf).amin(-1)
+        k_min = smallest.masked_fill(thresholds.isnan().all(-1), torch.nan)
     return Scores(
         scores=numbers["score"],
-        thresholds=numbers["threshold"] if k_min else None,
-        k_min=torch.stack(k_min).nan_to_num(torch.inf).amin(0) if k_min else None,
+        thresholds=thresholds,
+        k_min=k_min,
         stderr=None if numbers["stderr"].isnan().all() else numbers["stderr"],
         pairs=_placed(runs, units, numbers["score"]),
         without=_without(runs, units),

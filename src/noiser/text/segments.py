@@ -81,6 +81,8 @@ _JSON_FAILURES = 20
 # A field with more words and marks than this is cut into words.
 _LONG_FIELD = 24
 
+_NAMED = regex.compile(r'[\s{\[,]*+"(?:[^"\\\n]|\\.)*"\s*:')
+
 _FIELD = regex.compile(
     r'(?<string>"(?:[^"\\\n]|\\.)*")(?<colon>\s*:)?|\b\w+=(?=["\'\[{\d])|<(?:parameter|arg_key)[=>]'
 )
@@ -155,6 +157,15 @@ def _field_or_word_starts(text: str, begin: int, end: int) -> list[int]:
         if len(_WORD.findall(text[slice(*field)])) > _LONG_FIELD:
             starts += [start for start in _word_starts(text, *field) if start > field[0]]
     return starts
+
+
+def is_short_field(text: str) -> bool:
+    """Whether a text is a field of JSON that is one word.
+
+    >>> is_short_field(' "city": "Rome"}}'), is_short_field("Rome is a city.")
+    (True, False)
+    """
+    return bool(_NAMED.match(text)) and len(_WORD.findall(text)) <= _LONG_FIELD
 
 
 def bare_words(text: str) -> list[str]:

@@ -9,7 +9,15 @@ from typing import NoReturn
 
 from noiser.errors import UnitError, UnknownNameError
 from noiser.text.encoding import Encoding
-from noiser.text.segments import SEGMENTATIONS, Offset, checked_spans, owners, snap, visible_part
+from noiser.text.segments import (
+    SEGMENTATIONS,
+    Offset,
+    checked_spans,
+    is_short_field,
+    owners,
+    snap,
+    visible_part,
+)
 from noiser.types import (
     AutoUnit,
     Source,
@@ -146,10 +154,13 @@ def _frozen_tokens(encoding: Encoding) -> list[Span]:
 def split_unit(encoding: Encoding, unit: Span, finest: TextUnitName = "token") -> tuple[Span, ...]:
     """The largest units that a unit is made of, or none.
 
-    They are the fields of JSON, the sentences of a run, words or tokens.
+    They are the fields of JSON, the sentences of a run, words or tokens. A short field is a word.
     """
-    names = ["field", "sentence", "word", "token"]
-    for name in names[: names.index(finest) + 1]:
+    all_names = ["field", "sentence", "word", "token"]
+    names = all_names[: all_names.index(finest) + 1]
+    if finest == "word" and is_short_field(unit.text):
+        names = ["field"]
+    for name in names:
         parts = _parts(encoding, unit, name)
         if len(parts) > 1:
             return tuple(parts)
