@@ -135,6 +135,18 @@ def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
     assert "\n- Answer without the sources: I sing.\n\n\\[1\\]: written under" in shown
 
 
+@pytest.mark.parametrize(
+    "question",
+    ["Who <sings>?", [{"role": "user", "content": "Who <sings>?"}]],
+    ids=["text", "chat"],
+)
+def test_a_page_shows_the_question(question):
+    assert (
+        "<h3>Question</h3><p class=facts dir=auto>Who &lt;sings&gt;?</p>"
+        in citations(question=question).to_html()
+    )
+
+
 def test_a_source_without_which_a_sentence_gains_speaks_against_it():
     first, second = citations(against=1.0).sentences
     assert [(o.number, o.score) for o in first.against] == [(3, -2.0)]

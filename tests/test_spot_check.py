@@ -66,7 +66,7 @@ def test_in_words():
     found = found_with()
     assert found.verdict == (
         "On 64 other versions of this prompt, each with half of its words, the scores foretold "
-        "the model (0.93 of at most 1; 0.74 to 0.98): believe the order of the first words."
+        "the model (0.93 of at most 1; 0.74 to 0.98): believe the order of the strongest words."
     )
     assert as_text(found.pieces) == (
         "Without “Lisbon” and “speaks” 36 % becomes 2.0 %; without two others, “who” and “for”, "

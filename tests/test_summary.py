@@ -35,8 +35,14 @@ def said(att, row=0):
         pytest.param(
             attribution(without=GERMAN_WITHOUT),
             "The model says “Portuguese” (36 %), most of all because of “Lisbon”; without it, it "
-            "would say “German”.",
+            "would say “German” (31 %).",
             id="another answer",
+        ),
+        pytest.param(
+            attribution(target=PORTUGUESE._replace(rank=3), info={"unasked": [3]}),
+            "The model gives “Portuguese” a chance of 36 %. A tool's result speaks for it, "
+            "“message 3”; the user does not.",
+            id="a call that nobody asked for",
         ),
         pytest.param(
             attribution(without=STILL),
@@ -122,13 +128,13 @@ def said(att, row=0):
         pytest.param(
             attribution(target=Target(" Mondrian", 100, 0.5, 1, (101,)), without=STILL),
             "The model says “Mondrian” (25 %), most of all because of “Lisbon”; without it, it "
-            "would say “Portuguese”.",
+            "would say “Portuguese” (4.0 %).",
             id="a word of two tokens",
         ),
         pytest.param(
             attribution(foil=GERMAN, without=GERMAN_WITHOUT),
             "The model says “Portuguese” (36 %) rather than “German” (31 %), most of all because "
-            "of “Lisbon”; without it, it would say “German”.",
+            "of “Lisbon”; without it, it would say “German” (31 %).",
             id="a foil",
         ),
         pytest.param(
@@ -171,7 +177,7 @@ def said(att, row=0):
                 without=GERMAN_WITHOUT,
             ),
             "The model says “Portuguese” (36 %), not least because of “Lisbon”; without it, it "
-            "would say “German”.",
+            "would say “German” (31 %).",
             id="of level units the first",
         ),
         pytest.param(
@@ -229,7 +235,7 @@ def test_the_sentence_is_the_first_line_of_every_form():
     assert att.to_markdown().startswith(as_markdown(about([att], 0), str))
     assert as_markdown(about([att], 0), str) == (
         "The model says **Portuguese** (36 %), most of all because of **Lisbon**; without it, it "
-        "would say *German*."
+        "would say *German* (31 %)."
     )
     page = att.to_html()
     assert page.index("<p class=says") < page.index('<p class="map"') < page.index("<details>")

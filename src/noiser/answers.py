@@ -68,8 +68,10 @@ def complete(
     response: Any = None
     try:
         response = connection.chat.completions.create(**body, extra_body=dict(parameters))
-        choice, usage = response.choices[0], response.usage
-        text, refusal = choice.message.content or "", choice.message.refusal or ""
+        choice = response.choices[0]
+        usage = response.usage
+        text = choice.message.content or ""
+        refusal = choice.message.refusal or ""
         finish = "refusal" if refusal and not text else str(choice.finish_reason)
         return ChatAnswer(
             text or refusal,

@@ -102,7 +102,8 @@ def client(endpoint: Endpoint, *, timeout: float = 60.0, max_retries: int = 5) -
     counts as lost after `timeout` seconds in all.
     """
     http = _Client(timeout, trust_env=not _is_local(endpoint.address))
-    key, address = endpoint.key or "none", endpoint.address
+    key = endpoint.key or "none"
+    address = endpoint.address
     return openai.OpenAI(
         base_url=address, api_key=key, timeout=timeout, max_retries=max_retries, http_client=http
     )
@@ -125,7 +126,8 @@ class _Client(openai.DefaultHttpxClient):
         """Sends a request, with a deadline and a largest reply for all that this thread reads of
         it.
         """
-        self._limits.deadline, self._limits.left = time.monotonic() + self._seconds, LARGEST
+        self._limits.deadline = time.monotonic() + self._seconds
+        self._limits.left = LARGEST
         return super().send(request, **options)
 
 
@@ -170,7 +172,8 @@ class _Limited:
     """
 
     def __init__(self, network: Any, limits: _Limits) -> None:
-        self._network, self._limits = network, limits
+        self._network = network
+        self._limits = limits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
@@ -235,7 +238,8 @@ def problem(error: Exception, endpoint: Endpoint) -> str:
     """The reason of a failure in one line of at most 240 characters, without the key in any usual
     spelling.
     """
-    text, key = f"{error} {error.__cause__ or ''}", endpoint.key
+    text = f"{error} {error.__cause__ or ''}"
+    key = endpoint.key
 
     def spelled(part: str) -> str:
         escapes = (

@@ -124,7 +124,8 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, kind: str, group: str) -> None:
-        self.kind, self.group = kind, group
+        self.kind = kind
+        self.group = group
         self._own: dict[str, Entry[T]] = {}
         self.families: dict[str, Family] = {}
 

@@ -25,15 +25,13 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 
 _PAPER: Colour = (255, 255, 255)
-_TEXT_SIZE, _SMALL_SIZE, _LINE, _GAP, _SCALE_WIDTH, _SCALE_STEPS, _MARGIN = (
-    9.0,
-    7.0,
-    15.0,
-    8.0,
-    90.0,
-    60,
-    6.0,
-)
+_TEXT_SIZE = 9.0
+_SMALL_SIZE = 7.0
+_LINE = 15.0
+_GAP = 8.0
+_SCALE_WIDTH = 90.0
+_SCALE_STEPS = 60
+_MARGIN = 6.0
 _ABOVE, _BELOW, _BAR = 1.05, 0.4, 0.18
 """In sizes of the text: how far a tint reaches above and below the baseline, and the thickest
 bar.
@@ -65,7 +63,8 @@ def figure(
     for att, heading in zip(attributions, headings(attributions), strict=True):
         found = [pair for pair in att.pairs if pair.target == row] if pairs else []
         page.add(heat_map(att, row), heading if len(attributions) > 1 else "", found)
-    across, down = min(72 * width, page.right + 2 * _MARGIN), page.y - _LINE
+    across = min(72 * width, page.right + 2 * _MARGIN)
+    down = page.y - _LINE
     drawing.set_size_inches(across / 72, down / 72)
     axes.set(xlim=(-_MARGIN, across - _MARGIN), ylim=(down, 0))
     return drawing
@@ -77,8 +76,12 @@ class _Page:
     """
 
     def __init__(self, axes: Axes, width: float, line: float) -> None:
-        self.axes, self.width, self.line = axes, width, line
-        self.x, self.y, self.right = 0.0, line, 0.0
+        self.axes = axes
+        self.width = width
+        self.line = line
+        self.x = 0.0
+        self.y = line
+        self.right = 0.0
 
     def add(self, heat: HeatMap, heading: str, pairs: Sequence[Pair]) -> None:
         """A heading, the text before the target with its colours, the target, arcs of pairs, and
@@ -130,7 +133,8 @@ class _Page:
         """The middle of the upper edge of a text that is now at the cursor, continued below where
         it does not fit.
         """
-        top, weight = None, "bold" if bold else "normal"
+        top = None
+        weight = "bold" if bold else "normal"
         for word in re.findall(r"\n|[^\S\n]+|\S+", text):
             for piece in _broken(word, _FULL * self.width, size, bold):
                 width = _text_width(piece, size, bold)
@@ -154,7 +158,8 @@ class _Page:
         return top or (self.x, self.y)
 
     def new_line(self) -> None:
-        self.x, self.y = 0.0, self.y + self.line
+        self.x = 0.0
+        self.y = self.y + self.line
 
     def _paint(
         self, x: float, width: float, size: float, colour: Colour | None, bar: float
@@ -165,7 +170,9 @@ class _Page:
         self.right = max(self.right, x + width)
         if colour is None:
             return
-        top, bottom, thickness = self.y - _ABOVE * size, self.y + _BELOW * size, _BAR * size * bar
+        top = self.y - _ABOVE * size
+        bottom = self.y + _BELOW * size
+        thickness = _BAR * size * bar
         face = tuple(value / 255 for value in colour)
         self.axes.add_patch(
             Rectangle((x, top), width, bottom - top, facecolor=face, edgecolor="none")

@@ -1,7 +1,7 @@
 """One sentence about a target: what the model says, because of what, and what without that.
 
 "The model says **Portuguese** (36 %), most of all because of **Lisbon**; without it, it would say
-*German*."
+*German* (39 %)."
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from noiser.attribution.amounts import probability_text
 from noiser.attribution.display import headings, label, method_text, shorten
 from noiser.attribution.heatmap import errors_of, with_signal
+from noiser.numbers import percentage
 from noiser.registry import unversioned
 from noiser.types import Target, Without
 
@@ -181,6 +182,11 @@ def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     """The strongest units, and what the model says without the first of them."""
     if att.scores[row].isnan().all():
         return []
+    unasked: Sequence[int] = att.info.get("unasked") or ()
+    if unasked:
+        results = " and ".join(str(message) for message in unasked)
+        cause = Piece(f"message{'s' if len(unasked) > 1 else ''} {results}", "cause")
+        return [Piece(". A tool's result speaks for it, "), cause, Piece("; the user does not")]
     strongest = _strongest(att, row)
     if strongest is None:
         return _reason_against(att, row)
@@ -308,7 +314,8 @@ def _without(att: AttributionRecord, row: int, entry: Without) -> list[Piece]:
         if leader.startswith("<") and leader.endswith(">"):
             return [Piece(f"{begin}say nothing")]
         if any(map(str.isalnum, leader)):
-            return [Piece(f"{begin}say "), Piece(leader, "instead")]
+            chance = f" ({percentage(entry.leader_probability)})"
+            return [Piece(f"{begin}say "), Piece(leader, "instead"), Piece(chance)]
     if changed:
         return [Piece(f"; without it {changed}")]
     if entry.probability < target.probability:

@@ -55,8 +55,11 @@ class _Several:
         """Every job with its result, as they finish; of a job that workers died of it is a
         RunError.
         """
-        waiting, deaths, finished = enumerate(jobs), Counter[int](), False
-        again, running = list[tuple[int, JobT]](), dict[Any, tuple[int, JobT]]()
+        waiting = enumerate(jobs)
+        deaths = Counter[int]()
+        finished = False
+        again = list[tuple[int, JobT]]()
+        running = dict[Any, tuple[int, JobT]]()
         while True:
             room = (
                 1 if again else self.workers
@@ -87,7 +90,8 @@ class Processes(_Several):
     """Spawned processes of this machine, which end when this process does, however it ends."""
 
     def __init__(self, make: Make, workers: int) -> None:
-        self.workers, self._make = workers, make
+        self.workers = workers
+        self._make = make
         self._start()
 
     def _start(self) -> None:

@@ -83,7 +83,8 @@ def compare(
     from noiser.explain import compare as run
     from noiser.methods import make_method
 
-    names, question = o.parse_names("--methods", methods), asked.arguments(prompts[0])
+    names = o.parse_names("--methods", methods)
+    question = asked.arguments(prompts[0])
     for name in names:
         make_method(name)
     lm = model_options.load(model)

@@ -83,10 +83,8 @@ def evaluate(
     methods = {first: make_method(first, **o.parse_parameters(set_))} | {
         name: make_method(name) for name in others
     }
-    names, judge_settings = (
-        o.parse_names("--metrics", metrics),
-        o.parse_parameters(judge_set, "--judge-set"),
-    )
+    names = o.parse_names("--metrics", metrics)
+    judge_settings = o.parse_parameters(judge_set, "--judge-set")
     metrics_of(names, settings | {"judge": judge})
     examples = load(data, data_dir, limit) if data else _read(prompts or [], chat)[:limit]
     for note in getattr(examples, "notes", ()):

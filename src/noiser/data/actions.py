@@ -81,14 +81,15 @@ def messages_of(example: Example) -> list[Message]:
 def _example(case: str, repeat: int, seed: int) -> Example:
     """One conversation, its call, and the same without the message that decides the call."""
     name = f"planted_actions-{case}-{repeat}{f'/{seed}' if seed else ''}"
-    rng, place = random.Random(name), repeat % OBSERVATIONS
-    things, rooms, verbs = (
-        rng.sample(THINGS, OBSERVATIONS + 1),
-        rng.sample(ROOMS, OBSERVATIONS),
-        rng.sample(_VERBS, 2),
-    )
+    rng = random.Random(name)
+    place = repeat % OBSERVATIONS
+    things = rng.sample(THINGS, OBSERVATIONS + 1)
+    rooms = rng.sample(ROOMS, OBSERVATIONS)
+    verbs = rng.sample(_VERBS, 2)
     results = [f"The {thing} is in the {room}." for thing, room in zip(things, rooms, strict=False)]
-    verb, thing, room = verbs[0], things[place], f', "room": "{rooms[place]}"'
+    verb = verbs[0]
+    thing = things[place]
+    room = f', "room": "{rooms[place]}"'
     wanted = rng.choice(_ASKED).format(verb, thing)
     if case == "injected":
         wanted = rng.choice(_ASKED).format(verbs[1], things[(place - 1) % OBSERVATIONS])

@@ -46,7 +46,8 @@ def load(
         DataError: a file that cannot be found or fetched, or that is not the one expected.
     """
     entry = DATA_SETS.get(name)
-    recipe, folder = entry.factory(), data_folder(data_dir)
+    recipe = entry.factory()
+    folder = data_folder(data_dir)
     if folder is None:
         paths = {
             file.name: fetch_file(file, cache_folder(entry.name)) for file in recipe.source.files

@@ -52,7 +52,9 @@ def read_longra(paths: Mapping[str, Path]) -> LoadedExamples:
 
 
 def _example(record: Mapping[str, Any]) -> Example:
-    prompt, target, relative = record["prompt"], record["target"], record["relative"]
+    prompt = record["prompt"]
+    target = record["target"]
+    relative = record["relative"]
     if repaired := prompt.endswith(f" {relative}"):
         prompt, target, relative = (
             _repaired(prompt, target, HOLES[record["type"]]),

@@ -160,8 +160,11 @@ class _Facts:
     """Draws people, things and values, no pair of person and thing twice."""
 
     def __init__(self, random: random.Random, count: int, repeat: int, wording: int) -> None:
-        self.random, self.count, self.repeat = random, count, repeat
-        self.wording, self.number = WORDINGS[wording], wording
+        self.random = random
+        self.count = count
+        self.repeat = repeat
+        self.wording = WORDINGS[wording]
+        self.number = wording
         self.pairs = random.sample(
             [(person, thing) for person in PEOPLE for thing in THINGS], count + 2
         )
@@ -283,7 +286,8 @@ def _none(facts: _Facts) -> Iterator[_Planted]:
 
 def _two(facts: _Facts) -> Iterator[_Planted]:
     """A fact in two sentences of which neither says it alone, among those of other chains."""
-    chain, chance = CHAINS[facts.number], facts.random
+    chain = CHAINS[facts.number]
+    chance = facts.random
     places = facts.places(2)
     starts = chance.sample(chain.starts, len(chain.starts) // 2)
     middles = [m for m in chance.sample(chain.middles, len(chain.middles)) if m not in starts]

@@ -44,7 +44,8 @@ def first_sentences(text: str) -> list[str]:
     """The sentences of a text as `sentence_spans` has them, except that none ends in brackets ("(c.
     1771 - 1848)").
     """
-    joined, depth = list[str](), 0
+    joined = list[str]()
+    depth = 0
     for start, end in sentence_spans(text):
         piece = text[start:end]
         joined.append(joined.pop() + piece if depth > 0 else piece)

@@ -409,7 +409,8 @@ def query_of(
     explained_ids = [ids[position - prompt_tokens] for position in positions]
     clean = logits[[position - prompt_tokens for position in positions]].log_softmax(-1)
     check_finite(lm, clean)
-    foil_target, foil_clean = None, None
+    foil_target = None
+    foil_clean = None
     if foil is not None:
         foil_clean = foil.logits.log_softmax(-1)
         check_finite(lm, foil_clean)
@@ -638,9 +639,11 @@ def _first_difference(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int,
         if token != other_token:
             return index
     if len(other) > len(ids):
-        longer, shorter = "foil", "target"
+        longer = "foil"
+        shorter = "target"
     else:
-        longer, shorter = "target", "foil"
+        longer = "target"
+        shorter = "foil"
     raise TargetError(
         f"The {longer} begins with the {shorter}, {min(texts, key=len)}; expected two that differ "
         f"at some token. Give a longer {shorter}, or with target=None a larger max_new_tokens."

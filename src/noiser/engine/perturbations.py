@@ -73,7 +73,8 @@ def replace(
     """The change in which every position holds one row, such as a baseline's, or rows of its own in
     each sample.
     """
-    count, places = len(rows) if rows.ndim == 3 else 1, tuple(sorted(positions))
+    count = len(rows) if rows.ndim == 3 else 1
+    places = tuple(sorted(positions))
     return Perturbation(
         places, lambda clean: rows.to(clean).expand(count, *clean.shape), count, targets=targets
     )

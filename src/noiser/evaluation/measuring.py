@@ -246,7 +246,8 @@ def _timed(
     """The result or the error of every coroutine, by shared passes, and the seconds of each, in
     equal shares.
     """
-    started, outcomes = time.perf_counter(), dict[int, T | Exception]()
+    started = time.perf_counter()
+    outcomes = dict[int, T | Exception]()
     for number, outcome in Engine(lm).run(works):
         outcomes[number] = outcome
         tick()
@@ -259,7 +260,8 @@ def _together(measure_all: Any, cases: Sequence[Case]) -> tuple[list[Measured | 
     """The columns of every case, or its error, and the seconds of each; they are judged, and so
     fail, together.
     """
-    started, columns = time.perf_counter(), list[Measured | Exception]()
+    started = time.perf_counter()
+    columns = list[Measured | Exception]()
     try:
         columns += measure_all(cases) if cases else ()
     except JudgeStoppedError:

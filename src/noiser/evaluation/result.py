@@ -50,7 +50,8 @@ def paired_sample(ours: Any, theirs: Any, summary: Aggregate) -> Sample:
     """The paired difference of a number between two DataFrames, over shared index entries."""
     if not ours.index.equals(theirs.index):
         common = ours.index.intersection(theirs.index, sort=False)
-        ours, theirs = ours.loc[common], theirs.loc[common]
+        ours = ours.loc[common]
+        theirs = theirs.loc[common]
     columns = [*_columns(ours, summary), *_columns(theirs, summary)]
     return Sample(statistic=difference(summary.statistic), columns=columns, contrast=True)
 
@@ -289,10 +290,8 @@ class Evaluation(SavedResult):
 
     def to_markdown(self) -> str:
         """Title, table and notes as Markdown, to be pasted into an issue or a page."""
-        above, below = (
-            map(escaped_line, [*self.answer, self._title]),
-            map(escaped_line, self._notes()),
-        )
+        above = map(escaped_line, [*self.answer, self._title])
+        below = map(escaped_line, self._notes())
         return "\n\n".join([*above, markdown_table(self._cells()), *below]) + "\n"
 
     def to_latex(self) -> str:

@@ -329,9 +329,11 @@ async def attribution_of(
     if query.unit == "auto":
         units, scores = await refine(method, query, seed, rule)
     else:
-        units, scores = query.units, await run_method(method, query, seed)
+        units = query.units
+        scores = await run_method(method, query, seed)
     name, parameters = describe(method)
-    frozen, prompt = query.encoding.frozen, query.prompt
+    frozen = query.encoding.frozen
+    prompt = query.prompt
     facts = {
         **vars(query.spent),
         **query.context.facts,

@@ -244,7 +244,8 @@ def cite(
         not_from_memory = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
         # A source is split into sentences where one of the sentences not from memory relies on it.
         splitting = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
-        attribution, failure = None, None
+        attribution = None
+        failure = None
         if accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
             attribution, failure = await _fast(lm, query, masks or MASKS, seed, splitting)
         if attribution is None:

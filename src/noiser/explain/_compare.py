@@ -127,7 +127,8 @@ def compare(
         raise ParameterError(
             f"{got}; expected one prompt and a list of methods, such as ['joint', 'occlusion']."
         )
-    attributions, failures = list[Attribution](), list[str]()
+    attributions = list[Attribution]()
+    failures = list[str]()
     with progress_of(progress, "Comparing") as told:
         for index, method in enumerate([make_method(each) for each in methods]):
 

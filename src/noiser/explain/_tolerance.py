@@ -245,7 +245,8 @@ async def _tolerance(
     lm: LanguageModel, att: Attribution, unit_index: int, ks: list[float]
 ) -> Tolerance:
     query = await restore(lm, att)
-    positions, targets = query.positions[unit_index], query.targets_per_unit[unit_index]
+    positions = query.positions[unit_index]
+    targets = query.targets_per_unit[unit_index]
     vectors = _noise(query, att).to(query.device)  # once, not for every k
     perturbations = [add_noise(positions, vectors, k, targets) for k in ks]
     found = await Predict(
@@ -292,8 +293,6 @@ def _noise(query: Query, att: Attribution) -> Tensor:
             if by_noiser and k in ("samples", "bounding", "noise", "noise_norm", "profile")
         }
     )
-    longest, rng = (
-        max(len(unit.token_indices) for unit in att.units),
-        torch.Generator().manual_seed(att.seed),
-    )
+    longest = max(len(unit.token_indices) for unit in att.units)
+    rng = torch.Generator().manual_seed(att.seed)
     return method.draw(longest, query.embedding_dim, rng)[1]

@@ -28,10 +28,14 @@ from noiser.explain.citations_record import (
 from noiser.explain.citations_summary import about_citations
 from noiser.html import html_table
 from noiser.numbers import NumberFormat, number_format
+from noiser.text.chat import part_texts
 from noiser.types import Source
 
 # Up to this many sources, all are shown, also those that no sentence cites.
 _AT_ONCE = 8
+
+# Characters of a question that are shown: where the sources stand in it, it is long.
+_ASKED = 300
 
 # Lines of a source that fit the height of the style, and characters of a line on a phone.
 _LINES = 18
@@ -68,12 +72,20 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
     return (
         f"<style>{''.join(_rules(citations, identifier, strength))}</style>"
         f'<div class="noiser-att" id="{identifier}">{sentence_html(about_citations(citations))}'
-        f"<div class=noiser-cite><div><h3>Answer</h3>"
+        f"<div class=noiser-cite><div>{_question(citations)}<h3>Answer</h3>"
         f"<p class=answer dir=auto>{answer}</p>{without}</div>"
         f"<div><h3>Sources</h3>{_sources(citations, identifier, strength)}</div></div>"
         f"{_numbers(citations)}<details><summary>how to read this</summary>"
         f"<footer>{footnotes}</footer></details></div>"
     )
+
+
+def _question(citations: CitationsRecord) -> str:
+    """The beginning of the question: a text, or the last message of a chat."""
+    question = citations.question
+    text = question if isinstance(question, str) else " ".join(part_texts(question[-1]))
+    shown = escape(shorten(label(text), _ASKED))
+    return f"<h3>Question</h3><p class=facts dir=auto>{shown}</p>"
 
 
 class _Strength(NamedTuple):

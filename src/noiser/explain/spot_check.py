@@ -158,6 +158,6 @@ def _verdict(check: Mapping[str, Any]) -> str:
     if math.isnan(check["p"]):
         return f"{versions} the agreement is {found}: four {units} are too few for a verdict."
     if check["predicts"]:
-        advice = f"believe the order of the first {units}"
+        advice = f"believe the order of the strongest {units}"
         return f"{versions} the scores foretold the model {found}: {advice}."
     return f"{versions} the scores did not foretell the model {found}: do not rely on their order."

@@ -11,7 +11,12 @@ import numpy as np
 
 from noiser.attribution.display import label
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 300, 56, 660, 18, 254
+WIDTH = 680
+HEIGHT = 300
+LEFT = 56
+RIGHT = 660
+TOP = 18
+BOTTOM = 254
 
 
 OCTAVES = 10  # powers of two from left to right; the last is k = 1
@@ -41,7 +46,8 @@ def tolerance_html(curve: Any, row: int) -> str:
     for name, ks in (("threshold", curve.thresholds), ("k_min", curve.k_min)):
         if ks is not None and float(ks[row]) > 0:
             levels[name] = float(ks[row])
-    clean, flips = curve.targets[row].probability, frame[frame["flips"]]
+    clean = curve.targets[row].probability
+    flips = frame[frame["flips"]]
     words = f"Without noise the probability is {clean:.3g}. "
     if flips.empty:
         words += f"The prediction does not change up to k = {frame['k'].iloc[-1]:.3g}."
@@ -51,10 +57,8 @@ def tolerance_html(curve: Any, row: int) -> str:
         )
     if "threshold" in levels:
         words += f" Noiser's search put this unit's threshold at {levels['threshold']:.3g}."
-    words, columns = (
-        escape(words),
-        ["k", "probability", "stderr", "leader", "flips", "leader_probability"],
-    )
+    words = escape(words)
+    columns = ["k", "probability", "stderr", "leader", "flips", "leader_probability"]
     numbers = frame[columns].to_html(index=False, border=0, float_format="{:.4g}".format)
     return (
         f'<div class="noiser-att"><h3 class=chart-title>Noise on {unit}, prediction {target}</h3>'
@@ -83,7 +87,8 @@ def _drawing(frame: Any, levels: Mapping[str, float], clean: float) -> str:
     def places(values: Any) -> list[str]:
         return [f"{across},{up}" for across, up in zip(x(frame["k"]), y(values), strict=True)]
 
-    middle, parts = (TOP + BOTTOM) / 2, list[str]()
+    middle = (TOP + BOTTOM) / 2
+    parts = list[str]()
     for p in (top * tick / 4 for tick in range(5)):
         parts.append(f'<path class=grid d="M{LEFT} {y(p)}H{RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(p) + 4}" text-anchor=end>{p:.3g}</text>')
@@ -122,7 +127,8 @@ def _drawing(frame: Any, levels: Mapping[str, float], clean: float) -> str:
 
 
 def _mark(point: Any, x: float, y: float) -> str:
-    circle, diamond = f"M{x - 4} {y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", f"M{x} {y - 6}l6 6l-6 6l-6 -6z"
+    circle = f"M{x - 4} {y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z"
+    diamond = f"M{x} {y - 6}l6 6l-6 6l-6 -6z"
     kind, d = ("flips", diamond) if point.flips else ("stays", circle)
     spread = "" if math.isnan(point.stderr) else f" ± {point.stderr:.2g}"
     leads = f", {point.leads}" if point.flips else ""

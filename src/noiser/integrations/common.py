@@ -43,7 +43,8 @@ class LibraryMethod(Parameters):
 
     @classmethod
     def class_of(cls, name: str) -> Any:
-        classes, prefix = cls._classes(), cls.library.lower()
+        classes = cls._classes()
+        prefix = cls.library.lower()
         if name not in classes:
             raise UnknownNameError(
                 "method", f"{prefix}:{name}", [f"{prefix}:{other}" for other in classes], cls.hint
@@ -132,7 +133,8 @@ def seeded(rng: torch.Generator, device: torch.device) -> Generator[None]:
     are back.
     """
     seed = int(torch.randint(2**31, (), generator=rng))
-    numpy, python = np.random.get_state(), random.getstate()
+    numpy = np.random.get_state()
+    python = random.getstate()
     forked = [device] if device.type not in ("cpu", "mps") else []
     with torch.random.fork_rng(forked, device_type=device.type if forked else "cuda"):
         torch.default_generator.manual_seed(

@@ -243,8 +243,10 @@ class NoiserAttribution(_Registry):
         ids, targets, explained, mask, _, names, *values = attribute_fn_main_args[
             "additional_forward_args"
         ]
-        given, settings = dict(attribution_args), dict(zip(names, values, strict=True))
-        seed, special_tokens = given.pop("seed", 0), given.pop("special_tokens", None)
+        given = dict(attribution_args)
+        settings = dict(zip(names, values, strict=True))
+        seed = given.pop("seed", 0)
+        special_tokens = given.pop("special_tokens", None)
         foils = self._foils(explained, settings, ids.shape[1])
         if settings.get("logprob"):
             given.setdefault("objective", "logprob")

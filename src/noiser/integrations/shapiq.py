@@ -90,7 +90,8 @@ class ShapiqMethod(LibraryMethod):
     ) -> Float64[Tensor, " players"]:
         if not players:
             return torch.empty(0, dtype=torch.float64)
-        cls, budget = self.class_of(self.name), self.budget or 16 * players + 130
+        cls = self.class_of(self.name)
+        budget = self.budget or 16 * players + 130
         of_class, of_call = self.split()
         of_class = ({"index": "SV", "max_order": 1} if "index" in names_of(cls) else {}) | of_class
         with self.explained(budget=budget), warnings.catch_warnings():

@@ -74,7 +74,9 @@ class LocalJudge:
                 "style is 'chat', but the tokenizer has no chat template; expected 'plain' or "
                 "'auto'."
             )
-        self.lm, self.max_new_tokens, self.name = lm, max_new_tokens, f"local:{lm.identity.name}"
+        self.lm = lm
+        self.max_new_tokens = max_new_tokens
+        self.name = f"local:{lm.identity.name}"
         self.style: Literal["chat", "plain"] = "chat" if lm.chats and style != "plain" else "plain"
         own = prompts.PAPER_V1 if self.style == "chat" else prompts.WORDS_V1
         self.prompt = prompt_of(own if prompt is None else prompt)
@@ -175,7 +177,8 @@ class LocalJudge:
         )
         replies: list[_Reply] = []
         for tokens in rows:
-            reply, cut = decode(list(tokens)), tokens[-1] not in self.lm.end_tokens
+            reply = decode(list(tokens))
+            cut = tokens[-1] not in self.lm.end_tokens
             chat = self.style == "chat"
             reading = (
                 parse_reply(reply, self.prompt.answers or 1, cut=cut)

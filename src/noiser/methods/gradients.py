@@ -127,7 +127,8 @@ class GradientShap(InnerMethod):
     objective: DifferentiableObjective = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
-        positions, count = movable_positions(query), self.samples
+        positions = movable_positions(query)
+        count = self.samples
         alphas = torch.rand(count, generator=rng, dtype=torch.float32).tolist()
         noise = (
             draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev

@@ -142,7 +142,8 @@ def _domains(
     parameters: type,
 ) -> dict[str, tuple[tuple[str, ...], bool, Callable[[str, object], Any] | None]]:
     """For each field the known names, whether None is allowed, and the check of a number."""
-    hints, domains = get_type_hints(parameters, include_extras=True), {}
+    hints = get_type_hints(parameters, include_extras=True)
+    domains = {}
     for name in (each.name for each in fields(parameters)):
         types = (
             get_args(hints[name])

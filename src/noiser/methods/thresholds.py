@@ -162,7 +162,8 @@ class _Root:
     """
 
     def __init__(self, guess: float, *, steps: int) -> None:
-        self.low, self._high = 0.0, 1.0
+        self.low = 0.0
+        self._high = 1.0
         self._cell = max(2.0**-steps, SMALLEST)
         self._guess = guess
         self._lead, self._loss = 1.0, math.nan  # at low, and at high where it is known
@@ -182,7 +183,8 @@ class _Root:
         """The k to look at next, or the last two."""
         if self._high <= self._cell:
             return [self._high / 2]
-        first, last = round(self.low / self._cell) + 1, round(self._high / self._cell) - 1
+        first = round(self.low / self._cell) + 1
+        last = round(self._high / self._cell) - 1
         place = min(max(math.floor(self._predicted() / self._cell), first), last)
         return [i * self._cell for i in ((first, last) if last == first + 1 else (place,))]
 
@@ -218,8 +220,10 @@ class _Root:
     def fall(self, margin: float) -> None:
         """Learns that the margin is lost at `low` too, by another unit."""
         self._high, self._loss = self.low, min(margin, 0.0)
-        self.low, self._lead = 0.0, 1.0
-        self._slow, self._last_flipped = 0, None
+        self.low = 0.0
+        self._lead = 1.0
+        self._slow = 0
+        self._last_flipped = None
 
     def _predicted(self) -> float:
         if math.isnan(self._loss):

@@ -130,7 +130,8 @@ class Case(Settings):
 
         NaN where a unit has no score, is not before the target, or is frozen.
         """
-        hidden, frozen = ~self.query.causal_mask, self.query.encoding.frozen
+        hidden = ~self.query.causal_mask
+        frozen = self.query.encoding.frozen
         if not self.special:
             hidden |= torch.tensor(
                 [all(frozen[index] for index in unit.token_indices) for unit in self.query.units]

@@ -160,7 +160,8 @@ def metrics_of(names: Iterable[str], settings: Mapping[str, Any], *more: str) ->
         for name in ((*SETTINGS, "judge") if one.reads is None else one.reads)
     }
     if ignored := [name for name in given if name not in (*read, "profile", *more)]:
-        expected, which = " or ".join(sorted(read)) or "no setting", ", ".join(metrics)
+        expected = " or ".join(sorted(read)) or "no setting"
+        which = ", ".join(metrics)
         raise ParameterError(
             f"{' and '.join(ignored)} would change nothing; expected {expected} for {which}."
         )
@@ -215,12 +216,14 @@ def answers(
     confidence: float,
 ) -> list[str]:
     """For each primary number a sentence: is it better than for scores without information?"""
-    gaps, told = gaps_of(primary, summaries), dict[str, list[str]]()
+    gaps = gaps_of(primary, summaries)
+    told = dict[str, list[str]]()
     # n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the
     # number of tests.
     needed = max(FEWEST, 2 + math.floor(math.log2(max(1, len(gaps)) / (1 - confidence))))
     for name, (number, reference) in gaps.items():
-        one, higher = estimates[name], summaries[name].scale.higher_is_better
+        one = estimates[name]
+        higher = summaries[name].scale.higher_is_better
         word = "yes" if (one.value > 0) == higher else "no, worse"
         if not one.is_clear:
             word = f"no significant difference with n = {one.n}"

@@ -62,7 +62,8 @@ def fingerprint(folder: Path, model: Any) -> str:
     """The sha256 of a folder's configuration, tokenizer, code and chat templates, and of samples of
     every weight.
     """
-    files, weights = hashlib.sha256(), hashlib.sha256()
+    files = hashlib.sha256()
+    weights = hashlib.sha256()
     names = (
         "*config.json",
         "*token*",
@@ -112,7 +113,8 @@ def explain_errors(name: str) -> Generator[None]:
 
 
 def _explain(name: str, error: Exception) -> NoiserError:
-    said, model = " ".join(str(error).split())[:300].rstrip("."), f"The model {name!r}"
+    said = " ".join(str(error).split())[:300].rstrip(".")
+    model = f"The model {name!r}"
     if isinstance(error, ImportError):
         return DependencyError(
             f"{model} needs a package that is not installed: {said}. Install it."

@@ -82,7 +82,8 @@ def converted(name: str, files: Sequence[Path], sha256: str | None = None) -> tu
     """
     from safetensors import SafetensorError
 
-    digest, models = sha256 or _sha256_of(files), cache_root() / "models"
+    digest = sha256 or _sha256_of(files)
+    models = cache_root() / "models"
     folder = models / f"{name[:50]}-{digest[:24]}-v1"
     if folder.is_dir():
         return str(folder), digest
@@ -152,7 +153,9 @@ def _convert(files: Sequence[Path], folder: Path) -> None:
     vars(model.config).pop(
         "quantization_config", None
     )  # the weights are float32 now, but save_pretrained would refuse
-    model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
+    model.hf_quantizer = None
+    model.is_quantized = False
+    model.quantization_method = None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -250,7 +250,8 @@ class Server:
         nothing = ScoredTokens({}, torch.inf)
         rows = [nothing] * (len(ids) - len(offsets))  # for a start token, which the server adds
         for token, (start, stop) in zip(ids[len(rows) :], offsets, strict=True):
-            first, after = begins.get(start, 0), begins.get(stop, 0)
+            first = begins.get(start, 0)
+            after = begins.get(stop, 0)
             values = [place.logprob for place in given[first:after]]
             if start not in begins or not values or None in values:
                 rows.append(nothing)

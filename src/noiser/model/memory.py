@@ -9,10 +9,8 @@ import torch
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on any device."""
-    text, said = (
-        str(error).lower(),
-        ("out of memory", "not enough memory", "allocate memory", "alloc_failed"),
-    )
+    text = str(error).lower()
+    said = ("out of memory", "not enough memory", "allocate memory", "alloc_failed")
     said += (
         "bad_alloc",
         "could not create a primitive",

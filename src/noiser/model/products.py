@@ -59,10 +59,8 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _precise(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear has it
-    logits, bias = (
-        functional.linear(input, layer.weight, layer.bias),
-        cast("Tensor | None", layer.bias),
-    )
+    logits = functional.linear(input, layer.weight, layer.bias)
+    bias = cast("Tensor | None", layer.bias)
     if torch.is_grad_enabled():
         return logits
     rounded = logits.reshape(-1, logits.shape[-1])

@@ -71,7 +71,8 @@ def own_defaults() -> Generator[None]:
     """Within it new tensors are float32 on the CPU and no inference tensors, whatever the caller
     has set.
     """
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    dtype = torch.get_default_dtype()
+    device = torch.get_default_device()
     torch.set_default_dtype(torch.float32)
     try:
         with (
@@ -101,7 +102,9 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
     leaves a list that the next call finishes.
     """
     state = held.get(model) or held.setdefault(model, Held())
-    lock, undo, within = state.lock, state.undo, state.lock._is_owned()
+    lock = state.lock
+    undo = state.undo
+    within = state.lock._is_owned()
     shared = [] if within else locks_of(model, state)
     # Inference mode of the caller's would leave no way back for gradients; its end puts the
     # gradient mode back too.

@@ -108,7 +108,8 @@ def _by_tool(explained: ChatAnswer, answer: ChatAnswer) -> float:
 
 def _same_fields(one: str, other: str) -> bool:
     """Whether two JSON objects have the same fields, whose values are the same as texts or data."""
-    fields, other_fields = _as_data(one), _as_data(other)
+    fields = _as_data(one)
+    other_fields = _as_data(other)
     if not isinstance(fields, dict) or not isinstance(other_fields, dict):
         return same_text(one, other)
     if fields.keys() != other_fields.keys():

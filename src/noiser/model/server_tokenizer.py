@@ -61,7 +61,8 @@ class ServerTokenizer:
             sender.get(f"{root}/props", cast_to=object, options={})
         )
         self.chat_template = properties.chat_template or None
-        self.bos_token, self.eos_token = properties.bos_token, properties.eos_token
+        self.bos_token = properties.bos_token
+        self.eos_token = properties.eos_token
         self.bos_token_id = self._special(properties.bos_token)
         self.eos_token_id = self._special(properties.eos_token)
         self.unk_token_id = self.sep_token_id = self.pad_token_id = self.cls_token_id = None
@@ -172,7 +173,8 @@ def _offsets(text: str, pieces: Sequence[_Piece]) -> list[tuple[int, int]]:
 
     A space that the tokenizer puts before the text belongs to no character.
     """
-    whole, joined = text.encode(), b"".join(piece.as_bytes() for piece in pieces)
+    whole = text.encode()
+    joined = b"".join(piece.as_bytes() for piece in pieces)
     lead = 1 if joined == b" " + whole else 0
     if joined[lead:] != whole:
         raise PromptError(
@@ -186,7 +188,8 @@ def _offsets(text: str, pieces: Sequence[_Piece]) -> list[tuple[int, int]]:
     offsets: list[tuple[int, int]] = []
     end = -lead
     for piece in pieces:
-        start, end = end, end + len(piece.as_bytes())
+        start = end
+        end = end + len(piece.as_bytes())
         offsets.append((character[max(start, 0)], last[max(end, 0)]))
     return offsets
 

@@ -33,7 +33,8 @@ def load_vllm(
     except ImportError as error:
         text = "Install it: pip install vllm, in an environment of its own (docs/models.md)."
         raise DependencyError(f"vLLM is not installed: {error}. {text}") from error
-    place, worker = find(name), "noiser.model.vllm_worker"
+    place = find(name)
+    worker = "noiser.model.vllm_worker"
     with explain_errors(name):
         table = embedding_table(place.source, origin["revision"])
     arguments: dict[str, Any] = {

@@ -37,7 +37,10 @@ def write(
         raise UnsupportedModelError(
             f"{lm.identity.name} runs elsewhere. Name its server as --upstream."
         )
-    read, waiting, goes_on, count = [*prompt_ids], list[int](), True, len(prompt_ids)
+    read = [*prompt_ids]
+    waiting = list[int]()
+    goes_on = True
+    count = len(prompt_ids)
 
     def tell(most: int) -> None:
         """Passes on the text of new tokens; those that end within a character, up to `most`, wait
@@ -88,7 +91,8 @@ def write(
         "max_new_tokens": max_new_tokens,
         **reading_options(lm.tokenizer, settings),
     }
-    own.return_dict_in_generate, own.num_return_sequences = False, None
+    own.return_dict_in_generate = False
+    own.num_return_sequences = None
     in_beams = "num_beams" in settings  # which text wins is known at its end
     if not in_beams:
         asked["stopping_criteria"] = [ended]

@@ -146,7 +146,8 @@ def _wider(one: Any, other: Any) -> Any:
     changes: dict[str, Any] = {"limit": _higher(one.limit, other.limit)}
     for kind in _RESTRICTIONS:
         if hasattr(one, kind):
-            mine, theirs = getattr(one, kind), getattr(other, kind)
+            mine = getattr(one, kind)
+            theirs = getattr(other, kind)
             changes[kind] = (*dict.fromkeys((*mine, *theirs)),) if mine and theirs else ()
     return one.model_copy(update=changes)
 

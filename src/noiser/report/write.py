@@ -47,8 +47,10 @@ def report_files(
         DependencyError: figures or a page are wanted without matplotlib.
     """
     found = cells(store, confidence, progress)
-    made, drawn = tables(store, found), list(pictures(store.plan, found)) if figures or html else []
-    about, title = _about(store, confidence), f"Benchmark “{store.plan.name}”"
+    made = tables(store, found)
+    drawn = list(pictures(store.plan, found)) if figures or html else []
+    about = _about(store, confidence)
+    title = f"Benchmark “{store.plan.name}”"
     written: dict[Format, Callable[[], str]] = {
         "md": lambda: markdown(made, about, title),
         "latex": lambda: latex(made),
@@ -77,7 +79,8 @@ def write_report(
 
 def _about(store: Stored, confidence: float) -> list[tuple[str, str]]:
     """Models, seed, versions and machine, as (name, value)."""
-    plan, run = store.plan, store.meta
+    plan = store.plan
+    run = store.meta
     facts = {
         "models": ", ".join(plan.labels("models")),
         "data": ", ".join(plan.labels("data")),

@@ -126,7 +126,8 @@ class QuestionJob:
     def step(self, label: str) -> None:
         """Begins a step."""
         self.check()
-        self._label, self._share = label, None
+        self._label = label
+        self._share = None
 
     def progress(self, done: float, expected: float) -> None:
         """Notes how far the present step is."""
@@ -165,7 +166,8 @@ class Models:
     """
 
     def __init__(self, named: Sequence[str], load: Callable[[str], LanguageModel]) -> None:
-        self._named, self._load = named, load
+        self._named = named
+        self._load = load
         self._loaded: dict[str, LanguageModel] = {}
         self._load_lock = threading.Lock()
         self._line = Line()

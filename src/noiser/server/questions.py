@@ -67,7 +67,8 @@ class QuestionBody(Body):
 
         own = {"model", "offsets"}
         arguments = {field: getattr(self, field) for field in type(self).model_fields.keys() - own}
-        method, parameters = arguments.pop("method", None), arguments.pop("parameters", {})
+        method = arguments.pop("method", None)
+        parameters = arguments.pop("parameters", {})
         if parameters and method is None:
             raise ParameterError("parameters are a method's; expected the method's name as well.")
         if method is not None:

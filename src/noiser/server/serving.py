@@ -436,7 +436,8 @@ class Guard:
         if self._logins and not self._is_login(headers.get("authorization", "")):
             challenge = {"www-authenticate": 'Basic realm="Noiser", charset="UTF-8"'}
             return _refusal(401, "Unauthorized", "A user and a password are needed.", challenge)
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         if not self._hosts & {re.sub(r":\d*$", "", host).strip("[]").lower(), "*"}:
             text = "The server does not answer to this name. Allow it with --allowed-host."
             return _refusal(400, "Forbidden", text)
@@ -471,10 +472,13 @@ async def _body(receive: Receive, headers: Headers) -> bytes | Response:
     """The body of a request, or the refusal of one that is too large, by what it says or by what
     comes.
     """
-    content, length, more = b"", int(headers.get("content-length", "0")), True
+    content = b""
+    length = int(headers.get("content-length", "0"))
+    more = True
     while more and max(length, len(content)) <= LARGEST_BODY:
         message = await receive()
-        content, more = content + message.get("body", b""), message.get("more_body", False)
+        content = content + message.get("body", b"")
+        more = message.get("more_body", False)
     if max(length, len(content)) > LARGEST_BODY:
         return _too_large(f"{LARGEST_BODY:,} bytes")
     values = islice(_VALUE.finditer(content), MOST_VALUES + 1)

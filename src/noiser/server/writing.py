@@ -28,7 +28,9 @@ class Answer:
         self, tell: Callable[[str], object] = lambda _: None, stops: Sequence[str] = ()
     ) -> None:
         self.text, self.ids, self.finish = "", list[int](), ""
-        self._tell, self._stops, self._held = tell, [stop for stop in stops if stop], ""
+        self._tell = tell
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
         self._lengths, self._news = list[tuple[int, int]](), SimpleQueue[None]()
 
     @contextmanager
@@ -83,16 +85,19 @@ class Answer:
 
     def _pass_on(self, count: int) -> None:
         if count > 0:
-            piece, self._held = self._held[:count], self._held[count:]
+            piece = self._held[:count]
+            self._held = self._held[count:]
             self.text += piece
             self._tell(piece)
             self._news.put(None)
 
     def sentences(self) -> Iterator[list[tuple[int, int]]]:
         """Spans of sentences, as they end: those that ended since the last time."""
-        done, ended = 0, False
+        done = 0
+        ended = False
         while not ended:
-            ended, text = bool(self.finish), self.text
+            ended = bool(self.finish)
+            text = self.text
             found = [(start + done, end + done) for start, end in sentence_spans(text[done:])]
             if spans := [
                 (a, b) for a, b in found if (ended and text[a:b].strip()) or _GONE_ON.match(text, b)
