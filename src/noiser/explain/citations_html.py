@@ -18,6 +18,7 @@ from typing import NamedTuple
 from noiser.attribution.display import label, shorten, visible
 from noiser.attribution.markup import css, page_of_card, sentence_html
 from noiser.explain.citations_record import (
+    MEANINGS,
     Citation,
     CitationsRecord,
     Quote,
@@ -68,13 +69,16 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
     if citations.answer_without is not None:
         text = escape(visible(citations.answer_without.strip()))
         without = f"<h3>The answer without the sources</h3><p class=facts dir=auto>{text}</p>"
+    legend = ""
+    if any(sentence.citations for sentence in citations.sentences):
+        legend = "<p class=facts>The longer the bar, the more the answer needs the source.</p>"
     footnotes = "".join(f"<p>{escape(text)}</p>" for text in citations.footnotes)
     return (
         f"<style>{''.join(_rules(citations, identifier, strength))}</style>"
         f'<div class="noiser-att" id="{identifier}">{sentence_html(about_citations(citations))}'
         f"<div class=noiser-cite><div>{_question(citations)}<h3>Answer</h3>"
         f"<p class=answer dir=auto>{answer}</p>{without}</div>"
-        f"<div><h3>Sources</h3>{_sources(citations, identifier, strength)}</div></div>"
+        f"<div><h3>Sources</h3>{legend}{_sources(citations, identifier, strength)}</div></div>"
         f"{_numbers(citations)}<details><summary>how to read this</summary>"
         f"<footer>{footnotes}</footer></details></div>"
     )
@@ -147,7 +151,7 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
     else:
         verdict = sentence.mark.strip("()")
         mark = f'<span class="memory {_slug(verdict)}" tabindex=0>{escape(verdict)}</span>'
-        titles = []
+        titles = [MEANINGS[sentence.verdict]]
         style = ""
         kind = ""
     if sentence.against:

@@ -39,6 +39,15 @@ VERDICTS: dict[Origin, str] = {
 }
 """Verdicts in words."""
 
+MEANINGS: dict[Origin, str] = {
+    "used": "It loses much without the sources.",
+    "memory": "The model says it as well without the sources: from what it knows, or from the "
+    "sentences before.",
+    "unsupported": "Improbable with and without the sources: invented, or taken from elsewhere.",
+    "unclear": "The sources hardly decide it, or only together.",
+}
+"""What verdicts say, in a sentence for the reader of an answer."""
+
 PROBABLE = 0.4
 IMPROBABLE = 0.3
 """A sentence that does not need the sources is from memory if the model gives its tokens at least
