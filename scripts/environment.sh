@@ -39,13 +39,13 @@ set_up() {
 # pip's torch for Linux brings CUDA, several GB. uv finds the build for this machine, of 200 MB where there is no card;
 # where it cannot be installed or finds no build, pip's own is taken.
 install_torch() {
-    echo "  torch"
     if [ "$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1; then
+        echo "  torch for this machine, if uv finds it"
         { .venv/bin/python -m pip install -qq --disable-pip-version-check uv &&
             .venv/bin/uv pip install --quiet --python .venv/bin/python --torch-backend cpu --constraint constraints.txt torch
         } >/dev/null 2>&1 && return
     fi
-    .venv/bin/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt torch
+    install "torch" torch
 }
 
 set_up_demo() {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noiser.attribution.amounts import amounts_of, probability_text, without_text
 from noiser.attribution.display import headings, label, labels, visible
 from noiser.attribution.relations import sentences
-from noiser.attribution.speakers import message_places, speaker
+from noiser.attribution.speakers import chat_messages, message_places, speaker
 from noiser.numbers import number_format
 from noiser.text.chat import part_texts
 from noiser.text.segments import join_overlapping
@@ -277,7 +277,7 @@ def _roles(att: AttributionRecord) -> dict[int, str]:
     """
     places = message_places(att)
     found = {index for index, _, _ in places}
-    for index, message in enumerate([] if isinstance(att.prompt, str) else att.prompt):
+    for index, message in enumerate(chat_messages(att)):
         if index not in found and "".join(part_texts(message)).strip():
             return {}
     if not places:
@@ -286,19 +286,19 @@ def _roles(att: AttributionRecord) -> dict[int, str]:
     position = 0
     for index, start, end in places:
         if start > position:
-            roles[position] = _heading(att.text, position, start, speaker(att, index))
+            role = str(chat_messages(att)[index].get("role"))
+            roles[position] = _heading(att.text, position, start, role, speaker(att, index))
         position = end
     if att.prompt_length > position:
-        roles[position] = _heading(att.text, position, att.prompt_length, "assistant")
+        roles[position] = _heading(att.text, position, att.prompt_length, "assistant", "assistant")
     return roles
 
 
-def _heading(text: str, start: int, end: int, who: str) -> str:
+def _heading(text: str, start: int, end: int, role: str, who: str) -> str:
     """The template's text from `start` to `end`: its own words on a line, and who speaks then."""
     words = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", text[start:end]).split()
     own_words = ""
     if len(words) > 2:  # more than the roles before and after
-        role = re.sub(r"^\d+ | \(.*", "", who)
         own_words = " ".join(words).removesuffix(role) + "\n"
     line_break = "\n" if start > 0 else ""
     return f"{line_break}{own_words}{who}: "

@@ -18,7 +18,7 @@ from noiser.attribution.display import aligned, label, provenance
 from noiser.attribution.normalize import normalize
 from noiser.attribution.result import Attribution
 from noiser.attribution.saved import SavedResult
-from noiser.attribution.speakers import message_places
+from noiser.attribution.speakers import chat_messages, message_places
 from noiser.attribution.store import restored
 from noiser.checks import check_choice
 from noiser.errors import ParameterError, UnitError
@@ -277,7 +277,7 @@ def _roles(att: Attribution) -> list[tuple[str, int, int]]:
     """The role and the characters of each message that stands in the rendered chat word for
     word.
     """
-    messages = [] if isinstance(att.prompt, str) else att.prompt
+    messages = chat_messages(att)
     return [
         (str(messages[index].get("role")), start, end) for index, start, end in message_places(att)
     ]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from noiser.text.chat import calls_of, part_texts, text_with_calls
+from noiser.types import Message
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
 
 
+def chat_messages(att: AttributionRecord) -> Sequence[Message]:
+    """The messages of a chat; none of a text."""
+    return () if isinstance(att.prompt, str) else att.prompt
+
+
 def message_places(att: AttributionRecord) -> list[tuple[int, int, int]]:
     """(index, start, end) of each message that stands in the rendered chat word for word."""
-    if isinstance(att.prompt, str):
-        return []
     places: list[tuple[int, int, int]] = []
     position = 0
-    for index, message in enumerate(att.prompt):
+    for index, message in enumerate(chat_messages(att)):
         for content in (text_with_calls(message), "".join(part_texts(message))):
             text = content.strip()
             start = att.text.find(text, position, att.prompt_length) if text else -1
@@ -32,7 +37,7 @@ def speaker(att: AttributionRecord, index: int) -> str:
 
     For example "user" in a chat of a question, "0 user" and "3 tool (search)" in one of an agent.
     """
-    messages = [] if isinstance(att.prompt, str) else att.prompt
+    messages = chat_messages(att)
     message = messages[index]
     role = str(message.get("role"))
     number = f"{index} " if len(messages) > 2 else ""
@@ -42,7 +47,7 @@ def speaker(att: AttributionRecord, index: int) -> str:
 
 def _tool_of(att: AttributionRecord, index: int) -> str:
     """The tool whose result a message is: by its name, or by the call that it answers."""
-    messages = [] if isinstance(att.prompt, str) else att.prompt
+    messages = chat_messages(att)
     message = messages[index]
     if message.get("role") != "tool":
         return ""

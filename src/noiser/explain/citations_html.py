@@ -19,6 +19,7 @@ from noiser.attribution.display import label, shorten, visible
 from noiser.attribution.markup import css, page_of_card, sentence_html
 from noiser.explain.citations_record import (
     MEANINGS,
+    VERDICTS,
     Citation,
     CitationsRecord,
     Quote,
@@ -149,8 +150,9 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
         style = f' style="{strength.tint(best.score)}"'
         kind = " cited"
     else:
-        verdict = sentence.mark.strip("()")
-        mark = f'<span class="memory {_slug(verdict)}" tabindex=0>{escape(verdict)}</span>'
+        words = VERDICTS[sentence.verdict]
+        name = words.replace(" ", "-")
+        mark = f'<span class="memory {name}" tabindex=0>{words}</span>'
         titles = [MEANINGS[sentence.verdict]]
         style = ""
         kind = ""
@@ -163,11 +165,6 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
         f'<span class="s s{row}{kind}"{style} title="{title}">'
         f"{escape(visible(sentence.text))} {mark}</span>"
     )
-
-
-def _slug(verdict: str) -> str:
-    """A verdict as the name of a class: "not supported" is "not-supported"."""
-    return re.sub(r"[^a-z]+", "-", verdict.lower()).strip("-")
 
 
 def _linked(mark: str, identifier: str) -> str:

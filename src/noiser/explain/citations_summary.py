@@ -6,7 +6,7 @@ from collections import Counter
 
 from noiser.attribution.display import label, shorten
 from noiser.attribution.summary import Piece
-from noiser.explain.citations_record import CitationsRecord
+from noiser.explain.citations_record import VERDICTS, CitationsRecord
 
 _LONGEST = 60  # characters of a title
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -25,7 +25,7 @@ def about_citations(citations: CitationsRecord) -> list[Piece]:
         if sentence.citations:
             cited += 1
         else:
-            verdicts[sentence.mark.strip("()")] += 1
+            verdicts[VERDICTS[sentence.verdict]] += 1
         for citation in sentence.citations:
             scores[citation.number] += citation.score  # pyright: ignore[reportArgumentType]
     total = len(citations.sentences)

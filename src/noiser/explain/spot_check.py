@@ -26,6 +26,8 @@ _LONG = 300
 _FEW = 16
 # Two units are compared with two others, which takes four.
 _FEWEST_UNITS = 4
+# Changes the attribution's seed, so that the draw of the others is not one of the method's.
+_OWN_DRAW = 0x7E57
 
 
 class Removed(NamedTuple):
@@ -123,7 +125,9 @@ def _two_pairs(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The two strongest units for the target, and two others; empty where there are too few."""
     scores: list[float] = att.scores[target].tolist()
-    players = [column for column, score in enumerate(scores) if plays[column] and score == score]
+    players = [
+        column for column, score in enumerate(scores) if plays[column] and not math.isnan(score)
+    ]
     positive = [column for column in with_signal(att, target) if scores[column] > 0]
     best = tuple(column for column in positive if plays[column])[:2]
     if len(best) < 2:
@@ -131,9 +135,8 @@ def _two_pairs(
     rest = [column for column in players if column not in best]
     if len(players) < _FEWEST_UNITS:
         return best, ()
-    order: list[int] = torch.randperm(
-        len(rest), generator=torch.Generator().manual_seed(att.seed ^ 0x7E57)
-    ).tolist()
+    chance = torch.Generator().manual_seed(att.seed ^ _OWN_DRAW)
+    order: list[int] = torch.randperm(len(rest), generator=chance).tolist()
     return best, tuple(sorted(rest[place] for place in order[:2]))
 
 

@@ -108,13 +108,17 @@ def one_text_each(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 def calls_of(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The functions that a message calls, with their arguments as JSON."""
     calls: list[tuple[str, str]] = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
+    for function in _functions(message):
         arguments = function.get("arguments", "{}")
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments)
         calls.append((str(function.get("name", "")), arguments))
     return tuple(calls)
+
+
+def _functions(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The functions that a message calls, by name and arguments; some hold them in the call."""
+    return [call.get("function", call) for call in message.get("tool_calls") or ()]
 
 
 def text_with_calls(message: Mapping[str, Any]) -> str:
@@ -591,8 +595,4 @@ def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
 
 def _called(message: Mapping[str, Any]) -> list[str]:
     """The names of the functions that a message calls."""
-    names: list[str] = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
-        names.append(str(function.get("name", "")))
-    return names
+    return [str(function.get("name", "")) for function in _functions(message)]
