@@ -662,6 +662,16 @@ def test_documents_that_are_none_are_refused(documents, message):
         noiser.cite(tiny("llama"), QUESTION, documents, answer=" It rains.")
 
 
+def test_a_text_that_looks_like_a_file_s_name_is_taken_with_a_warning():
+    with pytest.warns(UserWarning, match=r"Source 2, 'docs/a.txt', is taken as a text"):
+        assert read_documents(["A cat.", "docs/a.txt"]) == ["A cat.", "docs/a.txt"]
+
+
+def test_a_sentence_that_ends_with_a_file_s_name_is_a_text(recwarn):
+    read_documents(["See docs/a.txt"])
+    assert not recwarn
+
+
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(PromptError, match="has no text file"):
         read_documents(tmp_path)

@@ -28,6 +28,7 @@ from noiser.methods.rules import draw_inputs, every_input, fit, holds, in_words,
 from noiser.numbers import wilson
 from noiser.text import without_spans
 from noiser.types import ModelIdentity, Question, Span
+from test_pages import chat_model
 from tiny import chat_tokenizer, save_tiny, tiny, tiny_model
 
 FUNCTIONS = {
@@ -580,8 +581,8 @@ def test_shown_as_text():
     assert str(made()) == (
         "attic: stays if [1] and [3], or [4] unless [2]\n"
         '  right on 39 of 40 fresh inputs (0.87 to 1.00); "always" is right on 24\n'
-        "  [1] and [3] alone are enough · [4] unless [2] alone is not enough as text: "
-        '"hall" · without [1] and [4] it becomes "barn"\n'
+        '  [1] and [3] alone are enough · an exception: with [4] alone it becomes "hall" · '
+        'without [1] and [4] it becomes "barn"\n'
         "  same tokens · 125 inputs · m (float32) · unit sentence · seed 0\n"
         "\n"
         "  [1] The lute is in the red box.\n"
@@ -615,7 +616,7 @@ def test_shown_as_text():
         ({"memory": True}, "with no unit at all, the answer stays as well"),
         (
             {"trials": (Trial("changes", (1, 4), True, " attic"),)},
-            "without [1] and [4] it still stays as text",
+            "an exception: without [1] and [4] it still stays",
         ),
     ],
     ids=["no rule", "memory", "all inputs", "foil", "memory beside a rule", "a false claim"],
@@ -675,6 +676,57 @@ def test_markdown():
     assert "| 1 | The lute is in the red box. |" in text
 
 
+@pytest.mark.parametrize(
+    "chat",
+    [False, True],
+    ids=["a model of text", "a chat model"],
+)
+def test_a_question_gets_its_sources_as_cite_asks_it(chat):
+    lm = chat_model() if chat else tiny("llama")
+    sources = {"Songs": SOURCES[0], "Weather": SOURCES[1]}
+    pairs = [*sources.items()]
+    prompt = noiser.place_sources(
+        [{"role": "user", "content": "Where?"}] if chat else "Where?", pairs
+    )
+    found = noiser.rule(lm, "Where?", sources=sources, max_new_tokens=2)
+    assert found == noiser.rule(lm, prompt, sources=pairs, max_new_tokens=2)
+    assert [unit.text for unit in found.units] == ["\n".join(pair) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        f"{SOURCES[0].replace(' ', '  ')} Where?",
+        f"{SOURCES[0]} Where?",
+    ],
+    ids=["with other white space", "one of two"],
+)
+def test_a_prompt_that_has_sources_in_it_gets_no_second_copy(prompt):
+    with pytest.raises(UnitError, match="is not in the prompt"):
+        noiser.rule(tiny("llama"), prompt, sources=SOURCES[:2])
+
+
+def test_the_command_reads_folders_and_the_names_after_the_first(tmp_path):
+    model = save_tiny("llama", tmp_path / "model")
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for name, text in zip("ab", SOURCES, strict=False):
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    rules: list[str] = []
+    for files in ([str(folder)], [str(folder / "a.txt"), str(folder / "b.txt")]):
+        arguments = ["rule", "Where?", "--source", *files, "-m", str(model), "--format", "json"]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        rules.append(done.stdout)
+    assert rules[0] == rules[1]
+
+
+def test_the_command_looks_at_files_before_it_loads_a_model():
+    done = CliRunner().invoke(app, ["rule", "Where?", "--source", "absent.txt", "-m", "absent"])
+    assert done.exit_code == 2
+    assert "'absent.txt' is no file" in done.output
+
+
 def test_the_command(tmp_path):
     model = save_tiny("llama", tmp_path / "model")
     for name, text in zip("abc", SOURCES, strict=True):
@@ -686,6 +738,6 @@ def test_the_command(tmp_path):
     stored = json.loads(done.stdout)
     lm = noiser.load_model(str(model))
     sources = [*zip("abc", SOURCES, strict=True)]
-    expected = noiser.rule(lm, noiser.place_sources("Where?", sources), sources=sources)
+    expected = noiser.rule(lm, "Where?", sources=sources)
     assert noiser.Rule.from_dict(stored) == expected
     assert (stored["unit"], len(stored["units"])) == ("source", 3)

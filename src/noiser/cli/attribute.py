@@ -160,10 +160,16 @@ def rule(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")
     ],
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE", help="More sources, as --source docs/*.txt gives them."),
+    ] = None,
     source: Annotated[
         list[Path] | None,
         typer.Option(
-            "--source", metavar="FILE", help="A text that PROMPT is a question about; repeatable."
+            "--source",
+            metavar="FILE",
+            help="A text that PROMPT is a question about, or a folder; repeatable.",
         ),
     ] = None,
     model: o.Model = "gemma-3-270m",
@@ -190,13 +196,11 @@ def rule(
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Says which parts of PROMPT its answer needs, as a rule that is tried on fresh inputs."""
-    from noiser.explain import rule as run
-    from noiser.text import place_sources
-
     asked = o.parse_prompt(prompt, chat=chat)
-    sources = [(path.name, o.text_of(path)) for path in source or ()] or None
-    if sources is not None:
-        asked = place_sources(asked, sources)
+    paths = [*(source or ()), *(more or ())]
+    sources = o.documents_of(paths) if paths else None  # before a model is loaded
+    from noiser.explain import rule as run
+
     options: dict[str, Any] = {"target": target, "foil": foil, "max_new_tokens": max_new_tokens}
     options |= {"unit": unit, "same": same, "fresh": fresh, "seed": seed, "sources": sources}
     lm = loading.load(model)

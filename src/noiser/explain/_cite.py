@@ -21,6 +21,7 @@ from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
 from noiser.explain.citations_record import in_nats
 from noiser.explain.many import for_each, is_many, run_many
+from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.explain.rule_record import Rule
 from noiser.explain.sameness import Sameness
@@ -29,9 +30,7 @@ from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
 from noiser.text import (
     TEMPLATE,
-    begin_of_sources,
     make_units,
-    place_sources,
     read_documents,
     with_leads,
     without_sources,
@@ -212,10 +211,7 @@ def cite(
     async def cite_one(question: Prompt, sources: Documents, answer: Any) -> Citations:
         """The citations of one question."""
         sources = read_documents(sources)
-        request = _request(lm, question, template)
-        prompt = request if template is None else place_sources(request, sources, template)
-        encoding = lm.encode(prompt, documents=True)
-        begin = begin_of_sources(request, template, encoding) if template else 0
+        request, prompt, encoding, begin = placed(lm, question, sources, template)
         parts = Question(
             prompt=prompt,
             target=answer,
@@ -305,13 +301,6 @@ def _check_memory(memory: Any) -> None:
         raise ParameterError(
             f"memory is {memory!r}; expected a number of nats, or None for the default."
         )
-
-
-def _request(lm: LanguageModel, question: Prompt, template: str | None) -> Prompt:
-    """The question; as a user's message where it is a text to be placed in a template of a chat."""
-    if lm.chats and template and isinstance(question, str):
-        return [{"role": "user", "content": question}]
-    return question
 
 
 async def _fast(

@@ -14,6 +14,7 @@ from noiser.checks import check_count, check_seed, plain
 from noiser.engine import LiveGame, Query, prepare, remover, run_one
 from noiser.errors import ParameterError, UnitError, UnsupportedModelError
 from noiser.explain._restore import restore
+from noiser.explain.placing import placed_unless_there
 from noiser.explain.rule_record import Rule, Trial
 from noiser.explain.rule_tables import TruthTable, can_be_empty, play_rules
 from noiser.explain.sameness import SHORT, Same, Sameness
@@ -21,7 +22,8 @@ from noiser.methods import AttentionGradient, run_method
 from noiser.methods.rules import Term, Terms, smallest_flip
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.types import Progress, Prompt, Question, Sources, TargetUnit, Unit
+from noiser.text import read_documents
+from noiser.types import Documents, Progress, Prompt, Question, TargetUnit, Unit
 
 FRESH = 40
 FEWEST_FRESH = 10
@@ -39,7 +41,7 @@ def rule(
     max_new_tokens: int | None = None,
     target_unit: TargetUnit = "all",
     unit: Unit | None = None,
-    sources: Sources | None = None,
+    sources: Documents | None = None,
     same: Same | None = None,
     fresh: int = FRESH,
     seed: int = 0,
@@ -61,7 +63,9 @@ def rule(
         target_unit: "all" of the answer; or a list of one (start, end) span of its characters, such
             as a sentence.
         unit: as for `noiser.attribute`. None: "source" with sources, else "sentence".
-        sources: documents in the prompt, as for `noiser.attribute`.
+        sources: documents, in the forms that `noiser.cite` takes. They may stand in the prompt word
+            for word. Where none does, the prompt is a question, and they are placed in it as
+            `noiser.cite` does; a text becomes a user's message where the model chats.
         same: when an answer is the same. "tokens": each token is still the most probable one; the
             default for answers of up to 5 tokens, and for a tool call that the model makes.
             "logprob": it loses less than 3 nats of log-probability; the default for longer ones.
@@ -78,25 +82,33 @@ def rule(
             to be the same.
 
     Example:
-        >>> print(noiser.rule(lm, prompt, sources=documents))  # doctest: +SKIP
+        >>> question = "Where is the lute?"
+        >>> print(noiser.rule(lm, question, sources=documents))  # doctest: +SKIP
         attic: stays if [1] and [4], or [6]
     """
     check_model(lm)
     fresh = check_count("fresh", fresh, least=FEWEST_FRESH)
     seed = check_seed(seed)
+    asked: Prompt = plain(prompt)
+    encoding = None
+    begin = 0
+    documents = None if sources is None else read_documents(plain(sources))
+    if documents is not None:
+        _, asked, encoding, begin = placed_unless_there(lm, asked, documents)
     question = Question(
-        prompt=plain(prompt),
+        prompt=asked,
         target=target,
         foil=foil,
         max_new_tokens=max_new_tokens,
         target_unit=None if foil is not None else target_unit,
         unit=unit or ("sentence" if sources is None else "source"),
-        sources=sources,
+        sources=documents,
+        sources_begin=begin,
         continuation_units=False,
     )
 
     async def work() -> Rule:
-        query = await prepare(lm, question)
+        query = await prepare(lm, question, encoding)
         if len(query.targets) != 1:
             raise ParameterError(
                 f"target_unit is {target_unit!r:.60}, which makes {len(query.targets)} answers; "

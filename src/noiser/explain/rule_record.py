@@ -148,7 +148,7 @@ class Rule(SavedResult):
     @property
     def sentence(self) -> str:
         """The rule in words, such as "attic: stays if [1] and [4], or [6]"; safe to show."""
-        return f"{self._subject}: {self._predicate}"
+        return f"{self._subject.rstrip('.')}: {self._predicate}"
 
     @property
     def summary(self) -> str:
@@ -212,14 +212,18 @@ class Rule(SavedResult):
         for trial in self.trials:
             said = f'"{shorten(label(trial.answer), _LENGTH)}"' if trial.answer else ""
             if trial.claim == "enough":
-                is_one = len([number for number in trial.units if number > 0]) == 1
-                words = f"{term_in_words(trial.units)} alone {'is' if is_one else 'are'}"
-                failed = f" not enough as text{f': {said}' if said else ''}"
-                yield words + (" enough" if trial.stays else failed)
+                there = tuple(number for number in trial.units if number > 0)
+                if trial.stays:
+                    verb = "is" if len(there) == 1 else "are"
+                    yield f"{term_in_words(there)} alone {verb} enough"
+                else:
+                    becomes = f"it becomes {said}" if said else "it does not stay"
+                    yield f"an exception: with {term_in_words(there)} alone {becomes}"
                 continue
             words = "without " + " and ".join(f"[{number}]" for number in trial.units)
             if trial.stays == self._says_of_whole:
-                yield f"{words} it still {self._verb if trial.stays else 'does not lead'} as text"
+                stays = self._verb if trial.stays else "does not lead"
+                yield f"an exception: {words} it still {stays}"
             elif not trial.stays:
                 yield f"{words} it becomes {said}" if said else f"{words} it does not stay"
             else:

@@ -196,7 +196,9 @@ class RuleBody(QuestionBody):
     unit: UnitName | Spans | None = Field(
         None, description="The parts; null: sources, or else sentences."
     )
-    sources: BoundedSources | None = Field(None, description="Documents that stand in the prompt.")
+    sources: BoundedSources | None = Field(
+        None, description="Documents that stand in the prompt; if none does, they are placed there."
+    )
     same: SameName | None = Field(
         None, description="When answers are the same; null: tokens, of long answers logprob."
     )

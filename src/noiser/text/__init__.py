@@ -26,6 +26,7 @@ from noiser.text.segments import word_spans as word_spans
 from noiser.text.sources import TEMPLATE as TEMPLATE
 from noiser.text.sources import begin_of_sources as begin_of_sources
 from noiser.text.sources import find_sources as find_sources
+from noiser.text.sources import mentions_a_source as mentions_a_source
 from noiser.text.sources import place_sources as place_sources
 from noiser.text.sources import without_sources as without_sources
 from noiser.text.sources import without_spans as without_spans

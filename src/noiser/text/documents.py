@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from noiser.errors import PromptError, UnitError
+from noiser.notices import warn
 from noiser.types import Source
 
 _ENDINGS = frozenset((".txt", ".md", ".rst", ".text", ".markdown"))
@@ -41,7 +42,19 @@ def read_documents(documents: object) -> list[Any]:
             sources += _of_path(Path(cast("PathLike[str]", document)))
         else:
             sources.append(_of_object(document))
+            _warn_of_name(len(sources), document)
     return sources
+
+
+def _warn_of_name(number: int, document: Any) -> None:
+    """Warns of a text that looks like the name of a text file. No file is looked for."""
+    is_name = isinstance(document, str) and Path(document).suffix.lower() in _ENDINGS
+    if is_name and len(document.split()) == 1:
+        warn(
+            f"Source {number}, {document!r:.60}, is taken as a text, and looks like the name of a "
+            f"file. pathlib.Path({document!r:.60}) reads the file.",
+            stacklevel=2,
+        )
 
 
 def _of_path(path: Path) -> list[tuple[str, str]]:

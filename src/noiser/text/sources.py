@@ -132,6 +132,23 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
     return tuple(placed)
 
 
+def mentions_a_source(text: str, sources: object) -> bool:
+    """Whether a prompt's text has a source in it, be it with other white space or punctuation.
+
+    >>> mentions_a_source("The lute - in the attic! Where is it?", ["The lute (in the attic)"])
+    True
+    >>> mentions_a_source("Where is the lute?", ["The lute (in the attic)"])
+    False
+    """
+    said = _letters(text)
+    return any(_letters(source) in said for _, source in _check_sources(sources) if source)
+
+
+def _letters(text: str) -> str:
+    """The letters and digits of a text, in lower case."""
+    return "".join(filter(str.isalnum, text)).casefold()
+
+
 def _find_source(encoding: Encoding, title: str, text: str, begin: int) -> Source | None:
     """A source in a prompt, if possible with its title, and if possible after `begin`."""
     for form in _forms(title, text):
