@@ -62,9 +62,13 @@ def arcs(lines: Sequence[tuple[str, str]], links: Sequence[Arc]) -> str:
 def _path(link: Arc, longest: int) -> str:
     """Half an ellipse, as wide as it is long."""
     top, bottom = sorted(_LINE * (line + 0.5) for line in (link.start, link.end))
-    width = 0.95 * _WIDTH * abs(link.end - link.start) / longest
-    curve = f"M{_WIDTH} {top:g}A{width:.1f} {(bottom - top) / 2:g} 0 0 0 {_WIDTH} {bottom:g}"
-    look = f"stroke-width={0.5 + 5 * link.weight:.2f} opacity={min(1.0, 0.25 + link.weight):.2f}"
+    length = abs(link.end - link.start)
+    width = 0.95 * _WIDTH * length / longest
+    half_height = (bottom - top) / 2
+    curve = f"M{_WIDTH} {top:g}A{width:.1f} {half_height:g} 0 0 0 {_WIDTH} {bottom:g}"
+    thickness = 0.5 + 5 * link.weight
+    opacity = min(1.0, 0.25 + link.weight)
+    look = f"stroke-width={thickness:.2f} opacity={opacity:.2f}"
     dashes = " stroke-dasharray=5,4" if link.dashed else ""
     return f'<path class={link.style} d="{curve}" {look}{dashes} />'
 

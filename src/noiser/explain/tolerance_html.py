@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,64 +73,106 @@ def tolerance_html(curve: Any, row: int) -> str:
 
 
 def _drawing(frame: Any, levels: Mapping[str, float], clean: float) -> str:
-    """The marks of a chart: k on a scale of powers of two, probability from 0 upwards."""
-    largest = max(1e-9, frame[["probability", "foil_probability"]].max(axis=None))
-    unit = 10.0 ** math.floor(math.log10(largest))
-    top = min(1.0, unit * math.ceil(largest / unit))
-
-    def x(k: Any) -> Any:
-        return (LEFT + (1 + np.log2(k) / OCTAVES).clip(0, 1) * (RIGHT - LEFT)).round(1)
-
-    def y(p: Any) -> Any:
-        return (BOTTOM - np.divide(p, top).clip(0, 1) * (BOTTOM - TOP)).round(1)
-
-    def places(values: Any) -> list[str]:
-        return [f"{across},{up}" for across, up in zip(x(frame["k"]), y(values), strict=True)]
-
-    middle = (TOP + BOTTOM) / 2
-    parts = list[str]()
-    for p in (top * tick / 4 for tick in range(5)):
-        parts.append(f'<path class=grid d="M{LEFT} {y(p)}H{RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(p) + 4}" text-anchor=end>{p:.3g}</text>')
-    for k in (2.0**-power for power in range(0, OCTAVES + 1, 2)):
-        parts.append(f'<path class=grid d="M{x(k)} {TOP}V{BOTTOM}"/>')
-        parts.append(f'<text x="{x(k)}" y="{BOTTOM + 17}" text-anchor=middle>{k:.2g}</text>')
-    parts.append(
-        f'<text class=axis x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor=middle>noise '
-        f"k</text>"
-    )
-    parts.append(
-        f'<text class=axis transform="translate(13 {middle}) rotate(-90)" '
-        f"text-anchor=middle>p(target)</text>"
-    )
-    upper, lower = (
-        places(frame["probability"] + 2 * sign * frame["stderr"].fillna(0)) for sign in (1, -1)
-    )
-    parts.append(f'<polygon class=band points="{" ".join(upper + lower[::-1])}"/>')
-    parts.append(f'<path class=clean d="M{LEFT} {y(clean)}H{RIGHT}"/>')
-    parts.append(f'<polyline class=line points="{" ".join(places(frame["probability"]))}"/>')
-    if frame["foil_probability"].notna().all():
-        foil = " ".join(places(frame["foil_probability"]))
-        parts.append(
-            f'<polyline class="line foil" points="{foil}"><title>the foil</title></polyline>'
-        )
-    for number, (name, k) in enumerate(levels.items()):
-        anchor, side = ("end", -5) if x(k) > WIDTH * 0.75 else ("start", 5)
-        place = f'x="{x(k) + side}" y="{TOP + 10 + 14 * number}" text-anchor={anchor}'
-        parts.append(
-            f'<path class={name} d="M{x(k)} {TOP}V{BOTTOM}"/><text class=axis {place}>{name} '
-            f"{k:.3g}</text>"
-        )
+    """The marks of a chart: grid and axes, curves with their band, levels of k, and points."""
+    chart = _Scales.of(frame)
     return "".join(
-        [*parts, *(_mark(point, x(point.k), y(point.probability)) for point in frame.itertuples())]
+        [
+            *_grid(chart),
+            *_curves(chart, frame, clean),
+            *_levels(chart, levels),
+            *_points(chart, frame),
+        ]
     )
 
 
-def _mark(point: Any, x: float, y: float) -> str:
-    circle = f"M{x - 4} {y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z"
-    diamond = f"M{x} {y - 6}l6 6l-6 6l-6 -6z"
-    kind, d = ("flips", diamond) if point.flips else ("stays", circle)
-    spread = "" if math.isnan(point.stderr) else f" ± {point.stderr:.2g}"
-    leads = f", {point.leads}" if point.flips else ""
-    words = f"k {point.k:.3g}: p(target) {point.probability:.3g}{spread}{leads}"
-    return f'<path class="point {kind}" d="{d}"><title>{escape(words)}</title></path>'
+class _Scales(NamedTuple):
+    """From numbers to pixels: k on a scale of powers of two, probability from 0 to `top`."""
+
+    top: float
+
+    @classmethod
+    def of(cls, frame: Any) -> _Scales:
+        """Scales up to the first multiple of a power of ten above all probabilities."""
+        largest = max(1e-9, frame[["probability", "foil_probability"]].max(axis=None))
+        unit = 10.0 ** math.floor(math.log10(largest))
+        return cls(min(1.0, unit * math.ceil(largest / unit)))
+
+    def x(self, k: Any) -> Any:
+        """The pixels from the left of one k or of many."""
+        share = (1 + np.log2(k) / OCTAVES).clip(0, 1)
+        return (LEFT + share * (RIGHT - LEFT)).round(1)
+
+    def y(self, probability: Any) -> Any:
+        """The pixels from above of one probability or of many."""
+        share = np.divide(probability, self.top).clip(0, 1)
+        return (BOTTOM - share * (BOTTOM - TOP)).round(1)
+
+    def places(self, frame: Any, values: Any) -> list[str]:
+        """The places "x,y" of values, each at its row's k."""
+        across = self.x(frame["k"])
+        return [f"{x},{y}" for x, y in zip(across, self.y(values), strict=True)]
+
+
+def _grid(chart: _Scales) -> Iterator[str]:
+    """Lines with their numbers, and the names of both axes."""
+    for tick in range(5):
+        p = chart.top * tick / 4
+        y = chart.y(p)
+        yield f'<path class=grid d="M{LEFT} {y}H{RIGHT}"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor=end>{p:.3g}</text>'
+    for power in range(0, OCTAVES + 1, 2):
+        k = 2.0**-power
+        x = chart.x(k)
+        yield f'<path class=grid d="M{x} {TOP}V{BOTTOM}"/>'
+        yield f'<text x="{x}" y="{BOTTOM + 17}" text-anchor=middle>{k:.2g}</text>'
+    centre = (LEFT + RIGHT) / 2
+    middle = (TOP + BOTTOM) / 2
+    yield f'<text class=axis x="{centre}" y="{HEIGHT - 8}" text-anchor=middle>noise k</text>'
+    yield (
+        f'<text class=axis transform="translate(13 {middle}) rotate(-90)" '
+        "text-anchor=middle>p(target)</text>"
+    )
+
+
+def _curves(chart: _Scales, frame: Any, clean: float) -> Iterator[str]:
+    """The band of two standard errors, the clean probability, and the lines of target and foil."""
+    probability = frame["probability"]
+    two_errors = 2 * frame["stderr"].fillna(0)
+    upper = chart.places(frame, probability + two_errors)
+    lower = chart.places(frame, probability - two_errors)
+    around = " ".join(upper + lower[::-1])
+    line = " ".join(chart.places(frame, probability))
+    yield f'<polygon class=band points="{around}"/>'
+    yield f'<path class=clean d="M{LEFT} {chart.y(clean)}H{RIGHT}"/>'
+    yield f'<polyline class=line points="{line}"/>'
+    if frame["foil_probability"].notna().all():
+        foil = " ".join(chart.places(frame, frame["foil_probability"]))
+        yield f'<polyline class="line foil" points="{foil}"><title>the foil</title></polyline>'
+
+
+def _levels(chart: _Scales, levels: Mapping[str, float]) -> Iterator[str]:
+    """A vertical line for each level of k, with its name."""
+    for number, (name, k) in enumerate(levels.items()):
+        x = chart.x(k)
+        anchor, side = ("end", -5) if x > WIDTH * 0.75 else ("start", 5)
+        place = f'x="{x + side}" y="{TOP + 10 + 14 * number}" text-anchor={anchor}'
+        yield f'<path class={name} d="M{x} {TOP}V{BOTTOM}"/>'
+        yield f"<text class=axis {place}>{name} {k:.3g}</text>"
+
+
+def _points(chart: _Scales, frame: Any) -> Iterator[str]:
+    """A circle where the prediction stays, a diamond where it flips; each says its numbers."""
+    for point in frame.itertuples():
+        x = chart.x(point.k)
+        y = chart.y(point.probability)
+        if point.flips:
+            kind = "flips"
+            shape = f"M{x} {y - 6}l6 6l-6 6l-6 -6z"
+            leads = f", {point.leads}"
+        else:
+            kind = "stays"
+            shape = f"M{x - 4} {y}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z"
+            leads = ""
+        spread = "" if math.isnan(point.stderr) else f" ± {point.stderr:.2g}"
+        words = f"k {point.k:.3g}: p(target) {point.probability:.3g}{spread}{leads}"
+        yield f'<path class="point {kind}" d="{shape}"><title>{escape(words)}</title></path>'

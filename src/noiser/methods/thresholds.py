@@ -166,8 +166,10 @@ class _Root:
         self._high = 1.0
         self._cell = max(2.0**-steps, SMALLEST)
         self._guess = guess
-        self._lead, self._loss = 1.0, math.nan  # at low, and at high where it is known
-        self._slow = 0
+        # The margins at both ends; the Illinois rule halves the one at an end that stays.
+        self._margin_at_low = 1.0
+        self._margin_at_high = math.nan  # not known before the margin has been lost anywhere
+        self._slow_steps = 0
         self._last_flipped: bool | None = None
 
     @property
@@ -183,10 +185,14 @@ class _Root:
         """The k to look at next, or the last two."""
         if self._high <= self._cell:
             return [self._high / 2]
+        # The points of the grid between low and high, as multiples of a cell.
         first = round(self.low / self._cell) + 1
         last = round(self._high / self._cell) - 1
-        place = min(max(math.floor(self._predicted() / self._cell), first), last)
-        return [i * self._cell for i in ((first, last) if last == first + 1 else (place,))]
+        if last == first + 1:
+            return [first * self._cell, last * self._cell]
+        predicted = math.floor(self._predicted() / self._cell)
+        place = min(max(predicted, first), last)
+        return [place * self._cell]
 
     def follow(self, effects: Mapping[Probe, Effect], followed: list[int]) -> list[int]:
         """Takes the effects at `next`, smallest k first.
@@ -196,44 +202,54 @@ class _Root:
         for k in sorted({probe.k for probe in effects}):
             here = {probe.unit: effect for probe, effect in effects.items() if probe.k == k}
             flipped = [unit for unit, effect in here.items() if effect.flips]
-            self._update(
-                k, max(min(effect.margin for effect in here.values()), LAST), flips=bool(flipped)
-            )
+            margin = min(effect.margin for effect in here.values())
+            self._update(k, max(margin, LAST), flips=bool(flipped))
             if flipped:
                 return flipped
         return followed
 
     def _update(self, k: float, margin: float, *, flips: bool) -> None:
+        """Moves one end to k, and halves the margin at the other if that stays once more."""
         width = self._high - self.low
-        again = flips is self._last_flipped
+        other_stays_again = flips is self._last_flipped
         if flips:
-            self._high, self._loss = k, min(margin, 0.0)
-            self._lead *= 0.5 if again else 1.0
+            self._high = k
+            self._margin_at_high = min(margin, 0.0)
+            if other_stays_again:
+                self._margin_at_low /= 2
         else:
-            self.low, self._lead = k, max(margin, 0.0)
-            self._loss *= 0.5 if again else 1.0
-        self._slow = self._slow + 1 if self._high - self.low > width / 2 else 0
+            self.low = k
+            self._margin_at_low = max(margin, 0.0)
+            if other_stays_again:
+                self._margin_at_high /= 2
+        is_slow = self._high - self.low > width / 2
+        self._slow_steps = self._slow_steps + 1 if is_slow else 0
         self._last_flipped = flips
         if self.tied:
             self.low = SMALLEST
 
     def fall(self, margin: float) -> None:
         """Learns that the margin is lost at `low` too, by another unit."""
-        self._high, self._loss = self.low, min(margin, 0.0)
+        self._high = self.low
+        self._margin_at_high = min(margin, 0.0)
         self.low = 0.0
-        self._lead = 1.0
-        self._slow = 0
+        self._margin_at_low = 1.0
+        self._slow_steps = 0
         self._last_flipped = None
 
     def _predicted(self) -> float:
-        if math.isnan(self._loss):
+        """Where the margin is lost, by a straight line; the middle where that has been slow."""
+        if math.isnan(self._margin_at_high):
             if self.low == 0.0:
                 return self._guess
-            least, most = (stride * self.low for stride in STRIDE)
-            return min(max(_crossing({0.0: 1.0, self.low: self._lead}), least), most)
-        if self._slow > 1 or self._lead == self._loss:
+            crossing = _crossing({0.0: 1.0, self.low: self._margin_at_low})
+            nearest, farthest = (stride * self.low for stride in STRIDE)
+            return min(max(crossing, nearest), farthest)
+        width = self._high - self.low
+        fall = self._margin_at_low - self._margin_at_high
+        if self._slow_steps > 1 or fall == 0:
             return (self.low + self._high) / 2
-        return self.low + (self._high - self.low) * self._lead / (self._lead - self._loss)
+        return self.low + width * self._margin_at_low / fall
 
 
 def _crossing(margins: Mapping[float, float]) -> float:
@@ -241,6 +257,8 @@ def _crossing(margins: Mapping[float, float]) -> float:
     points = sorted(margins.items())
     for (low, margin), (high, loss) in pairwise(points):
         if loss <= 0:
-            return low + (high - low) * margin / (margin - loss) if margin > loss else high
+            if margin <= loss:
+                return high
+            return low + (high - low) * margin / (margin - loss)
     k, margin = points[-1]
     return k / max(1 - margin, 1 / FARTHEST)

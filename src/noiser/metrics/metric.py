@@ -217,19 +217,22 @@ def answers(
 ) -> list[str]:
     """For each primary number a sentence: is it better than for scores without information?"""
     gaps = gaps_of(primary, summaries)
-    told = dict[str, list[str]]()
+    clauses: dict[str, list[str]] = {}  # by number
     # n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the
     # number of tests.
     needed = max(FEWEST, 2 + math.floor(math.log2(max(1, len(gaps)) / (1 - confidence))))
     for name, (number, reference) in gaps.items():
-        one = estimates[name]
-        higher = summaries[name].scale.higher_is_better
-        word = "yes" if (one.value > 0) == higher else "no, worse"
-        if not one.is_clear:
-            word = f"no significant difference with n = {one.n}"
-            word += f", at least {needed} prompts are needed" if one.n < needed else ""
-        told.setdefault(number, []).append(f"than {reference}: {word}")
-    return [f"By {number}, better {'; '.join(words)}." for number, words in told.items()]
+        difference = estimates[name]
+        higher_is_better = summaries[name].scale.higher_is_better
+        if difference.is_clear:
+            is_better = (difference.value > 0) == higher_is_better
+            verdict = "yes" if is_better else "no, worse"
+        else:
+            verdict = f"no significant difference with n = {difference.n}"
+            if difference.n < needed:
+                verdict += f", at least {needed} prompts are needed"
+        clauses.setdefault(number, []).append(f"than {reference}: {verdict}")
+    return [f"By {number}, better {'; '.join(words)}." for number, words in clauses.items()]
 
 
 def unfit_judge(records: Iterable[Mapping[str, Any]]) -> list[str]:
