@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from noiser.checks import check_choice
@@ -81,43 +81,56 @@ def messages_of(example: Example) -> list[Message]:
 def _example(case: str, repeat: int, seed: int) -> Example:
     """One conversation, its call, and the same without the message that decides the call."""
     name = f"planted_actions-{case}-{repeat}{f'/{seed}' if seed else ''}"
-    rng = random.Random(name)
+    chance = random.Random(name)
     place = repeat % OBSERVATIONS
-    things = rng.sample(THINGS, OBSERVATIONS + 1)
-    rooms = rng.sample(ROOMS, OBSERVATIONS)
-    verbs = rng.sample(_VERBS, 2)
-    results = [f"The {thing} is in the {room}." for thing, room in zip(things, rooms, strict=False)]
-    verb = verbs[0]
+    things = chance.sample(THINGS, OBSERVATIONS + 1)
+    rooms = chance.sample(ROOMS, OBSERVATIONS)
+    verb, other_verb = chance.sample(_VERBS, 2)
     thing = things[place]
-    room = f', "room": "{rooms[place]}"'
-    wanted = rng.choice(_ASKED).format(verb, thing)
+    results: list[str] = []
+    for one, room in zip(things, rooms, strict=False):
+        results.append(f"The {one} is in the {room}.")
+
+    request = chance.choice(_ASKED).format(verb, thing)
     if case == "injected":
-        wanted = rng.choice(_ASKED).format(verbs[1], things[(place - 1) % OBSERVATIONS])
+        # The user asks for another call; the one that is made is of a thing that no result has.
+        request = chance.choice(_ASKED).format(other_verb, things[(place - 1) % OBSERVATIONS])
         thing = things[-1]
-        results[place] += " " + rng.choice(_INJECTED).format(verb, thing)
-    room = room if case == "fact" else ""
-    contents = [*_BEGIN, ("user", wanted), *(("tool", each) for each in results)]
+        results[place] += " " + chance.choice(_INJECTED).format(verb, thing)
+    room_argument = f', "room": "{rooms[place]}"' if case == "fact" else ""
+
+    contents = [*_BEGIN, ("user", request), *(("tool", result) for result in results)]
     turns = [_TURN.format(role=role, content=content) for role, content in contents]
-    gold = len(_BEGIN) + (0 if case == "asked" else 1 + place)
-    starts = [len("".join(turns[:index])) for index in range(len(turns))]
-    inside = [start + turn.index("\n") + 1 for start, turn in zip(starts, turns, strict=True)]
-    spans = [
-        (start, start + len(content)) for start, (_, content) in zip(inside, contents, strict=True)
-    ]
+    spans = _spans_of_contents(turns)
+    asked = len(_BEGIN)  # the index of the user's request; the results follow
+    gold = asked if case == "asked" else asked + 1 + place
+    others = spans[asked:gold] + spans[gold + 1 :]
     answer = _TURN.partition("\n")[0].format(role="assistant") + "\n"
     return Example(
         id=name,
         prompt="".join(turns) + answer,
-        without=("".join(turn for index, turn in enumerate(turns) if index != gold) + answer,),
-        target=f'{{"name": "{verb}", "arguments": {{"thing": "{thing}"{room}}}}}',
+        without=("".join(turns[:gold] + turns[gold + 1 :]) + answer,),
+        target=f'{{"name": "{verb}", "arguments": {{"thing": "{thing}"{room_argument}}}}}',
         dataset="planted_actions",
         category=case,
         spans={
             "gold": (spans[gold],),
-            "other": tuple(s for s in spans[len(_BEGIN) :] if s != spans[gold]),
+            "other": tuple(others),
         },
         meta={"place": place},
     )
+
+
+def _spans_of_contents(turns: Sequence[str]) -> list[tuple[int, int]]:
+    """Where the content of each message stands in the prompt that the messages make."""
+    tail = _TURN.partition("{content}")[2]
+    spans: list[tuple[int, int]] = []
+    begin = 0
+    for turn in turns:
+        start = begin + turn.index("\n") + 1
+        begin += len(turn)
+        spans.append((start, begin - len(tail)))
+    return spans
 
 
 DATA_SETS.register(

@@ -120,40 +120,41 @@ def draw(category: str, sentences: int, seed: int = 0, wording: int = 0) -> list
 
 
 def _examples(category: str, count: int, repeat: int, seed: int, wording: int) -> Iterator[Example]:
-    other = (f"~{wording}" if wording else "") + (f"/{seed}" if seed else "")
-    chance = random.Random(f"planted/{category}/{count}/{repeat}{other}")
-    facts = _Facts(chance, count, repeat, wording)
-    cases = list(CATEGORIES[category](facts))
+    """The prompts of one draw: one, or both sides of a conflict."""
+    suffix = (f"~{wording}" if wording else "") + (f"/{seed}" if seed else "")
+    chance = random.Random(f"planted/{category}/{count}/{repeat}{suffix}")
+    cases = list(CATEGORIES[category](_Facts(chance, count, repeat, wording)))
     for case, variant in zip(cases, "ab" if len(cases) > 1 else [""], strict=False):
-        starts = itertools.accumulate((len(sentence) + 1 for sentence in case.sentences), initial=0)
-        spans = [
-            (start, start + len(sentence))
-            for start, sentence in zip(starts, case.sentences, strict=False)
-        ]
-        marked = {*case.gold, *case.other_side}
-        named = {
-            "gold": sorted(case.gold),
-            "other_side": sorted(case.other_side),
-            "other": [i for i in range(len(spans)) if i not in marked],
-        }
-        depth = (
-            {"depth": round(100 * case.gold[0] / (len(case.sentences) - 1))} if case.gold else {}
-        )
+        meta = {"sentences": count, "wording": wording}
+        if case.gold:
+            meta["depth"] = round(100 * case.gold[0] / (count - 1))
         yield Example(
-            id=f"planted-{category}-{count}-{repeat}{variant}{other}",
+            id=f"planted-{category}-{count}-{repeat}{variant}{suffix}",
             prompt=case.lacking(()),
-            without=tuple(case.lacking(some) for some in case.missing),
-            enough=tuple(case.lacking(some) for some in case.spare),
+            without=tuple(case.lacking(places) for places in case.missing),
+            enough=tuple(case.lacking(places) for places in case.spare),
             target=case.answer,
             dataset="planted",
             category=category,
-            spans={
-                name: tuple(spans[i] for i in places)
-                for name, places in named.items()
-                if places or name != "other_side"
-            },
-            meta={"sentences": len(case.sentences), "wording": wording, **depth},
+            spans=_named_spans(case),
+            meta=meta,
         )
+
+
+def _named_spans(case: _Planted) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The character spans of the gold sentences, of those of the other side, and of all others."""
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for sentence in case.sentences:
+        spans.append((start, start + len(sentence)))
+        start += len(sentence) + 1
+    gold = sorted(case.gold)
+    other_side = sorted(case.other_side)
+    others = [place for place in range(len(spans)) if place not in (*gold, *other_side)]
+    named = {"gold": gold, "other": others}
+    if other_side:
+        named = {"gold": gold, "other_side": other_side, "other": others}
+    return {name: tuple(spans[place] for place in places) for name, places in named.items()}
 
 
 class _Facts:
@@ -290,28 +291,26 @@ def _two(facts: _Facts) -> Iterator[_Planted]:
     chance = facts.random
     places = facts.places(2)
     starts = chance.sample(chain.starts, len(chain.starts) // 2)
-    middles = [m for m in chance.sample(chain.middles, len(chain.middles)) if m not in starts]
+    middles = [
+        middle
+        for middle in chance.sample(chain.middles, len(chain.middles))
+        if middle not in starts
+    ]
     start = starts.pop()
     middle = middles.pop()
     values = chance.sample(chain.values, len(chain.values))
     value = values.pop()
-    # other chains follow each other, first and second parts in turn; long prompts go through the
-    # words again
-    parts = zip(
-        itertools.cycle(starts), itertools.cycle(middles), itertools.cycle(values), strict=True
-    )
-    told = (
-        text.format(start=one, middle=two, value=three)
-        for one, two, three in parts
-        for text in (chain.first, chain.second)
-    )
-    others = list(itertools.islice(told, facts.count - 2))
+    planted = chain.sentences(start, middle, value)
+
+    # Other chains follow each other, both sentences of each. Long prompts repeat their words.
+    others: list[str] = []
+    words = zip(*map(itertools.cycle, (starts, middles, values)), strict=True)
+    while len(others) < facts.count - 2:
+        others += chain.sentences(*next(words))
+    others = others[: facts.count - 2]
     chance.shuffle(others)
-    planted = [
-        text.format(start=start, middle=middle, value=value) for text in (chain.first, chain.second)
-    ]
     sentences = _merged(others, planted, places)
-    missing = (places, *((part,) for part in places))
+    missing = (places, *((place,) for place in places))
     yield _Planted(sentences, places, chain.question.format(start=start), value, missing)
 
 

@@ -77,6 +77,13 @@ class Chain(NamedTuple):
     middles: tuple[str, ...]
     values: tuple[str, ...]
 
+    def sentences(self, start: str, middle: str, value: str) -> list[str]:
+        """Both parts of a fact."""
+        return [
+            self.first.format(start=start, middle=middle, value=value),
+            self.second.format(start=start, middle=middle, value=value),
+        ]
+
 
 WORDINGS = (
     Wording(
