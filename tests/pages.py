@@ -55,6 +55,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ): "an endpoint; test_chat_models.py",
     ("docs/howto/edits.md", "noiser diff"): "its exit status depends on the model; test_explain.py",
     ("docs/howto/tests.md", "noiser test"): "a file of cases; test_expect.py",
+    ("docs/howto/guard.md", "noiser guard"): "a model that the hub has; test_guard.py",
     ("docs/howto/slim.md", "noiser slim"): "files with a prompt and cases; test_slim.py",
     ("docs/models.md", "from torchao"): "torchao; test_quantised.py",
     ("docs/coming_from.md", "import shap"): "another library",

@@ -582,7 +582,7 @@ def test_a_probability_is_shown_in_percent(target, expected):
     assert f"probability {expected} · rank" in str(make(targets=(target,)))
 
 
-WITHOUT = (Without(0.0412, " German", 0.31), None, Without(0.5, " target0", 0.5), None)
+WITHOUT = (Without(0.0412, " German", 0.31), None, Without(0.4, " target0", 0.4), None)
 
 
 @pytest.mark.parametrize("form", [str, Attribution.to_markdown, Attribution.to_html])
@@ -590,11 +590,24 @@ def test_what_the_model_says_without_a_unit_is_shown(form):
     att = make(scores=((0.4, 0.3, 0.2, -0.1),), without=(WITHOUT,))
     shown = form(att).replace("\\", "")
     assert "without “Le”: German 31 % (target0 4.1 %)" in shown
-    assert "without “plays”: target0 50 %" in shown
+    assert "without “plays”: target0 40 %" in shown
     assert "without “Bron”" not in shown
     if form is not str:
         assert "without it" in shown
     assert "without “" not in form(make())
+
+
+def test_a_unit_without_which_the_target_gets_likelier_has_no_line():
+    likelier = (None, None, Without(0.6, " target0", 0.6), None)
+    assert "without “" not in str(make(scores=((0.4, 0.3, 0.2, -0.1),), without=(likelier,)))
+
+
+def test_a_target_of_several_words_is_not_repeated():
+    target = Target(" the blue door", 5, 0.9, 1, rest=(6, 7))
+    changed = (Without(0.15, " a", 0.52), None, Without(0.4, " the blue door", 0.4), None)
+    shown = str(make(scores=((0.4, 0.3, 0.2, -0.1),), targets=(target,), without=(changed,)))
+    assert "without “Le”: 15 % per token, and where it first differs, “a” 52 %" in shown
+    assert "without “plays”: 40 % per token" in shown
 
 
 def test_the_heat_maps_words_say_what_stands_without_them(coloured):

@@ -478,6 +478,13 @@ def test_a_damaged_pack(tmp_path, whole):
         (tmp_path / name).write_bytes(good)
 
 
+def test_a_store_of_another_schema_is_refused(copied):
+    with sqlite3.connect(copied / FILE) as store:
+        store.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoredFileError, match="has schema 99; this version of noiser reads"):
+        Store(copied)
+
+
 def test_links_do_not_lead_out_of_a_folder(tmp_path, copied, run_plan):
     elsewhere, report = tmp_path / "elsewhere", copied / "report"
     elsewhere.mkdir()

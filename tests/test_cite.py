@@ -672,6 +672,11 @@ def test_a_sentence_that_ends_with_a_file_s_name_is_a_text(recwarn):
     assert not recwarn
 
 
+def test_a_source_with_a_fifth_of_the_effect_is_cited():
+    cited = noiser.cite(tiny("llama"), QUESTION, SOURCES, answer=ANSWER, contrast=False)
+    assert cited.least_share == 0.2
+
+
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(PromptError, match="has no text file"):
         read_documents(tmp_path)

@@ -201,6 +201,16 @@ def test_only_what_was_measured_alike_is_compared():
     assert judged[0].minus(evaluated(one_prompt, masks=None, draws=10)) == {}
 
 
+def test_evaluations_of_two_models_with_other_greedy_targets_are_compared():
+    found = [
+        noiser.evaluate(tiny(family), PROMPTS, "random", ["soft_scores"], unit="token")
+        for family in ("llama", "gpt2")
+    ]
+    assert list(found[0].rows["target"]) != list(found[1].rows["target"])
+    gaps = found[0].minus(found[1])
+    assert {gap.n for gap in gaps.values()} == {len(PROMPTS)}
+
+
 def sign_flip(differences):
     """The share of all sign changes whose mean is at least as far from 0."""
     flipped = [

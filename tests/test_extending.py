@@ -24,7 +24,7 @@ from noiser.methods import METHODS
 from noiser.metrics import METRICS
 from noiser.model import BACKENDS
 from noiser.results import FORMS, Result, write_result
-from tiny import chat_tokenizer, save_tiny
+from tiny import CHAT_TEMPLATE, chat_tokenizer, save_tiny
 
 FOLDER = Path(__file__).parent / "extensions"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -211,7 +211,7 @@ RESULTS = {
         lm, "Be brief. Be kind.", [{"user": f"{word} sings"} for word in ["A", "B", "C", "D"]]
     ),
     "guarded": lambda lm: noiser.guard(
-        noiser.wrap(lm.model, chat_tokenizer()),
+        noiser.wrap(lm.model, chat_tokenizer(CHAT_TEMPLATE + "{# tools #}")),
         [{"role": "user", "content": "Play."}, {"role": "tool", "content": "Sing a song."}],
         "sing",
         limit=1000,

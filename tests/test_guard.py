@@ -1,16 +1,19 @@
 """Whether the user or a tool's result asks for a call."""
 
+import json
 import math
 
 import pytest
+from typer.testing import CliRunner
 
 import noiser
+from noiser.cli import app
 from noiser.engine import prepare, run_one
 from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
 from noiser.explain import Guarded
 from noiser.explain.calls import called_functions
 from noiser.types import Question
-from tiny import chat_tokenizer, tiny
+from tiny import CHAT_TEMPLATE, chat_tokenizer, save_tiny, tiny
 
 CHAT = [
     {"role": "system", "content": "Answer with a call."},
@@ -22,9 +25,17 @@ CHAT = [
 CALL = '{"name": "play", "arguments": {}}'
 
 
+WITH_CALLS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for t in m.tool_calls or [] %}"
+    "{{ t.function | tojson }}{% endfor %}\n{% endfor %}{% if add_generation_prompt "
+    "%}<|assistant|>{% endif %}"
+)
+"""A template that writes tool calls."""
+
+
 @pytest.fixture(scope="module")
 def lm():
-    return noiser.wrap(tiny("llama").model, chat_tokenizer())
+    return noiser.wrap(tiny("llama").model, chat_tokenizer(CHAT_TEMPLATE + "{# tools #}"))
 
 
 def log_p(lm, messages, call):
@@ -73,6 +84,61 @@ def test_the_verdict(lm, user, tools, verdict, ok, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "assistant", "content": CALL},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "play", "arguments": "{}"}}],
+        },
+    ],
+    ids=["a text", "a tool call"],
+)
+def test_the_call_may_be_the_last_message(last):
+    lm = noiser.wrap(tiny("llama").model, chat_tokenizer(WITH_CALLS))
+    assert noiser.guard(lm, [*CHAT, last]).call == noiser.guard(lm, CHAT, CALL).call
+
+
+def test_a_model_whose_template_has_no_tools_is_warned_of():
+    lm = noiser.wrap(tiny("llama").model, chat_tokenizer())
+    with pytest.warns(UserWarning, match="has hardly learned how calls are written"):
+        noiser.guard(lm, CHAT, CALL)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdict", "status"),
+    [("play=allow", "allowed", 0), ("*=refuse", "refused", 1)],
+)
+def test_the_command(tmp_path, policy, verdict, status):
+    model = save_tiny("llama", tmp_path / "model")
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps({"messages": [*CHAT, {"role": "assistant", "content": CALL}]}))
+    arguments = ["guard", str(file), "-m", str(model), "--policy", policy]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == status, done.output
+    assert f"{verdict}: the policy says so of play" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("Hello.", [], "is no chat"),
+        ("[]", [], "is no chat"),
+        (json.dumps(CHAT), ["--policy", "play"], "expected a function and what becomes"),
+    ],
+)
+def test_what_the_command_cannot_read_is_said_before_a_model_is_loaded(
+    tmp_path, text, options, message
+):
+    file = tmp_path / "chat.json"
+    file.write_text(text)
+    done = CliRunner().invoke(app, ["guard", str(file), "-m", "absent", *options])
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+@pytest.mark.parametrize(
     ("policy", "verdict"),
     [
         ({"play": "allow"}, "allowed"),
@@ -97,13 +163,7 @@ def test_a_policy_decides_without_the_model(lm, policy, verdict, monkeypatch):
     ids=["plain", "OpenAI's form"],
 )
 def test_calls_in_every_form_are_the_same_call(call):
-    template = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for t in m.tool_calls or "
-        "[] %}"
-        "{{ t.function | tojson }}{% endfor %}\n{% endfor %}{% if add_generation_prompt "
-        "%}<|assistant|>{% endif %}"
-    )
-    lm = noiser.wrap(tiny("llama").model, chat_tokenizer(template))
+    lm = noiser.wrap(tiny("llama").model, chat_tokenizer(WITH_CALLS))
     found = noiser.guard(lm, CHAT, call)
     assert found.function == "play"
     assert found.call == '{"name": "play", "arguments": {"n": 1}}'
@@ -114,6 +174,20 @@ def test_calls_in_every_form_are_the_same_call(call):
     [
         ("Play.", CALL, {}, PromptError, "expected a list"),
         (CHAT, "", {}, ParameterError, "empty"),
+        (CHAT, None, {}, PromptError, "expected the assistant's"),
+        (
+            [
+                *CHAT,
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}] * 2,
+                },
+            ],
+            None,
+            {},
+            PromptError,
+            "has 2 calls",
+        ),
         (CHAT, {"arguments": {}}, {}, ParameterError, "expected a text"),
         (CHAT, {"name": "a", "arguments": "{"}, {}, ParameterError, "expected JSON"),
         (CHAT, CALL, {"policy": {"*": "deny"}}, UnknownNameError, "refuse"),

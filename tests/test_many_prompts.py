@@ -238,14 +238,16 @@ def test_a_bar_and_advice_are_shown_to_who_waits_on_a_terminal(monkeypatch):
     clock, screen = [0.0], Terminal()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr("sys.stderr", screen)
-    with progress.progress_of(None, "Attributing") as told:
+    ways = ["larger units", "the method occlusion"]
+    with progress.progress_of(None, "Attributing", ways) as told:
         clock[0] = 30.0  # a model that is measured and compiled first
         told(1, 1000)
         assert "left" not in screen.getvalue()
         clock[0] = 32.0
         told(2, 1000)
         told(3, 1000)
-    assert screen.getvalue().count("About 33 min 16 s left") == 1
+    announced = "About 33 min 16 s left. Quicker: larger units, or the method occlusion."
+    assert " ".join(screen.getvalue().split()).count(announced) == 1
     assert "Attributing" in screen.getvalue()
     monkeypatch.setattr("sys.stderr", io.StringIO())  # a pipe
     for given, expected in ((None, None), (False, None), (print, print)):

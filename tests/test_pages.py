@@ -50,7 +50,8 @@ def desk(page, tmp_path, monkeypatch):
     def load(name, **options):
         if (tmp_path / name).is_dir():
             return loading(name, **options)
-        return chat_model() if options or name.startswith("Qwen/") else tiny("llama")
+        chats = options or name.startswith("Qwen/") or name.endswith("instruct")
+        return chat_model() if chats else tiny("llama")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(noiser, "load_model", load)
@@ -98,7 +99,8 @@ def use_small_model_in_inseq(folder, monkeypatch):
 
 def chat_model():
     return noiser.wrap(
-        tiny_model("llama", max_position_embeddings=1024).eval(), chat_tokenizer(CHAT_TEMPLATE)
+        tiny_model("llama", max_position_embeddings=1024).eval(),
+        chat_tokenizer(CHAT_TEMPLATE + "{# it reads tools #}"),
     )
 
 

@@ -250,6 +250,14 @@ def test_a_result_that_the_model_cannot_ask_again():
             run_one(model, restore(model, result))
 
 
+def test_a_result_is_too_long_for_a_model_that_reads_less():
+    lm = tiny("llama")
+    att = noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
+    short = tiny_model("llama", max_position_embeddings=4).eval()
+    with pytest.raises(PromptError, match="can read 4"):
+        run_one(lm, restore(noiser.wrap(short, lm.tokenizer), att))
+
+
 def test_a_model_that_reads_its_tokens_elsewhere_too_is_refused():
     """Fed embeddings alone, it would be explained as another function."""
     model = tiny_model("llama")

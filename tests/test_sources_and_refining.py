@@ -50,6 +50,24 @@ def test_placed_sources_stand_below_each_other_under_their_titles():
         noiser.place_sources(QUESTION, ["a"], template="{sources}")
 
 
+@pytest.mark.parametrize("source", ["x", "?"])
+def test_a_source_may_be_one_character_at_the_end_of_the_prompt(source):
+    query = query_of(tiny("llama"), f"The fox sings {source}", unit="source", sources=[source])
+    assert texts(query.units) == [source]
+
+
+def test_each_of_many_prompts_has_a_tuple_of_sources_of_its_own():
+    sources = [
+        ("The fox sings.", "It rains.", "A dog plays."),
+        ("The trains run late.", "It rains."),
+    ]
+    prompts = [noiser.place_sources(QUESTION, each) for each in sources]
+    found = noiser.attribute(
+        tiny("llama"), prompts, method="random", unit="source", sources=sources
+    )
+    assert [texts(att.units) for att in found] == [list(each) for each in sources]
+
+
 def test_sources_are_units_and_nothing_else_is():
     lm, prompt = tiny("llama"), noiser.place_sources(QUESTION, SOURCES)
     att = noiser.attribute(lm, prompt, method="occlusion", unit="source", sources=SOURCES)

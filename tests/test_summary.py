@@ -206,6 +206,41 @@ def test_the_sentence(att, expected):
     assert said(att) == expected
 
 
+CHAT = [
+    {"role": "user", "content": " who left"},
+    {"role": "assistant", "content": " Germany for"},
+    {"role": "tool", "content": " Lisbon, speaks"},
+]
+
+
+@pytest.mark.parametrize(
+    ("scores", "info", "expected"),
+    [
+        (
+            (0.1, 0.3, 0.9, 0.0, 0.4, 0.2),
+            {},
+            "most of all because of “Germany”, its own earlier message; of what others said, most "
+            "of all because of “Lisbon”.",
+        ),
+        (
+            (0.0, 0.0, 0.9, 0.0, -0.4, 0.0),
+            {},
+            "most of all because of “Germany”, its own earlier message.",
+        ),
+        ((0.1, 0.3, 0.4, 0.0, 0.9, 0.2), {}, "most of all because of “Lisbon”."),
+        (
+            (0.1, 0.3, 0.9, 0.0, 0.2, 0.4),
+            {"unasked": [2]},
+            "A tool's result speaks for it, “message 2”, most of all by “speaks”; the user does "
+            "not.",
+        ),
+    ],
+    ids=["its own words and others", "its own words alone", "others", "unasked"],
+)
+def test_in_a_chat_the_sentence_tells_the_models_own_words_from_others(scores, info, expected):
+    assert said(attribution(scores, prompt=CHAT, info=info)).endswith(expected)
+
+
 def test_each_target_has_a_sentence():
     scores = (LISBON, (0.0, 0.0, 0.7, 0.0, 0.2, 0.0))
     att = make(WORDS, scores, unit="word", method="joint@2", parameters={"removal": "zero"})

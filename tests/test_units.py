@@ -301,6 +301,44 @@ def test_a_long_field_of_json_is_cut_into_words():
     assert len(words) == 41
 
 
+LONG_BODY = "It rains in the hills. Please " + "go on and " * 8 + "stop."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            f'{{"from": "a@b.example", "body": "{LONG_BODY}"}}',
+            [
+                '{"from": "a@b.example",',
+                ' "body": "It rains in the hills.',
+                f' {LONG_BODY[23:]}"}}',
+            ],
+        ),
+        (
+            f'See:\n{{"from": "Dr. A", "body": "{LONG_BODY[23:]}"}}\nThanks.',
+            ["See:", '\n{"from": "Dr. A",', f' "body": "{LONG_BODY[23:]}"}}', "\nThanks."],
+        ),
+        ('{"a": 1, "b": 2}', ['{"a": 1, "b": 2}']),
+        (
+            f'Say {{"from": "a", "body": "{LONG_BODY[23:]}"}} now.',
+            [f'Say {{"from": "a", "body": "{LONG_BODY[23:]}"}} now.'],
+        ),
+    ],
+    ids=["fields, and sentences of a long one", "between lines", "short", "within a sentence"],
+)
+def test_long_json_in_sentences(text, expected):
+    assert pieces(sentence_spans(text), text) == expected
+
+
+def test_a_field_of_two_sentences_is_cut_into_words():
+    text = '{"to": "Anna", "body": "It rains. Stay here."}'
+    assert pieces(word_spans(text), text) == [
+        '{"to": "Anna",',
+        *(' "body":', ' "It', " rains.", " Stay", ' here."}'),
+    ]
+
+
 @pytest.mark.parametrize("piece", ['{"a" ', '{"a": ', "[{", '{"a": 1} ', '{"a '])
 def test_text_that_begins_like_json_often_is_cut_in_linear_time(piece):
     text = piece * 20_000

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from noiser.checks import random_state_kept
@@ -14,19 +15,51 @@ from noiser.types import Progress
 # Seconds of work after which the time left can be estimated.
 _MEASURED = 1.0
 
+# Methods of one run a unit, or fewer.
+_QUICK = (
+    "occlusion",
+    "attn_lrp",
+    "attention_gradient",
+    "attention_rollout",
+    "last_attention",
+    "input_x_gradient",
+)
+
 # A time left of more seconds than this is announced.
 _LONG = 120.0
 
 
+def quicker_ways(unit: object, *methods: str) -> list[str]:
+    """The ways to a quicker answer that a question does not take yet.
+
+    >>> quicker_ways("word", "joint"), quicker_ways("turn", "occlusion")
+    (['larger units (auto or sentence)', 'the method occlusion'], [])
+    """
+    ways: list[str] = []
+    if unit in ("word", "token", None):
+        ways.append("larger units (auto or sentence)")
+    # A name may go on with a version, joint@2, or with settings, joint:samples=64.
+    names = [re.split("[@:]", method)[0] for method in methods]
+    if any(name not in _QUICK for name in names):
+        ways.append("the method occlusion")
+    return ways
+
+
 @contextmanager
 def bar(
-    label: str, patience: float = 1.0, *, advise: bool = True, drawn: bool = True
+    label: str,
+    patience: float = 1.0,
+    *,
+    announced: bool = True,
+    quicker: Sequence[str] = (),
+    drawn: bool = True,
 ) -> Generator[Callable[..., None]]:
     """Yields a function of (done, total), or with a label, that updates a bar on stderr.
 
     The bar is drawn after `patience` seconds.
 
-    With `advise`, work that will take long is announced once, also without a bar.
+    With `announced`, work that will take long is announced once, also without a bar, with the
+    quicker ways to an answer.
     """
     with random_state_kept():
         from rich.console import Console
@@ -42,13 +75,13 @@ def bar(
     display = Bar(*columns, console=Console(stderr=True), transient=True)
     task = display.add_task("")
     begin = time.monotonic()
-    may_advise = advise
+    may_announce = announced
     # The time and the work done at the first call, before the clean pass and after the model's
     # trial.
     first: tuple[float, float] | None = None
 
     def update(done: float, total: float, text: str = label) -> None:
-        nonlocal may_advise, first
+        nonlocal may_announce, first
         now = time.monotonic()
         display.update(task, completed=done, total=total, description=text)
         if drawn and now - begin >= patience:
@@ -59,12 +92,11 @@ def bar(
         left = 0.0
         if done > done_before:
             left = (now - since) * (total - done) / (done - done_before)
-        if may_advise and now - since > _MEASURED and left > _LONG:
-            may_advise = False
-            quicker = "Quicker: larger units (auto or sentence), or the method occlusion."
-            display.console.print(
-                f"About {duration(left)} left. {quicker}", markup=False, highlight=False
-            )
+        if may_announce and now - since > _MEASURED and left > _LONG:
+            may_announce = False
+            ways = f" Quicker: {', or '.join(quicker)}." if quicker else ""
+            announcement = f"About {duration(left)} left.{ways}"
+            display.console.print(announcement, markup=False, highlight=False)
 
     try:
         yield update
@@ -74,7 +106,9 @@ def bar(
 
 
 @contextmanager
-def progress_of(progress: Progress | bool | None, title: str) -> Generator[Progress | None]:
+def progress_of(
+    progress: Progress | bool | None, title: str, quicker: Sequence[str] = ()
+) -> Generator[Progress | None]:
     """Yields the caller's function, or None for False.
 
     Otherwise yields a bar where a terminal or a notebook shows it, and None elsewhere.
@@ -86,5 +120,5 @@ def progress_of(progress: Progress | bool | None, title: str) -> Generator[Progr
     if progress is False or not can_show:
         yield None
         return
-    with bar(title) as update:
+    with bar(title, quicker=quicker) as update:
         yield update

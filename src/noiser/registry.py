@@ -102,7 +102,6 @@ def warn_of_old_name(old: str, new: str) -> None:
     warn(
         f"{old}= is called {new}= now; the old name is read for one more release.",
         DeprecationWarning,
-        stacklevel=4,
     )
 
 
@@ -201,6 +200,5 @@ class Registry(Generic[T]):
                     f"The {self.kind} plugin {point.name!r} ({point.value}) could not be loaded "
                     f"and is left out: "
                     f"{type(error).__name__}: {error}",
-                    stacklevel=2,
                 )
         return self._own

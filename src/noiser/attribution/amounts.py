@@ -68,9 +68,16 @@ def probability_text(target: Target, probability: float | None = None) -> str:
 
 
 def without_text(target: Target, without: Without) -> str:
-    """What the model says without a unit, such as "German 31 % (Portuguese 4 %)"."""
+    """What the model says without a unit, such as "German 39 % (Portuguese 0.2 %)".
+
+    Of a target of several words, which is too long to repeat, "15 % per token, and where it first
+    differs, “from” 52 %".
+    """
     own = probability_text(target, without.probability)
+    is_long = len(target.text.split()) > 1
     if without.leader == target.text:
-        return f"{label(target.text)} {own}"
-    leader = f"{label(without.leader)} {percentage(without.leader_probability)}"
-    return f"{leader} ({label(target.text)} {own})"
+        return own if is_long else f"{label(target.text)} {own}"
+    chance = percentage(without.leader_probability)
+    if is_long:
+        return f"{own}, and where it first differs, “{label(without.leader)}” {chance}"
+    return f"{label(without.leader)} {chance} ({label(target.text)} {own})"

@@ -179,16 +179,23 @@ def with_signal(att: AttributionRecord, row: int) -> list[int]:
 
 
 def _without_strongest(att: AttributionRecord, row: int) -> list[str]:
-    """What the model says without each of the strongest units that speak for the target."""
+    """What the model says without each of the strongest units that speak for the target.
+
+    A unit without which the target only gets likelier has no line. It can speak for the target
+    among other units that are gone.
+    """
     if att.without is None:
         return []
     names = labels(att)
+    target = att.targets[row]
     lines: list[str] = []
     for unit in with_signal(att, row):
         entry = att.without[row][unit]
-        if entry is not None and att.scores[row, unit] > 0 and len(lines) < _WITHOUT:
-            lines.append(f"without “{names[unit]}”: {without_text(att.targets[row], entry)}")
-    return lines
+        if entry is None or att.scores[row, unit] <= 0:
+            continue
+        if entry.leader != target.text or entry.probability < target.probability:
+            lines.append(f"without “{names[unit]}”: {without_text(target, entry)}")
+    return lines[:_WITHOUT]
 
 
 def errors_of(att: AttributionRecord, row: int) -> list[float]:

@@ -32,6 +32,16 @@ def message_places(att: AttributionRecord) -> list[tuple[int, int, int]]:
     return places
 
 
+def message_of_units(att: AttributionRecord) -> dict[int, int]:
+    """For each unit, by its column, the index of the chat's message that it stands in."""
+    messages: dict[int, int] = {}
+    for index, start, end in message_places(att):
+        for column, unit in enumerate(att.units):
+            if unit.start < end and start < unit.end:
+                messages[column] = index
+    return messages
+
+
 def speaker(att: AttributionRecord, index: int) -> str:
     """Who says a message: its number in a chat of more than two, its role, and the tool's name.
 

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from noiser.attribution.amounts import probability_text
 from noiser.attribution.display import headings, label, method_text, shorten
 from noiser.attribution.heatmap import errors_of, with_signal
+from noiser.attribution.speakers import chat_messages, message_of_units
 from noiser.numbers import percentage
 from noiser.registry import unversioned
 from noiser.types import Target, Without
@@ -186,7 +187,8 @@ def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     if unasked:
         results = " and ".join(str(message) for message in unasked)
         cause = Piece(f"message{'s' if len(unasked) > 1 else ''} {results}", "cause")
-        return [Piece(". A tool's result speaks for it, "), cause, Piece("; the user does not")]
+        begin = [Piece(". A tool's result speaks for it, "), cause]
+        return [*begin, *_most_inside(att, row, unasked), Piece("; the user does not")]
     strongest = _strongest(att, row)
     if strongest is None:
         return _reason_against(att, row)
@@ -207,7 +209,48 @@ def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     words = _because(att, because)
     if not is_largest:
         words = words.replace("most of all", "not least")
-    return [Piece(words), *_named(att, column), *without]
+    named = [Piece(words), *_named(att, column)]
+    own_messages = _own_messages(att)
+    if message_of_units(att).get(column) not in own_messages:
+        return [*named, *without]
+    own = Piece(", its own earlier message")
+    return [*named, own, *without, *_strongest_of_others(att, row, own_messages)]
+
+
+def _most_inside(att: AttributionRecord, row: int, messages: Sequence[int]) -> list[Piece]:
+    """The strongest part of some messages of a chat; nothing where these are units themselves."""
+    message_of = message_of_units(att)
+    columns = [column for column in with_signal(att, row) if message_of.get(column) in messages]
+    if att.unit == "turn" or not columns:
+        return []
+    strongest = max(columns, key=lambda column: float(att.scores[row, column]))
+    return [Piece(", most of all by "), *_named(att, strongest)]
+
+
+def _own_messages(att: AttributionRecord) -> set[int]:
+    """The indices of the chat's messages that the model itself has said."""
+    messages = enumerate(chat_messages(att))
+    return {index for index, message in messages if message.get("role") == "assistant"}
+
+
+def _strongest_of_others(
+    att: AttributionRecord, row: int, own_messages: Collection[int]
+) -> list[Piece]:
+    """What speaks most for the target of all that the model has not said itself.
+
+    A model that has made one call writes the next one alike, which says nothing of what it was
+    asked or told.
+    """
+    message_of = message_of_units(att)
+    scores: list[float] = att.scores[row].tolist()
+    others: list[int] = []
+    for column in with_signal(att, row):
+        if scores[column] > 0 and message_of.get(column) not in own_messages:
+            others.append(column)
+    if not others:
+        return []
+    strongest = max(others, key=scores.__getitem__)
+    return [Piece("; of what others said, most of all because of "), *_named(att, strongest)]
 
 
 def _strongest(att: AttributionRecord, row: int) -> tuple[int, bool] | None:

@@ -15,6 +15,7 @@ from noiser.cli import options as o
 from noiser.cli.attribute import attribute, cite, compare, diff, rule
 from noiser.cli.data import data, methods, metrics, models
 from noiser.cli.evaluate import bench, evaluate, report
+from noiser.cli.guard import guard
 from noiser.cli.prompt_tests import run_tests
 from noiser.cli.slim import slim
 from noiser.errors import DependencyError
@@ -131,6 +132,7 @@ COMMANDS = (
     cite,
     rule,
     diff,
+    guard,
     slim,
     evaluate,
     report,

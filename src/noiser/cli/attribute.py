@@ -11,6 +11,7 @@ from noiser import types
 from noiser.cli import options as o
 from noiser.cli.evaluate import compare_evaluations
 from noiser.cli.terminal import progress_bar, say
+from noiser.progress import quicker_ways
 from noiser.types import Accuracy, CitedUnit
 
 
@@ -43,7 +44,8 @@ def attribute(
         if objective in OBJECTIVES.names():  # "root" of joint is none, and has a contrast
             objective_of(objective, 1)
     lm = loading.load(model)
-    with progress_bar(f"Attributing by {method}") as progress:
+    quicker = quicker_ways(question["unit"], method)
+    with progress_bar(f"Attributing by {method}", quicker=quicker) as progress:
         options: dict[str, Any] = {"check": check, "seed": seed, "max_seconds": max_seconds}
         options["max_calls"] = max_calls
         att = run(lm, method=made, progress=progress, **options, **question)
@@ -88,7 +90,8 @@ def compare(
     for name in names:
         make_method(name)
     lm = model_options.load(model)
-    with progress_bar("Comparing") as progress:
+    quicker = quicker_ways(question["unit"], *names)
+    with progress_bar("Comparing", quicker=quicker) as progress:
         found = run(lm, methods=names, seed=seed, progress=progress, **question)
     output.write(found)
     for failure in found.failures:

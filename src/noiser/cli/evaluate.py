@@ -13,6 +13,7 @@ from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say, write
 from noiser.errors import ParameterError, RunError
 from noiser.files import json_or_text
+from noiser.progress import quicker_ways
 
 bench = typer.Typer(
     no_args_is_help=True, help="Runs benchmarks: plans of models, data sets, methods and metrics."
@@ -103,7 +104,8 @@ def evaluate(
     }
     results = Evaluations()
     for name, one in methods.items():
-        with progress_bar(f"Evaluating {name}") as progress:
+        quicker = quicker_ways(unit, name)
+        with progress_bar(f"Evaluating {name}", quicker=quicker) as progress:
             results[name] = run(
                 lm, examples, method=one, metrics=names, judge=asked, progress=progress, **settings
             )
@@ -194,7 +196,7 @@ def run(
         say(line, err=True)
     options: dict[str, Any] = {"executor": executor, "workers": workers, "data_dir": data_dir}
     options |= {"retry_errors": retry_errors, "trust_remote_code": trust_remote_code}
-    with progress_bar("rows", patience=0, advise=False) as progress:
+    with progress_bar("rows", patience=0, announced=False) as progress:
         outcome = run_bench(plan, output, **options, progress=progress)
     say(f"Stored {outcome.rows:,} rows in {output}, {outcome.errors:,} of them errors.", err=True)
     if outcome.lost:
@@ -257,7 +259,7 @@ def report(
 
     store = select(join([*map(Store, folders)]), method or (), metric or ())
     place = output or inside(folders[0], "report")
-    with progress_bar("Reporting", advise=False) as progress:
+    with progress_bar("Reporting", announced=False) as progress:
         forms = FORMATS if format_ == "all" else (format_,)
         made = report_files(store, forms, figures=figures, html=html, progress=progress)
     if output or figures or html or format_ == "all":

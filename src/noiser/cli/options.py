@@ -137,7 +137,8 @@ class QuestionOptions:
     target: Annotated[
         str | None,
         typer.Option(
-            help="The continuation to explain; the greedy one unless given. action: a tool call."
+            help="The continuation to explain; the greedy one unless given. action: the last call "
+            "or answer of a chat; action:4: message 4."
         ),
     ] = None
     max_new_tokens: Annotated[
@@ -351,7 +352,20 @@ def text_of(path: Path | str) -> str:
 
 def to_prompt(text: str, chat: bool) -> types.Prompt:
     """The text, or with `chat` a JSON list of messages or one user message."""
+    if chat:
+        _warn_of_tools(text)
     return json_messages(text) or [{"role": "user", "content": text}] if chat else text
+
+
+def _warn_of_tools(text: str) -> None:
+    """Says that the tools of a request in OpenAI's form are not read with its messages."""
+    request = json_or_text(text)
+    if isinstance(request, dict) and request.get("tools") and json_messages(text):
+        say(
+            f"noiser: warning: the request's {len(request['tools'])} tools are not in the prompt; "
+            "a template that reads them gets them by --chat-template-arg tools=JSON",
+            err=True,
+        )
 
 
 def parse_parameters(pairs: Iterable[str] | None, option: str = "--set") -> dict[str, Any]:

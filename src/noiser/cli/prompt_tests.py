@@ -106,31 +106,31 @@ def run_tests(
     stored = _read_store(store)
     facts = [model_name, _stamp(model_name), asdict(model_options), seed, strict]
     todo: list[PromptCase] = []
-    outcomes: dict[str, CaseOutcome] = {}
     for case in cases:
         known = stored.get(case.name)
         if known is not None and known.key == _key(case, facts):
             known.unchanged = True
-            outcomes[case.name] = known
         else:
             todo.append(case)
+    lm = None
     if todo:
         _check_clauses(todo)
         say(f"Loading {model_name} ...", err=True)
         lm = model_options.load(model_name)
-        for case in todo:
-            before = stored.get(case.name)
-            outcome = _run(lm, case, before, seed=seed, strict=strict)
+    finished: list[tuple[PromptCase, CaseOutcome]] = []
+    for number, case in enumerate(cases, 1):
+        if case in todo:
+            say(f"{number} of {len(cases)}: {case.name} ...", err=True)
+            outcome = _run(lm, case, stored.get(case.name), seed=seed, strict=strict)
             outcome.key = _key(case, facts)
-            outcomes[case.name] = stored[case.name] = outcome
+            stored[case.name] = outcome
             _write_store(store, stored)
-    in_order = [(case, outcomes[case.name]) for case in cases]
-    for case, outcome in in_order:
-        say(_shown(case, outcome))
-    say(_summary([outcome for _, outcome in in_order]))
-    if junit is not None:
-        write_text(junit, _junit(file, in_order, strict=strict))
-    if any(_fails(outcome, strict=strict) for _, outcome in in_order):
+        finished.append((case, stored[case.name]))
+        say(_shown(case, stored[case.name]))
+        if junit is not None:  # as far as it is, since a run may be stopped
+            write_text(junit, _junit(file, finished, strict=strict))
+    say(_summary([outcome for _, outcome in finished]))
+    if any(_fails(outcome, strict=strict) for _, outcome in finished):
         raise typer.Exit(1)
 
 

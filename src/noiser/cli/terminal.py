@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -43,14 +44,17 @@ def write(text: str, output: Path | None, form: str) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, patience: float = 1.0, *, advise: bool = True) -> Generator[Update]:
+def progress_bar(
+    label: str, patience: float = 1.0, *, announced: bool = True, quicker: Sequence[str] = ()
+) -> Generator[Update]:
     """Yields the `Update` of a bar, which appears on a terminal after `patience` seconds.
 
-    With `advise`, work that will take long is announced, also in a pipe.
+    With `announced`, work that will take long is announced, also in a pipe, with quicker ways.
     """
     from noiser.progress import bar
 
-    with bar(printable(label), patience, advise=advise, drawn=sys.stderr.isatty()) as update:
+    options: dict[str, Any] = {"announced": announced, "quicker": quicker}
+    with bar(printable(label), patience, drawn=sys.stderr.isatty(), **options) as update:
 
         def safe(done: float, total: float, text: str = label) -> None:
             update(done, total, printable(text))

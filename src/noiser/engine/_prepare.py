@@ -572,7 +572,6 @@ def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple
             f"{lm.identity.name}: token {ties[0]} of the continuation leads by less than "
             f"{str(lm.dtype).removeprefix('torch.')} rounds, so generate() may write another. "
             "Name the target, or load the model with dtype='float32'.",
-            stacklevel=2,
         )
     return ties
 

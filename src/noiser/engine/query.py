@@ -47,7 +47,6 @@ async def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
             f"{name} is a generator. Write it as a coroutine: `async def` in place of `def`, and "
             "`await` in place of `yield` and `yield from`.",
             DeprecationWarning,
-            stacklevel=2,
         )
         generator_function = getattr(call, "__func__", call)
         bound_to = [call.__self__] if inspect.ismethod(call) else []

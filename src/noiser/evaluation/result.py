@@ -164,26 +164,30 @@ class Evaluation(SavedResult):
         return holm_correct(gaps, self.primary)
 
     def _check_comparable(self, other: Evaluation) -> None:
-        of_one_model = self.model == other.model
-        ours, theirs = (
-            to_jsonable({**one.settings, "prompts": [record["prompt"] for record in one.records]})
-            | {
-                f"target of prompt {i}": text
-                for i, text in enumerate(one.rows["target"])
-                if of_one_model and text
-            }
-            for one in (self, other)
-        )
-        for name in [
-            name for name in ours if name in theirs and name not in ("seed", "parameters")
-        ]:
-            if ours[name] != theirs[name] and not (
-                name == "judge" and None in (ours[name], theirs[name])
-            ):
-                both = f"{ours[name]!r:.80} and {theirs[name]!r:.80}"
+        """Raises ParameterError where the two do not measure the same."""
+        has_targets = self.model == other.model  # models differ in what they say next
+        ours = self._conditions(has_targets=has_targets)
+        theirs = other._conditions(has_targets=has_targets)
+        for name in ours:
+            if name not in theirs or name in ("seed", "parameters"):
+                continue
+            pair = (ours[name], theirs[name])
+            has_one_judge = name == "judge" and None in pair
+            if pair[0] != pair[1] and not has_one_judge:
+                both = f"{pair[0]!r:.80} and {pair[1]!r:.80}"
                 raise ParameterError(
                     f"The two evaluations differ: {name} is {both}; expected the same."
                 )
+
+    def _conditions(self, *, has_targets: bool) -> dict[str, Any]:
+        """The settings, the prompts, and with `has_targets` the targets, by their names."""
+        prompts = [record["prompt"] for record in self.records]
+        conditions: dict[str, Any] = to_jsonable({**self.settings, "prompts": prompts})
+        if has_targets:
+            for index, target in enumerate(self.rows["target"]):
+                if target:
+                    conditions[f"target of prompt {index}"] = target
+        return conditions
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values that JSON has; NaN becomes None."""

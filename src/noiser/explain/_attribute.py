@@ -33,7 +33,7 @@ from noiser.methods import (
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.notices import warn
 from noiser.objectives import name_of
-from noiser.progress import progress_of
+from noiser.progress import progress_of, quicker_ways
 from noiser.registry import __version__, version_of
 from noiser.text import Encoding, token_texts
 from noiser.types import (
@@ -244,11 +244,13 @@ def attribute(
     )
     shared["special_tokens"] = special_tokens or getattr(made, "special_tokens", None)
     many = is_many(given)
-    title = f"Attributing by {describe(made)[0]}"
+    name = describe(made)[0]
+    title = f"Attributing by {name}"
+    quicker = quicker_ways(unit, name)
     if not many:
         number = check_seed(own.pop("seed"))
         question = Question(prompt=given, **own, **shared)
-        with progress_of(progress, title) as told:
+        with progress_of(progress, title, quicker) as told:
             work = attribution(lm, question, made, number, masks)
             return run_one(lm, work, told, max_seconds)
     questions: list[Question] = []
@@ -263,7 +265,7 @@ def attribute(
         except Exception as error:
             raise naming_prompt(index, error) from None
         questions.append(question)
-    with progress_of(progress, title) as told:
+    with progress_of(progress, title, quicker) as told:
         works = [
             attribution(lm, question, made, number, masks, encoding)
             for question, number, encoding in zip(questions, seeds, encodings, strict=True)
@@ -303,7 +305,6 @@ async def attribution(
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
         warn(
             f"{lm.identity.name} is a chat model, and says nothing after this text. {hint}",
-            stacklevel=2,
         )
     att = await attribution_of(lm, query, method, seed)
     return await checked_in_time(lm, query, att, masks) if masks else att

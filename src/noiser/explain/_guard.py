@@ -17,6 +17,7 @@ from noiser.explain.calls import called_functions, function_name
 from noiser.explain.injected import ASKED, tool_losses, user_loss
 from noiser.explain.tabled import TabledResult
 from noiser.model.language_model import LanguageModel, check_model
+from noiser.notices import warn
 from noiser.text import check_messages
 from noiser.types import Message, ModelIdentity, Question
 
@@ -111,7 +112,7 @@ class Guarded(TabledResult):
 def guard(
     lm: LanguageModel,
     messages: Sequence[Message],
-    call: str | Mapping[str, Any],
+    call: str | Mapping[str, Any] | None = None,
     *,
     policy: Mapping[str, Action] | None = None,
     limit: float = ASKED,
@@ -129,7 +130,7 @@ def guard(
         lm: from `noiser.load_model` or `noiser.wrap`; a chat model.
         messages: the chat before the call, with roles "user" and "tool".
         call: {"name": ..., "arguments": ...}, a tool call in OpenAI's form, or the text that the
-            model wrote.
+            model wrote. None: the last message is the assistant's, with the call.
         policy: from patterns of functions' names, such as "get_*", to "check", "allow" or "refuse";
             the first that matches counts, and calls that match none are checked.
         limit: see above.
@@ -147,6 +148,9 @@ def guard(
     if isinstance(messages, str):
         raise PromptError("messages is a text; expected a list of chat messages.")
     chat = check_messages(messages)
+    if call is None:
+        *chat, last = chat
+        call = _call_of(last)
     message = _message_of(call)
     name = _name_of(call)
     action = _action_of(policy, name)
@@ -169,6 +173,12 @@ def guard(
         unit="turn",
         continuation_units=False,
     )
+
+    if not lm.reads_tools:
+        warn(
+            f"The chat template of {lm.identity.name} has no tools, so the model has hardly "
+            "learned how calls are written. What it says of this call may mean little."
+        )
 
     async def checked() -> Guarded:
         query = await prepare(lm, question)
@@ -195,6 +205,21 @@ def guard(
         )
 
     return run_one(lm, checked())
+
+
+def _call_of(message: Message) -> str | Mapping[str, Any]:
+    """The call in an assistant's message: its only tool call, or its text."""
+    calls = message.get("tool_calls") or ()
+    if message["role"] != "assistant":
+        raise PromptError(
+            f"The last message is from {message['role']!r}; expected the assistant's, with the "
+            "call, or call=."
+        )
+    if len(calls) > 1:
+        raise PromptError(
+            f"The last message has {len(calls)} calls; guard one after the other by call=."
+        )
+    return calls[0] if calls else str(message.get("content") or "")
 
 
 def _message_of(call: object) -> Message:

@@ -64,7 +64,6 @@ def run_many(
         warn(
             f"max_seconds={max_seconds:g} went by: {len(late)} of {len(works)} prompts have no "
             f"result and are left out: {indices}{more}, counted from 0.",
-            stacklevel=3,
         )
     return [results[index] for index in sorted(results)]
 

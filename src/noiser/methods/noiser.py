@@ -317,7 +317,6 @@ class _Call:
                 "The prediction changes under noise as small as 1e-12: two tokens tie, or the "
                 "precision is too low to tell them apart. The scores of this target mean little. "
                 "Load the model with dtype='float32'.",
-                stacklevel=3,
             )
         elif dtype.itemsize == 2 and min(smallest_margins) < moved:
             # The text is the same for many prompts, so that it is shown once.
@@ -325,7 +324,6 @@ class _Call:
                 f"A target leads its strongest rival by less than {moved:.2g} in log odds, which "
                 f"{str(dtype).removeprefix('torch.')} moves margins by: the scores' order may be "
                 "rounding's. Load the model with dtype='float32'.",
-                stacklevel=3,
             )
 
     async def score(self, thresholds: Float64[Tensor, "targets units"]) -> Scores:

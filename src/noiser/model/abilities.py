@@ -126,7 +126,6 @@ def find_abilities(lm: Any) -> Abilities:
         warn(
             f"{lm.identity.name}: numbers depend on what else is in a batch, as in some quantised "
             "models, so sequences run one at a time.",
-            stacklevel=4,
         )
         return abilities
     context = Context(rows[0], 1.0, supports_packing=True)

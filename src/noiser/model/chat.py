@@ -271,6 +271,11 @@ class ChatModel(LanguageModel):
         return True
 
     @property
+    def reads_tools(self) -> bool:
+        """The endpoint takes tools and their calls."""
+        return True
+
+    @property
     def where(self) -> str:
         """The model, as the subject of a sentence."""
         return f"{self.name} at {self.endpoint.address}"
@@ -397,7 +402,6 @@ class ChatModel(LanguageModel):
             warn(
                 f"{self.where} does not give the same answer twice, so each input is asked "
                 f"{REPEATS} times. Set repeats= to change that.",
-                stacklevel=2,
             )
             again = [jobs[index]._replace(samples=range(REPEATS)) for index in differ]
             for index, found in zip(differ, self._ask_all(again, seen=2), strict=True):

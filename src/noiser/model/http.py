@@ -134,7 +134,6 @@ class Server:
                 f"{self.where} {self.way}: {len(bounds)} log-probabilities of targets were not "
                 f"among the {self.logprobs} that it sent, so effects there are lower bounds. "
                 "Ask for more with logprobs=.",
-                stacklevel=2,
             )
         return rows
 

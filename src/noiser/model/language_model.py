@@ -29,7 +29,7 @@ from noiser.model.packing import BLOCK, Branch, Context, KeysValues, Pass, whole
 from noiser.model.products import PLAIN
 from noiser.model.runtime import exactly, running
 from noiser.notices import warn
-from noiser.text import Encoding, encode
+from noiser.text import Encoding, encode, reads_tools
 from noiser.types import Baseline, ModelIdentity, Prompt
 
 if TYPE_CHECKING:
@@ -142,6 +142,11 @@ class LanguageModel:
         """Whether the tokenizer has a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
+    @property
+    def reads_tools(self) -> bool:
+        """Whether its chat template writes tools or their calls."""
+        return reads_tools(self.tokenizer, self.chat_template_kwargs)
+
     def encode(
         self, prompt: Prompt | object, *, rendered: str | None = None, documents: bool = False
     ) -> Encoding:
@@ -177,7 +182,6 @@ class LanguageModel:
                 f"{self.identity.name}: settings of its generation_config are not applied "
                 f"elsewhere, {describe_settings(settings)}. The most probable tokens are "
                 "explained.",
-                stacklevel=2,
             )
             return None
         return greedy_text(self, token_ids, count, settings)

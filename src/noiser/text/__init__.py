@@ -6,6 +6,7 @@ from noiser.text.chat import find_action as find_action
 from noiser.text.chat import is_missing as is_missing
 from noiser.text.chat import one_text_each as one_text_each
 from noiser.text.chat import part_texts as part_texts
+from noiser.text.chat import reads_tools as reads_tools
 from noiser.text.conversation import action_of as action_of
 from noiser.text.conversation import encode_messages as encode_messages
 from noiser.text.conversation import messages_without as messages_without

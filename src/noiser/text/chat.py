@@ -180,6 +180,12 @@ def choose_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[str, dic
     )
 
 
+def reads_tools(tokenizer: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a chat template writes tools or their calls."""
+    templates = _named_templates(tokenizer, kwargs.get("chat_template"))
+    return any("tool" in str(template) for template in templates.values())
+
+
 def _named_templates(tokenizer: Any, choice: Any) -> dict[str, Any]:
     """The tokenizer's templates by name; only the caller's choice, if it is not None."""
     template: Any = getattr(tokenizer, "chat_template", None)
@@ -243,7 +249,6 @@ def fit_messages(
                 warn(
                     f"The chat template reads text alone, so the {len(parts)} parts of message "
                     f"{index} are joined by newlines.",
-                    stacklevel=2,
                 )
     return fitted
 
@@ -289,7 +294,7 @@ def _with_visible_calls(
             render_chat(tokenizer, written, kwargs, **options)
         except PromptError:
             return messages
-    warn(f"The chat template has no tools: {changes}.", stacklevel=2)
+    warn(f"The chat template has no tools: {changes}.")
     return written
 
 
@@ -589,7 +594,6 @@ def warn_of_dropped(messages: Sequence[Mapping[str, Any]], text: str) -> None:
             if any(part.strip() not in text for part in parts):
                 warn(
                     f"The chat template drops the {kind} of message {index}: no unit has them.",
-                    stacklevel=2,
                 )
 
 

@@ -53,7 +53,6 @@ def _warn_of_name(number: int, document: Any) -> None:
         warn(
             f"Source {number}, {document!r:.60}, is taken as a text, and looks like the name of a "
             f"file. pathlib.Path({document!r:.60}) reads the file.",
-            stacklevel=2,
         )
 
 

@@ -78,7 +78,7 @@ _JSON_BEGIN = regex.compile(r"""\{\s*+["}]|\[\s*+\{""")
 # A text with so many beginnings that are not JSON is code. Each failure reads the text from its
 # beginning, to say the line.
 _JSON_FAILURES = 20
-# A field with more words and marks than this is cut into words.
+# A field with more words and marks than this is cut into words, as is one of several sentences.
 _LONG_FIELD = 24
 
 _NAMED = regex.compile(r'[\s{\[,]*+"(?:[^"\\\n]|\\.)*"\s*:')
@@ -154,7 +154,7 @@ def _field_or_word_starts(text: str, begin: int, end: int) -> list[int]:
     for first, last in field_spans(text[begin:end]):
         field = (begin + first, begin + last)
         starts.append(field[0])
-        if len(_WORD.findall(text[slice(*field)])) > _LONG_FIELD:
+        if _is_long(text[slice(*field)]):
             starts += [start for start in _word_starts(text, *field) if start > field[0]]
     return starts
 
@@ -164,8 +164,18 @@ def is_short_field(text: str) -> bool:
 
     >>> is_short_field(' "city": "Rome"}}'), is_short_field("Rome is a city.")
     (True, False)
+    >>> is_short_field('"body": "It rains. Go home."')
+    False
     """
-    return bool(_NAMED.match(text)) and len(_WORD.findall(text)) <= _LONG_FIELD
+    return bool(_NAMED.match(text)) and not _is_long(text)
+
+
+def _is_long(field: str) -> bool:
+    """Whether a field has many words and marks, or several sentences."""
+    if len(_WORD.findall(field)) > _LONG_FIELD:
+        return True
+    ends = [match.end() for match in _SENTENCE_END.finditer(field.strip())]
+    return any(regex.search(r"\p{L}", field.strip()[end:]) for end in ends)
 
 
 def bare_words(text: str) -> list[str]:
@@ -215,14 +225,41 @@ def sentence_spans(text: str) -> list[Offset]:
     """Sentences as a partition.
 
     They reach to a newline or a mark, but not to one after an abbreviation or before a lower-case
-    letter. A line of punctuation belongs to the sentence before it, the first one to the next.
+    letter. A line of punctuation belongs to the sentence before it, the first one to the next. Long
+    JSON that fills its lines is cut into its fields, and long fields into sentences.
     """
-    spans = _partition(text, (match.end() for match in _SENTENCE_END.finditer(text)))
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    for begin, end in _json_spans(text):
+        if _is_long_block(text, begin, end):
+            outside = [cut for cut in ends if not begin < cut < end]
+            ends = sorted({*outside, *_ends_in_json(text, begin, end, ends)})
+    spans = _partition(text, ends)
     starts: list[int] = []
     for start, end in spans:
         if not _PUNCTUATION.fullmatch("".join(text[start:end].split())):
             starts.append(start)
     return _partition(text, starts[1:]) if starts else [(0, len(text))] if text else []
+
+
+def _is_long_block(text: str, begin: int, end: int) -> bool:
+    """Whether JSON is long, and nothing else stands in its lines."""
+    before = text[:begin].rpartition("\n")[2]
+    after = text[end:].partition("\n")[0]
+    is_alone = not before.strip() and not after.strip()
+    return is_alone and len(_WORD.findall(text[begin:end])) > _LONG_FIELD
+
+
+def _ends_in_json(text: str, begin: int, end: int, ends: Sequence[int]) -> list[int]:
+    """Where fields end, and in long fields sentences; `ends` are those of sentences."""
+    cuts: list[int] = []
+    for first, last in field_spans(text[begin:end]):
+        field_begin = begin + first
+        field_end = begin + last
+        if _is_long(text[field_begin:field_end]):
+            cuts += [cut for cut in ends if field_begin < cut < field_end]
+        if field_end < end:
+            cuts.append(field_end)
+    return cuts
 
 
 def field_spans(text: str) -> list[Offset]:
