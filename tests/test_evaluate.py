@@ -211,6 +211,34 @@ def test_evaluations_of_two_models_with_other_greedy_targets_are_compared():
     assert {gap.n for gap in gaps.values()} == {len(PROMPTS)}
 
 
+def test_a_comparison_says_whether_one_is_better_and_how_many_prompts_that_takes():
+    prompts = PROMPTS[:3]
+    found = noiser.evaluation.Evaluations(
+        {name: evaluated(prompts, method=name) for name in ("occlusion", "random")}
+    )
+    assert found.answers == [
+        "Is occlusion better than random? by faithfulness, no significant difference with "
+        f"n = {len(prompts)}, at least 6 prompts are needed."
+    ]
+    for text in (found.to_text(), found.to_markdown().replace("\\", ""), found.to_html()):
+        assert found.answers[0] in text
+
+
+def failing_metric():
+    def measure(case):
+        return 1 / 0
+
+    return Metric(measure=measure)
+
+
+def test_an_error_of_a_metric_of_ones_own_names_its_line(own_metrics):
+    METRICS.register("failing", failing_metric, summary="fails")
+    found = noiser.evaluate(tiny("llama"), PROMPTS[:1], "random", "failing")
+    line = failing_metric.__code__.co_firstlineno + 2
+    expected = f"ZeroDivisionError: division by zero (test_evaluate.py, line {line})"
+    assert found.skipped[0].error == expected
+
+
 def sign_flip(differences):
     """The share of all sign changes whose mean is at least as far from 0."""
     flipped = [
@@ -415,7 +443,7 @@ def test_a_judge_that_answers_nothing_with_all_words_is_none_and_one_that_breaks
     assert not evaluated(right, "answerability", judge=Parrot(), unit="word").answer
     broken = Parrot(error=ConnectionError("no network"))
     found = evaluated(PROMPTS[:2], ["answerability", "soft_scores"], judge=broken)
-    assert [skipped.error for skipped in found.skipped] == ["ConnectionError: no network"] * 2
+    assert [skipped.error for skipped in found.skipped] == ["ConnectionError: no network (test_evaluate.py, line 57)"] * 2  # `raise` above
     assert found["soft_nc"].n == 2
 
 
@@ -555,7 +583,7 @@ def test_a_metric_that_returns_neither_number_nor_columns_is_refused(own_metrics
 def test_an_evaluation_as_latex():
     text = evaluated(PROMPTS[:2]).to_latex()
     assert text.startswith("% \\usepackage{booktabs}\n\\begin{table}")
-    assert "\\toprule\nnumber & value & interval & p & n \\\\\n\\midrule\n" in text
+    assert "\\toprule\nnumber & value & interval & p\\_holm & n \\\\\n\\midrule\n" in text
     assert "soft\\_ns" in text
     assert text.count("\\\\") == text.count(" & ") // 4
     assert not re.search(r"(?<!\\)[%#_](?! \\usepackage)", text)

@@ -18,9 +18,9 @@ from noiser.cli import app
 from noiser.data import DATA_SETS
 from noiser.data import load as load_data
 from noiser.engine import OBJECTIVES, REMOVALS
-from noiser.errors import ParameterError
+from noiser.errors import NumericalError, ParameterError
 from noiser.judges import JUDGES
-from noiser.methods import METHODS
+from noiser.methods import METHODS, Scores
 from noiser.metrics import METRICS
 from noiser.model import BACKENDS
 from noiser.results import FORMS, Result, write_result
@@ -217,6 +217,15 @@ RESULTS = {
         limit=1000,
     ),
 }
+
+
+async def without_scores(query, rng):
+    return Scores(scores=torch.full(query.causal_mask.shape, torch.nan))
+
+
+def test_a_method_without_any_score_is_refused(lm):
+    with pytest.raises(NumericalError, match="has no score for any unit before"):
+        noiser.attribute(lm, PROMPT, method=without_scores)
 
 
 @pytest.mark.parametrize("name", RESULTS)

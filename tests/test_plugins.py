@@ -64,6 +64,31 @@ def test_a_name_that_is_taken_is_refused(registry):
         assert things.get("own").factory is dict
 
 
+def test_the_name_of_a_newer_version_is_refused(registry):
+    things, _ = registry
+    things.register("new", dict, summary="a dict", version=2)
+    with pytest.raises(ValueError, match=r"is new@2\. Take another name, or version=3"):
+        things.register("new", list, summary="a list")
+    assert things.get("new").factory is dict
+
+
+def test_a_newer_version_takes_the_place(registry):
+    things, _ = registry
+    things.register("new", dict, summary="a dict")
+    things.register("new", list, summary="a list", version=2)
+    assert things.get("new").factory is list
+    assert things.get("new@1").factory is dict
+
+
+def test_a_cell_that_registers_can_be_run_again(registry):
+    things, _ = registry
+    cell = "class Mine: pass\nthings.register('mine', Mine, summary='of a notebook')"
+    for _run in range(2):
+        names = {"things": things, "__name__": "__main__"}
+        exec(cell, names)
+        assert things.get("mine").factory is names["Mine"]
+
+
 def colours(name):
     if name != "red":
         raise UnknownNameError("thing", f"colour:{name}", ["colour:red"])

@@ -241,6 +241,19 @@ def test_in_a_chat_the_sentence_tells_the_models_own_words_from_others(scores, i
     assert said(attribution(scores, prompt=CHAT, info=info)).endswith(expected)
 
 
+def test_equal_scores_name_no_unit():
+    att = attribution((0.2,) * 6, method="constant@1", parameters={})
+    assert said(att) == "The model says “Portuguese” (36 %); all words have the same score."
+
+
+def test_a_method_without_a_signal_does_not_say_that_nothing_matters():
+    """It has not run the prompt without each word."""
+    att = attribution((0.0,) * 6, method="noiser@2", parameters={"samples": 4})
+    assert said(att) == (
+        "The model says “Portuguese” (36 %); noiser finds no word with a clear effect."
+    )
+
+
 def test_each_target_has_a_sentence():
     scores = (LISBON, (0.0, 0.0, 0.7, 0.0, 0.2, 0.0))
     att = make(WORDS, scores, unit="word", method="joint@2", parameters={"removal": "zero"})

@@ -115,6 +115,17 @@ class Family(NamedTuple):
     summary: str
 
 
+def _is_same_code(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether two factories are one, or what the same lines have made twice."""
+    if one is other:
+        return True
+    names = [
+        (getattr(each, "__module__", ""), getattr(each, "__qualname__", ""))
+        for each in (one, other)
+    ]
+    return names[0] == names[1] and names[0][0] == "__main__"
+
+
 class Registry(Generic[T]):
     """Names to factories, one registry per kind, such as "method".
 
@@ -131,14 +142,22 @@ class Registry(Generic[T]):
     def register(
         self, name: str, factory: Callable[..., T], *, summary: str, version: int = 1
     ) -> None:
-        """Adds an entry. Raises ValueError when another factory has that name and version."""
+        """Adds an entry. Code that is run again, such as a notebook's cell, takes its own place.
+
+        Raises ValueError where another factory has the name, in this version or a newer one.
+        """
         entry = Entry(name=name, version=version, factory=factory, summary=summary)
-        taken = self._own.setdefault(entry.versioned_name, entry)
-        if taken.factory is not factory:
+        for taken in self._own.values():
+            is_newer = taken.name == name and taken.version > version
+            is_same = taken.versioned_name == entry.versioned_name
+            if not (is_newer or is_same) or _is_same_code(taken.factory, factory):
+                continue
+            newer = max(each.version for each in self._own.values() if each.name == name) + 1
             raise ValueError(
-                f"{self.kind} {entry.versioned_name!r} is registered twice: {taken.factory}, "
-                f"{factory}"
+                f"{self.kind} {name!r} is registered twice: {taken.factory} is "
+                f"{taken.versioned_name}. Take another name, or version={newer} to replace it."
             )
+        self._own[entry.versioned_name] = entry
 
     def names(self) -> list[str]:
         """All names, without versions, in the order they were registered."""

@@ -181,8 +181,12 @@ def _share(target: Target, probability: float | None = None) -> str:
 
 def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     """The strongest units, and what the model says without the first of them."""
-    if att.scores[row].isnan().all():
+    scores = att.scores[row]
+    with_score = scores[~scores.isnan()]
+    if not len(with_score):
         return []
+    if len(with_score) > 1 and bool((with_score == with_score[0]).all()) and with_score[0] != 0:
+        return [Piece(f"; all {_noun(att)}s have the same score")]
     unasked: Sequence[int] = att.info.get("unasked") or ()
     if unasked:
         results = " and ".join(str(message) for message in unasked)
@@ -303,6 +307,10 @@ def _reason_against(att: AttributionRecord, row: int) -> list[Piece]:
     noun = _noun(att)
     signals = with_signal(att, row)
     if not signals:
+        # Only who has run the prompt without each unit can say that none matters.
+        if att.without is None and "removal" not in att.parameters:
+            by = label(method_text(att, version=False))
+            return [Piece(f"; {by} finds no {noun} with a clear effect")]
         return [Piece(f"; no single {noun} matters much")]
     against = _named(att, signals[0])
     return [Piece(f"; no {noun} speaks for it, and "), *against, Piece(" speaks most against it")]

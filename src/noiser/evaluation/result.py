@@ -27,7 +27,7 @@ from noiser.files import csv_text, write_if, write_text
 from noiser.html import html_page, html_table
 from noiser.metrics import METRICS, Aggregate, Estimate, Metric
 from noiser.metrics.bootstrap import Sample, difference, estimates, holm_correct
-from noiser.metrics.metric import answers, gaps_of, unfit_judge
+from noiser.metrics.metric import answers, gaps_of, prompts_needed, unfit_judge, verdict_on
 from noiser.types import ModelIdentity
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Evaluation(SavedResult):
 
     def _cells(self) -> list[tuple[str, ...]]:
         """The printed table, its heading first."""
-        cells = [("number", "value", "interval", "p", "n", "no signal", "better", "meaning")]
+        cells = [("number", "value", "interval", "p_holm", "n", "chance", "better", "meaning")]
         lines: Any = self.summary().itertuples()
         for name, value, low, high, p, n, chance_level, better, meaning, _ in lines:
             shown = numbers.number(value), numbers.interval(low, high)
@@ -411,8 +411,29 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
     def _heading(self) -> str:
         first = next(iter(self))
         return (
-            f"{first} minus each other method, prompt by prompt; p_holm is corrected for all lines"
+            f"{first} minus each other method, prompt by prompt. p_holm is corrected for the "
+            "first number of each metric together, and for the others among all."
         )
+
+    @property
+    def answers(self) -> list[str]:
+        """For each other method a sentence: is the first one better, by the primary numbers?"""
+        (first_name, first), *others = self.items()
+        gaps = _primary_differences(self)
+        needed = prompts_needed(len(gaps), first.confidence)
+        sentences: list[str] = []
+        for other, _ in others:
+            clauses: list[str] = []
+            for number in first.primary:
+                higher_is_better = first.summaries[number].scale.higher_is_better
+                if (other, number) in gaps and higher_is_better is not None:
+                    verdict = verdict_on(gaps[other, number], higher_is_better, needed)
+                    clauses.append(f"by {number}, {verdict}")
+            if clauses:
+                sentences.append(
+                    f"Is {label(first_name)} better than {label(other)}? {'; '.join(clauses)}."
+                )
+        return sentences
 
     def __str__(self) -> str:
         return self.to_text()
@@ -421,7 +442,8 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         """Each evaluation, and the differences, safe for a terminal."""
         texts = [evaluation.to_text() for evaluation in self.values()]
         if len(self) > 1:
-            texts += [self._heading, self.differences.to_string(index=False)]
+            table = self.differences.to_string(index=False)
+            texts += ["\n".join([self._heading, *self.answers]), table]
         return "\n\n".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -461,7 +483,7 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
             gaps = self.differences
             rows = [[str(cell) for cell in row] for row in gaps.itertuples(index=False)]
             table = markdown_table([list(gaps.columns), *rows])
-            parts += [escaped_line(self._heading), table]
+            parts += [*map(escaped_line, [self._heading, *self.answers]), table]
         return "\n\n".join(parts) + "\n"
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
@@ -472,8 +494,30 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         tables = [evaluation.fragment() for evaluation in self.values()]
         if len(self) > 1:
             gaps: Any = self.differences
-            tables.append(f"<p>{escape(self._heading)}</p>{gaps.to_html(index=False, border=0)}")
+            lines = "".join(f"<p>{escape(line)}</p>" for line in [self._heading, *self.answers])
+            tables.append(f"{lines}{gaps.to_html(index=False, border=0)}")
         return "".join(tables)
+
+
+def _primary_differences(
+    evaluations: Mapping[str, Evaluation],
+) -> dict[tuple[str, str], Estimate]:
+    """The primary numbers of the first minus each of the others, by the other and the number."""
+    first = next(iter(evaluations.values()))
+    found = _corrected_differences(evaluations)
+    return {key: estimate for key, estimate in found.items() if key[1] in first.primary}
+
+
+def _corrected_differences(
+    evaluations: Mapping[str, Evaluation],
+) -> dict[tuple[str, str], Estimate]:
+    """The first minus each of the others, corrected together."""
+    (_, first), *others = evaluations.items()
+    gaps: dict[tuple[str, str], Estimate] = {}
+    for name, other in others:
+        for number, gap in first.minus(other).items():
+            gaps[name, number] = gap
+    return holm_correct(gaps, [key for key in gaps if key[1] in first.primary])
 
 
 def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
@@ -485,14 +529,8 @@ def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
     """
     import pandas as pd
 
-    (_, first), *others = evaluations.items()
-    gaps = {
-        (name, number): gap for name, other in others for number, gap in first.minus(other).items()
-    }
     lines = [
         {"other": other, "number": number, **asdict(gap), "clear": gap.is_clear}
-        for (other, number), gap in holm_correct(
-            gaps, [key for key in gaps if key[1] in first.primary]
-        ).items()
+        for (other, number), gap in _corrected_differences(evaluations).items()
     ]
     return pd.DataFrame(lines).drop(columns="confidence", errors="ignore")

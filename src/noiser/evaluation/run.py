@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from noiser.attribution import Attribution
 from noiser.checks import check_count, check_probability
+from noiser.errors import NoiserError
 from noiser.evaluation.measuring import (
     Item,
     Measurement,
@@ -152,6 +155,14 @@ def _summaries(
     return summaries
 
 
+def _place_of(error: Exception) -> str:
+    """Where an error of code outside the library was raised; "" for the library's own errors."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, NoiserError) or not frames:
+        return ""
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
 def _record(item: Item, measurement: Measurement) -> tuple[dict[str, Any], list[Skipped]]:
     """The row of one prompt, with the columns of all metrics, and the parts that failed."""
     row: dict[str, Any] = {
@@ -164,7 +175,7 @@ def _record(item: Item, measurement: Measurement) -> tuple[dict[str, Any], list[
     failures: list[Skipped] = []
 
     def add_failure(metric: str | None, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}{_place_of(error)}"
         failures.append(Skipped(item.index, item.prompt, metric, text))
 
     att = measurement.attribution

@@ -342,7 +342,7 @@ async def attribution_of(
         "special_tokens": [i for unit in units for i in unit.token_indices if frozen[i]],
         "sources": [{"title": s.title, "start": s.start, "end": s.end} for s in query.sources],
         "of": query.of and name_of(query.of),
-        "first_token": _first_token(query.with_units(units), scores),
+        "first_token": _first_token(method, query.with_units(units), scores),
         "near_ties": list(query.near_ties),
         "unasked": await _unasked(query, units, scores),
         "score_units": scores.info.get("score_units") or _score_units(method, query),
@@ -422,14 +422,16 @@ async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[
         return None
 
 
-def _first_token(query: Query, scores: Scores) -> str | None:
-    """What became of a first token that is text: "kept", "deleted" to score it, "disturbed" as
-    any.
+def _first_token(method: Method, query: Query, scores: Scores) -> str | None:
+    """What became of a first token that is text: "kept", "deleted" to score it, "disturbed" as any.
+
+    None where a method scores it that removes nothing, such as one that counts letters.
     """
     if first_position(query.encoding) is None:
         return None
     if query.sink is None:
         return "disturbed"
     alone = [unit for unit, positions in enumerate(query.positions) if not positions]
-    scored_alone = alone and not scores.scores[:, alone].isnan().all()
-    return "deleted" if scored_alone else "kept"
+    if not alone or scores.scores[:, alone].isnan().all():
+        return "kept"
+    return "deleted" if hasattr(method, "removal") else None

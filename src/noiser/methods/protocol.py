@@ -26,7 +26,12 @@ from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability, plain
 from noiser.engine import OBJECTIVES, REMOVALS, Query, result_of
-from noiser.errors import ParameterError, UnknownNameError, UnsupportedModelError
+from noiser.errors import (
+    NumericalError,
+    ParameterError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
 from noiser.files import json_or_text
 from noiser.registry import Registry, present_names
 from noiser.types import Pair
@@ -283,7 +288,21 @@ async def run_method(method: Method, query: Query, seed: int = 0) -> Scores:
             f"{type(scores).__name__}; a method is a coroutine: `await` a request, "
             "`return Scores(...)`."
         )
+    _check_finite(method, query, scores)
     return scores
+
+
+def _check_finite(method: Method, query: Query, scores: Scores) -> None:
+    """Raises NumericalError where a method has no score for any unit before a target."""
+    if query.spent.unfinished or scores.scores.shape != query.causal_mask.shape:
+        return
+    has_none = scores.scores.isnan().all(-1) & query.causal_mask.cpu().any(-1)
+    if has_none.any():
+        target = query.target_texts[int(has_none.nonzero()[0])]
+        raise NumericalError(
+            f"{describe(method)[0]} has no score for any unit before {target!r}; expected finite "
+            "scores of the units before a target, and NaN elsewhere."
+        )
 
 
 def describe(method: Method) -> tuple[str, Mapping[str, Any]]:

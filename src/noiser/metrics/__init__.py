@@ -8,7 +8,15 @@ from noiser.metrics.bootstrap import Estimate, Sample, estimate, estimates
 from noiser.metrics.case import SETTINGS, Case, Settings
 from noiser.metrics.correlation import LDS, LDS_BERNOULLI, LDS_WITH_PAIRS, STABILITY
 from noiser.metrics.erasure import ERASURE, ERASURE_CURVES, NORMALISED_AOPC, TOP_K
-from noiser.metrics.metric import METRICS, Aggregate, Metric, NumberInfo, metrics_of, run_metric
+from noiser.metrics.metric import (
+    METRICS,
+    Aggregate,
+    Metric,
+    NumberInfo,
+    mean_of_columns,
+    metrics_of,
+    run_metric,
+)
 from noiser.metrics.named_spans import GOLD_PAIRS, GOLD_SPANS, LOCALISATION
 from noiser.metrics.soft import FAITHFULNESS, MASS_MATCHED, MASS_MATCHED_RANK, SOFT, keep_rates
 
@@ -25,6 +33,7 @@ __all__ = [
     "estimate",
     "estimates",
     "keep_rates",
+    "mean_of_columns",
     "metrics_of",
     "run_metric",
 ]

@@ -218,21 +218,35 @@ def answers(
     """For each primary number a sentence: is it better than for scores without information?"""
     gaps = gaps_of(primary, summaries)
     clauses: dict[str, list[str]] = {}  # by number
-    # n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the
-    # number of tests.
-    needed = max(FEWEST, 2 + math.floor(math.log2(max(1, len(gaps)) / (1 - confidence))))
+    needed = prompts_needed(len(gaps), confidence)
     for name, (number, reference) in gaps.items():
-        difference = estimates[name]
-        higher_is_better = summaries[name].scale.higher_is_better
-        if difference.is_clear:
-            is_better = (difference.value > 0) == higher_is_better
-            verdict = "yes" if is_better else "no, worse"
-        else:
-            verdict = f"no significant difference with n = {difference.n}"
-            if difference.n < needed:
-                verdict += f", at least {needed} prompts are needed"
+        higher_is_better = bool(summaries[name].scale.higher_is_better)
+        verdict = verdict_on(estimates[name], higher_is_better, needed)
         clauses.setdefault(number, []).append(f"than {reference}: {verdict}")
     return [f"By {number}, better {'; '.join(words)}." for number, words in clauses.items()]
+
+
+def prompts_needed(tests: int, confidence: float) -> int:
+    """The fewest prompts with which one of so many tests can be significant.
+
+    n prompts have no p-value below 2^(1 - n), and Holm's method multiplies the smallest by the
+    number of tests.
+
+    >>> prompts_needed(1, 0.95), prompts_needed(4, 0.95)
+    (6, 8)
+    """
+    return max(FEWEST, 2 + math.floor(math.log2(max(1, tests) / (1 - confidence))))
+
+
+def verdict_on(difference: Estimate, higher_is_better: bool, needed: int) -> str:
+    """Whether a difference says better, worse, or nothing yet."""
+    if difference.is_clear:
+        is_better = (difference.value > 0) == higher_is_better
+        return "yes" if is_better else "no, worse"
+    verdict = f"no significant difference with n = {difference.n}"
+    if difference.n < needed:
+        verdict += f", at least {needed} prompts are needed"
+    return verdict
 
 
 def unfit_judge(records: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -78,6 +78,11 @@ class LanguageModel:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         kind = type(model).__name__
+        if isinstance(model, str):
+            raise ParameterError(
+                f"model is the text {model!r:.60}; expected a model object. "
+                f"noiser.load_model({model!r:.60}) loads by name."
+            )
         config = getattr(model, "config", None)
         refuse_other_kinds(kind, config, subject=kind)
         if getattr(model, "get_output_embeddings", lambda: None)() is None:
