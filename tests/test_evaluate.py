@@ -443,7 +443,9 @@ def test_a_judge_that_answers_nothing_with_all_words_is_none_and_one_that_breaks
     assert not evaluated(right, "answerability", judge=Parrot(), unit="word").answer
     broken = Parrot(error=ConnectionError("no network"))
     found = evaluated(PROMPTS[:2], ["answerability", "soft_scores"], judge=broken)
-    assert [skipped.error for skipped in found.skipped] == ["ConnectionError: no network (test_evaluate.py, line 57)"] * 2  # `raise` above
+    assert [skipped.error for skipped in found.skipped] == [
+        "ConnectionError: no network (test_evaluate.py, line 57)"
+    ] * 2
     assert found["soft_nc"].n == 2
 
 
