@@ -234,7 +234,7 @@ class Diff(SavedResult):
             sign = "plus" if edit.score > 0 else "minus"
             marks.append(
                 f'<span class={sign} title="{scores[index]}">'
-                f"<del>{escape(edit.before)}</del><ins>{escape(edit.after)}</ins>"
+                f"{_marked('del', edit.before)}{_marked('ins', edit.after)}"
                 f"<sup>{index + 1}</sup></span>"
             )
         texts = "".join(f"<p class=text dir=auto>{text}</p>" for text in self._texts(marks, escape))
@@ -243,7 +243,17 @@ class Diff(SavedResult):
         table = html_table(["edit", "nats", ""], rows) if rows else ""
         about = sentence_html(self._about())
         body = f"{about}{texts}<details><summary>in numbers</summary>{facts}{table}</details>"
-        return f'<style>{css("explain", "diff.css")}</style><div class="noiser-diff">{body}</div>'
+        style = f"<style>{css()}{css('explain', 'diff.css')}</style>"
+        return f'{style}<div class="noiser-att noiser-diff">{body}</div>'
+
+
+def _marked(tag: str, text: str) -> str:
+    """A changed text in an element; the white space around it is neither struck out nor lined."""
+    words = text.strip()
+    if not words:
+        return escape(text)
+    space, end = text.split(words, 1)
+    return f"{escape(space)}<{tag}>{escape(words)}</{tag}>{escape(end)}"
 
 
 def diff(

@@ -16,7 +16,7 @@ from html import escape
 from typing import NamedTuple
 
 from noiser.attribution.display import label, shorten, visible
-from noiser.attribution.markup import css, page_of_card, sentence_html
+from noiser.attribution.markup import css, page_of_card, sentence_html, with_breaks
 from noiser.explain.citations_record import (
     MEANINGS,
     VERDICTS,
@@ -64,7 +64,7 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
     position = len(citations.answer) - len(citations.answer.lstrip())
     for row, sentence in enumerate(citations.sentences):
         between = citations.answer[position : sentence.start]
-        answer += escape(visible(between)) + _sentence(sentence, row, identifier, strength)
+        answer += with_breaks(visible(between)) + _sentence(sentence, row, identifier, strength)
         position = sentence.end
     without = ""
     if citations.answer_without is not None:
@@ -145,8 +145,8 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
             f"[{cited.number}] {strength.text(cited.score, cited.stderr)} ({cited.share:.0%})"
             for cited in sentence.citations
         ]
-        mark = _linked(sentence.mark, identifier)
-        mark += strength.bar(best.score, best.stderr, f"[{best.number}] ")
+        bar = strength.bar(best.score, best.stderr, f"[{best.number}] ")
+        mark = f"<span class=by>{_linked(sentence.mark, identifier)}{bar}</span>"
         style = f' style="{strength.tint(best.score)}"'
         kind = " cited"
     else:
@@ -163,7 +163,7 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
     title = escape("\n".join([*titles, sentence.numbers]))
     return (
         f'<span class="s s{row}{kind}"{style} title="{title}">'
-        f"{escape(visible(sentence.text))} {mark}</span>"
+        f"{with_breaks(visible(sentence.text))} {mark}</span>"
     )
 
 
@@ -244,12 +244,12 @@ def _text(citations: CitationsRecord, source: Source, titles: Mapping[int, str])
         if begin < end:
             # White space before a part belongs to no part, and has no colour.
             begin += len(text[begin:end]) - len(text[begin:end].lstrip())
-            before = escape(visible(text[position:begin]))
-            inside = escape(visible(text[begin:end]))
+            before = with_breaks(visible(text[position:begin]))
+            inside = with_breaks(visible(text[begin:end]))
             title = f' title="{escape(titles[column])}"' if column in titles else ""
             body += f'{before}<span class="q q{column}"{title}>{inside}</span>'
             position = end
-    return body + escape(visible(text[position : source.end]))
+    return body + with_breaks(visible(text[position : source.end]))
 
 
 def _quotes(citations: CitationsRecord) -> Iterator[tuple[int, int, Quote]]:

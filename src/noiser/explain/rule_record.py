@@ -197,7 +197,7 @@ class Rule(SavedResult):
     def _rate(self) -> str:
         """How often the rule is right, and how often a constant."""
         kind = "fresh inputs" if self.fresh else "inputs, all there are"
-        constant = f'"{self.control}" is right on {self.base}'
+        constant = f'the guess "{self.control}" is right on {self.base}'
         if self.best in (NEVER, ALWAYS):
             return f"{constant} of {self.tries} {kind}"
         name = "" if self.terms else f"the best one, {in_words(self.best)}, is "
@@ -309,10 +309,12 @@ class Rule(SavedResult):
             predicate = f"{self._verb} {condition}{joined}"
         else:
             predicate = escape(self._predicate)
-        facts = "".join(f"<p class=facts>{escape(fact)}</p>" for fact in self.facts)
+        *found, provenance = self.facts
+        facts = "".join(f"<p class=facts>{escape(fact)}</p>" for fact in found)
         return (
             f"<div class=rule><p><b class=target dir=auto>{escape(self._subject)}</b> "
-            f"{predicate}</p>{facts}</div>"
+            f"{predicate}</p>{facts}<details><summary>how this was made</summary>"
+            f"<footer>{escape(provenance)}</footer></details></div>"
         )
 
     @property
