@@ -72,7 +72,7 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
         position = sentence.end
     without = ""
     if citations.answer_without is not None:
-        text = escape(visible(citations.answer_without.strip()))
+        text = with_breaks(visible(citations.answer_without.strip()))
         without = f"<h3>The answer without the sources</h3><p class=facts dir=auto>{text}</p>"
     legend = ""
     if any(sentence.citations for sentence in citations.sentences):
