@@ -148,7 +148,8 @@ def test_any_text_is_shown_and_holds_nothing_that_a_terminal_obeys(text):
     assert label(text)
     assert "\n" not in label(text)
     att = make((text, text), ((0.5, -1.0),), targets=(Target(text, 1, 0.5, 1),))
-    assert Page(att.to_html()).maps == [f"{visible(text)}{visible(text)} → {label(text)}"]
+    shown = visible(text).replace("↵\n", "\n") if text.strip() else visible(text)
+    assert Page(att.to_html()).maps == [f"{shown}{shown} →\u00a0{label(text)}"]
 
 
 def test_labels():
@@ -302,7 +303,7 @@ def test_a_chat_shows_roles_in_place_of_the_templates_marks():
     shown = "".join(
         cell.text for cell in cells(make((text,), ((0.2,),), units=(who,), prompt=chat[1:]), 0)
     )
-    assert shown == "system You are SmolLM. Be brief. \nuser: Who?\nassistant: "
+    assert shown == "system: You are SmolLM. Be brief. \nuser: Who?\nassistant: "
 
 
 def test_plain_text(capsys):
@@ -482,9 +483,7 @@ def test_html_shows_hostile_text_as_text_and_needs_no_network(make_html):
     assert not [
         name for name, _ in found.attributes if name.startswith("on") or name in ("src", "href")
     ]
-    assert any(
-        value.startswith('"quoted": ') for name, value in found.attributes if name == "title"
-    )
+    assert any(value.startswith("quoted: ") for name, value in found.attributes if name == "title")
     assert not RAW.search(text)
     assert not re.search(r"https?:|url\(|@import", text)
     assert 'dir="auto"' in text
@@ -494,12 +493,26 @@ def test_html_has_the_numbers_of_its_colours(tmp_path):
     text = rich_example().to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == text
     facts = (
-        "default-src 'none'|probability 43 %|rank 1|k_min 0.1|rather than “foot”|samples=10|seed "
-        "3|float32|"
+        "default-src 'none'|probability 43\u00a0%|rank 1|k_min 0.1|rather than “foot”|"
+        "samples=10|seed 3|float32|"
     )
-    facts += 'title="Bron: 0.12 ± 0.02 nats, threshold 0.2"|<td>-0.050 ± 0.003</td><td>0.300</td>'
+    facts += 'title="Bron: 0.12 ± 0.02 nats, threshold 0.2"|'
+    facts += "<td>-0.050\u00a0±\u00a00.003</td><td>0.300</td>"
     assert all(fact in text for fact in facts.split("|"))
     assert re.search(r'class="u n" style="--a:0\.161" tabindex=0 title="plays: -0\.05', text)
+
+
+def test_a_line_break_before_a_unit_is_not_coloured_and_has_no_mark():
+    text = make(("One line.", "\nAnother\nline.", "\n"), ((0.5, 1.0, 0.25),)).to_html()
+    assert re.search(r'class="u p[^>]*>One line\.</span>\n<span class="u p', text)
+    assert ">Another\nline.</span>" in text
+    assert ">↵\n</span>" in text  # a unit of its own
+
+
+def test_numbers_stay_on_the_line_of_their_unit():
+    sentence = make(("LeBron", " plays"), ((0.5, 0.1),)).to_html().partition("</p>")[0]
+    assert "\u00a0%" in sentence
+    assert " %" not in sentence
 
 
 def long_continuation(targets, units):
@@ -612,7 +625,7 @@ def test_a_target_of_several_words_is_not_repeated():
 
 def test_the_heat_maps_words_say_what_stands_without_them(coloured):
     att = make(scores=((0.4, 0.3, 0.2, -0.1),), without=(WITHOUT,))
-    assert 'title="without Le: German 31 % (target0 4.1 %)\nLe: 0.400 nats"' in att.to_html()
+    assert 'title="without “Le”: German 31 % (target0 4.1 %)\nLe: 0.400 nats"' in att.to_html()
     assert "without “Le”: German 31 %" in without_codes(coloured(att))
 
 

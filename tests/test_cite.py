@@ -774,6 +774,16 @@ def test_a_strong_citation_does_not_look_like_a_weak_one():
     assert 'title="0.80 nats for “S1.”">A dog.</span>' in page
 
 
+def test_quotes_stand_in_a_table_the_strongest_first():
+    page = made((WEAK, STRONG), (4.0, 7.0)).to_html()
+    table = page.partition(">quote<")[2].partition("</table>")[0]
+    rows = re.findall(r"<th scope=row dir=auto>(.*?)</th><td>(.*?)</td><td>(.*?)</td>", table)
+    scores = [score for _, _, score in rows]
+    assert scores == ["6.30 nats", "0.80 nats"]
+    assert rows[1][:2] == ("A dog.", "[2]")
+    assert ">quote<" not in made((NONE,), (0.0,)).to_html()
+
+
 def test_the_verdict_is_the_sentence_s_mark():
     found = citations()
     page = found.to_html()

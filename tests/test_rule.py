@@ -580,7 +580,7 @@ def made(**changes):
 def test_shown_as_text():
     assert str(made()) == (
         "attic: stays if [1] and [3], or [4] unless [2]\n"
-        '  right on 39 of 40 fresh inputs (0.87 to 1.00); "always" is right on 24\n'
+        '  right on 39 of 40 fresh inputs (0.87 to 1.00); the guess "always" is right on 24\n'
         '  [1] and [3] alone are enough · an exception: with [4] alone it becomes "hall" · '
         'without [1] and [4] it becomes "barn"\n'
         "  same tokens · 125 inputs · m (float32) · unit sentence · seed 0\n"
@@ -598,16 +598,17 @@ def test_shown_as_text():
         (
             {"terms": (), "hits": 26, "trials": ()},
             "attic: no short rule: the answer rests on many parts\n  the best one, [1] and [3], or "
-            '[4] unless [2], is right on 26 of 40 fresh inputs (0.50 to 0.78); "always" is right',
+            "[4] unless [2], is right on 26 of 40 fresh inputs (0.50 to 0.78); the guess "
+            '"always" is right',
         ),
         (
             {"terms": (), "best": ((),), "hits": 40, "base": 40, "memory": True, "trials": ()},
             "attic: from memory or the question: no unit is needed\n"
-            '  "always" is right on 40 of 40 fresh inputs\n',
+            '  the guess "always" is right on 40 of 40 fresh inputs\n',
         ),
         (
             {"fresh": False, "hits": 16, "tries": 16, "base": 12, "control": "never"},
-            'right on 16 of 16 inputs, all there are; "never" is right on 12\n',
+            'right on 16 of 16 inputs, all there are; the guess "never" is right on 12\n',
         ),
         (
             {"foil": " barn", "terms": ((-2,),), "trials": ()},

@@ -43,9 +43,9 @@ class Cell(NamedTuple):
 
     def parts(self) -> tuple[str, str]:
         """The whitespace before the text, which gets no colour, and the rest; both made visible."""
-        text = visible(self.text)
-        body = text.lstrip() or text
-        return text[: len(text) - len(body)], body
+        body = self.text.lstrip() or self.text
+        space = self.text[: len(self.text) - len(body)]
+        return visible(space), visible(body)
 
 
 class HeatMap(NamedTuple):
@@ -306,6 +306,8 @@ def _heading(text: str, start: int, end: int, role: str, who: str) -> str:
     words = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", text[start:end]).split()
     own_words = ""
     if len(words) > 2:  # more than the roles before and after
+        if words[0] in ("system", "developer"):
+            words[0] += ":"
         own_words = " ".join(words).removesuffix(role) + "\n"
     line_break = "\n" if start > 0 else ""
     return f"{line_break}{own_words}{who}: "

@@ -176,7 +176,7 @@ def lines(attributions: Sequence[AttributionRecord]) -> str:
             break
         shown.append(
             f'<p class="map" dir="auto"><span class=x>{number}</span> {_cells(att, row, heat)}'
-            f"<span class=to> → </span>{_target(heat)}{_foil(heat)}</p>"
+            f"<span class=to> →&nbsp;</span>{_target(heat)}{_foil(heat)}</p>"
         )
     note = ""
     if len(shown) < len(rows):
@@ -204,9 +204,8 @@ def _section(attributions: Sequence[AttributionRecord], row: int, most: int | No
     att = attributions[0]
     heat = heat_map(att, row)
     target = f"{_target(heat)}{_foil(heat)}"
-    shown = (
-        f'<p class="map" dir="auto">{_cells(att, row, heat)}<span class=to> → </span>{target}</p>'
-    )
+    text = _cells(att, row, heat)
+    shown = f'<p class="map" dir="auto">{text}<span class=to> →&nbsp;</span>{target}</p>'
     shown += "".join(f"<p>{escape(line)}</p>" for line in heat.alerts)
     key = f"<p class=facts>{_key(heat.meaning)}</p>" if heat.meaning else ""
     facts = f"<details><summary>scores in numbers</summary>{_facts(heat)}{tables}</details>"
@@ -223,12 +222,24 @@ def sentence_html(pieces: Sequence[Piece]) -> str:
 
 def _piece(piece: Piece) -> str:
     """A part of the sentence."""
-    text = escape(piece.text)
+    text = unbroken(escape(piece.text))
     tags = {"said": "b", "cause": "b", "instead": "em"}
     if not piece.role:
         return text
     tag = tags[piece.role]
     return f"<{tag} class={piece.role}><bdi>{text}</bdi></{tag}>"
+
+
+def with_breaks(shown: str) -> str:
+    """Text that was made visible, as HTML for an element that keeps line breaks: these are seen
+    without their marks.
+    """
+    return escape(shown).replace("↵\n", "\n")
+
+
+def unbroken(text: str) -> str:
+    """The text with numbers that stay on the line of their unit and of their error."""
+    return text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
 
 
 def _comparison(attributions: Sequence[AttributionRecord], row: int) -> str:
@@ -290,9 +301,12 @@ def _cells(att: AttributionRecord, row: int, heat: HeatMap) -> str:
 
 
 def _cell(att: AttributionRecord, row: int, cell: Cell) -> str:
-    space, body = map(escape, cell.parts())
+    space, body = cell.parts()
     if cell.score is None:
-        return f"<span class=x>{space}{body}</span>"
+        return f"<span class=x>{with_breaks(space + body)}</span>"
+    space = with_breaks(space)
+    # A unit of line breaks alone keeps their marks: there is nothing else to colour.
+    body = with_breaks(body) if cell.text.strip() else escape(body)
     title = escape("\n".join(_title(att, row, column) for column in cell.columns))
     attributes = f'tabindex=0 title="{title}" data-unit={cell.columns[0]}'
     return f'{space}<span class="u {_tint(cell.weight)} {attributes}>{body}</span>'
@@ -311,7 +325,7 @@ def _title(att: AttributionRecord, row: int, column: int) -> str:
     """What shows where the pointer rests on a unit: what the model says without it, and numbers."""
     score = float(att.scores[row, column])
     stderr = math.nan if att.stderr is None else float(att.stderr[row, column])
-    name = label(att.units[column].text)
+    name = plain_label(att.units[column].text)
     text = f"{name}: {amounts_of(att, row).with_unit(score, stderr)}"
     threshold = math.nan if att.thresholds is None else float(att.thresholds[row, column])
     if not math.isnan(threshold):
@@ -322,7 +336,7 @@ def _title(att: AttributionRecord, row: int, column: int) -> str:
     if entry is None:
         return text
     says = without_text(att.targets[row], entry)
-    return f"without {plain_label(att.units[column].text)}: {says}\n{text}"
+    return f"without “{name}”: {says}\n{text}"
 
 
 # ---- captions and numbers -----------------------------------------------------------------------
@@ -330,11 +344,11 @@ def _title(att: AttributionRecord, row: int, column: int) -> str:
 
 def _facts(heat: HeatMap) -> str:
     """The captions of a heat map: facts, the colour scale, and the strongest units."""
-    captions = [escape(heat.facts)]
+    captions = [unbroken(escape(heat.facts))]
     if heat.largest:
         captions.append(_scale(heat))
     captions.append(_strongest(heat))
-    captions += [escape(line) for line in heat.without]
+    captions += [unbroken(escape(line)) for line in heat.without]
     return "".join(f"<p class=facts>{caption}</p>" for caption in captions if caption)
 
 
@@ -354,7 +368,9 @@ def _strongest(heat: HeatMap) -> str:
     """The strongest units for and against the target, with their scores."""
     sides: list[str] = []
     for side, units in heat.strongest.items():
-        names = " · ".join(f"<b><bdi>{escape(name)}</bdi></b> {score}" for name, score in units)
+        names = " · ".join(
+            f"<b><bdi>{escape(name)}</bdi></b>\u00a0{unbroken(score)}" for name, score in units
+        )
         sides.append(f"{side}: {names}")
     return " · ".join(sides) or "no unit has a signal"
 
@@ -380,7 +396,7 @@ def _table(table: NumberRows) -> str:
         head.append("")
     rows: list[list[str]] = []
     for (unit, *texts), weights in zip(table.rows, table.weights, strict=True):
-        values = [escape(text) for text in texts]
+        values = [unbroken(escape(text)) for text in texts]
         if has_bars:
             values.append(_bar(weights[0]))
         else:

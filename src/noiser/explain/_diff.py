@@ -15,7 +15,7 @@ import torch
 
 from noiser.attribution.display import label, shorten, visible
 from noiser.attribution.markdown import escaped, escaped_line, markdown_table
-from noiser.attribution.markup import css, sentence_html
+from noiser.attribution.markup import css, page_of_card, sentence_html
 from noiser.attribution.relations import WORDS
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
@@ -26,7 +26,7 @@ from noiser.errors import ParameterError, PromptError
 from noiser.explain.announce import say_calls
 from noiser.explain.many import run_many
 from noiser.files import write_if
-from noiser.html import html_page, html_table
+from noiser.html import html_table
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format, percentage
@@ -223,18 +223,20 @@ class Diff(SavedResult):
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""
-        style = "body { margin: 1.5rem auto; max-width: 48rem; padding: 0 1rem; }"
-        body = f"<main>{self._repr_html_()}</main>"
-        return write_if(html_page("Edits and their effect", style, body), path)
+        title = "Edits and their effect"
+        return write_if(page_of_card(self._card(), title, css("explain", "diff.css")), path)
 
     def _repr_html_(self) -> str:
+        return f"<style>{css()}{css('explain', 'diff.css')}</style>{self._card()}"
+
+    def _card(self) -> str:
         scores = dict(self._ranked())
         marks: list[str] = []
         for index, edit in enumerate(self.edits):
             sign = "plus" if edit.score > 0 else "minus"
             marks.append(
                 f'<span class={sign} title="{scores[index]}">'
-                f"<del>{escape(edit.before)}</del><ins>{escape(edit.after)}</ins>"
+                f"{_marked('del', edit.before)}{_marked('ins', edit.after)}"
                 f"<sup>{index + 1}</sup></span>"
             )
         texts = "".join(f"<p class=text dir=auto>{text}</p>" for text in self._texts(marks, escape))
@@ -243,7 +245,16 @@ class Diff(SavedResult):
         table = html_table(["edit", "nats", ""], rows) if rows else ""
         about = sentence_html(self._about())
         body = f"{about}{texts}<details><summary>in numbers</summary>{facts}{table}</details>"
-        return f'<style>{css("explain", "diff.css")}</style><div class="noiser-diff">{body}</div>'
+        return f'<div class="noiser-att noiser-diff">{body}</div>'
+
+
+def _marked(tag: str, text: str) -> str:
+    """A changed text in an element; the white space around it is neither struck out nor lined."""
+    words = text.strip()
+    if not words:
+        return escape(text)
+    space, end = text.split(words, 1)
+    return f"{escape(space)}<{tag}>{escape(words)}</{tag}>{escape(end)}"
 
 
 def diff(

@@ -16,7 +16,7 @@ from html import escape
 from typing import NamedTuple
 
 from noiser.attribution.display import label, shorten, visible
-from noiser.attribution.markup import css, page_of_card, sentence_html
+from noiser.attribution.markup import css, page_of_card, sentence_html, with_breaks
 from noiser.explain.citations_record import (
     MEANINGS,
     VERDICTS,
@@ -38,6 +38,10 @@ _AT_ONCE = 8
 
 # Characters of a question that are shown: where the sources stand in it, it is long.
 _ASKED = 300
+
+# Quotes in the table of the strongest, and characters of the sentence that one is for.
+_MOST_QUOTES = 12
+_QUOTED = 60
 
 # Lines of a source that fit the height of the style, and characters of a line on a phone.
 _LINES = 18
@@ -64,11 +68,11 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
     position = len(citations.answer) - len(citations.answer.lstrip())
     for row, sentence in enumerate(citations.sentences):
         between = citations.answer[position : sentence.start]
-        answer += escape(visible(between)) + _sentence(sentence, row, identifier, strength)
+        answer += with_breaks(visible(between)) + _sentence(sentence, row, identifier, strength)
         position = sentence.end
     without = ""
     if citations.answer_without is not None:
-        text = escape(visible(citations.answer_without.strip()))
+        text = with_breaks(visible(citations.answer_without.strip()))
         without = f"<h3>The answer without the sources</h3><p class=facts dir=auto>{text}</p>"
     legend = ""
     if any(sentence.citations for sentence in citations.sentences):
@@ -80,7 +84,7 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
         f"<div class=noiser-cite><div>{_question(citations)}<h3>Answer</h3>"
         f"<p class=answer dir=auto>{answer}</p>{without}</div>"
         f"<div><h3>Sources</h3>{legend}{_sources(citations, identifier, strength)}</div></div>"
-        f"{_numbers(citations)}<details><summary>how to read this</summary>"
+        f"{_numbers(citations, strength)}<details><summary>how to read this</summary>"
         f"<footer>{footnotes}</footer></details></div>"
     )
 
@@ -145,8 +149,8 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
             f"[{cited.number}] {strength.text(cited.score, cited.stderr)} ({cited.share:.0%})"
             for cited in sentence.citations
         ]
-        mark = _linked(sentence.mark, identifier)
-        mark += strength.bar(best.score, best.stderr, f"[{best.number}] ")
+        bar = strength.bar(best.score, best.stderr, f"[{best.number}] ")
+        mark = f"<span class=by>{_linked(sentence.mark, identifier)}{bar}</span>"
         style = f' style="{strength.tint(best.score)}"'
         kind = " cited"
     else:
@@ -163,7 +167,7 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
     title = escape("\n".join([*titles, sentence.numbers]))
     return (
         f'<span class="s s{row}{kind}"{style} title="{title}">'
-        f"{escape(visible(sentence.text))} {mark}</span>"
+        f"{with_breaks(visible(sentence.text))} {mark}</span>"
     )
 
 
@@ -244,12 +248,12 @@ def _text(citations: CitationsRecord, source: Source, titles: Mapping[int, str])
         if begin < end:
             # White space before a part belongs to no part, and has no colour.
             begin += len(text[begin:end]) - len(text[begin:end].lstrip())
-            before = escape(visible(text[position:begin]))
-            inside = escape(visible(text[begin:end]))
+            before = with_breaks(visible(text[position:begin]))
+            inside = with_breaks(visible(text[begin:end]))
             title = f' title="{escape(titles[column])}"' if column in titles else ""
             body += f'{before}<span class="q q{column}"{title}>{inside}</span>'
             position = end
-    return body + escape(visible(text[position : source.end]))
+    return body + with_breaks(visible(text[position : source.end]))
 
 
 def _quotes(citations: CitationsRecord) -> Iterator[tuple[int, int, Quote]]:
@@ -265,7 +269,7 @@ def _titles(citations: CitationsRecord, strength: _Strength) -> dict[int, str]:
     """For each cited unit its score, for each sentence that cites it."""
     lines: defaultdict[int, list[str]] = defaultdict(list)
     for row, column, quote in _quotes(citations):
-        words = shorten(label(citations.sentences[row].text), 60)
+        words = shorten(label(citations.sentences[row].text), _QUOTED)
         lines[column].append(f"{strength.text(quote.score)} for “{words}”")
     return {column: "\n".join(texts) for column, texts in lines.items()}
 
@@ -282,8 +286,10 @@ def _rules(citations: CitationsRecord, identifier: str, strength: _Strength) -> 
         yield f"#{identifier} .q{column}{{{strength.tint(score)}}}"
 
 
-def _numbers(citations: CitationsRecord) -> str:
-    """The scores as a folded table: a row for each sentence, a column for each source."""
+def _numbers(citations: CitationsRecord, strength: _Strength) -> str:
+    """The scores, folded: the strongest quotes, then a row for each sentence with a column for each
+    source.
+    """
     numbers = [f"[{number}]" for number in range(1, len(citations.sources) + 1)]
     head = ["sentence", "all sources", *numbers]
     rows: list[list[str]] = []
@@ -292,4 +298,23 @@ def _numbers(citations: CitationsRecord) -> str:
         for value in (sentence.loss, *scores):
             row.append("" if math.isnan(value) else f"{value:.2f}")
         rows.append(row)
-    return f"<details><summary>scores in numbers</summary>{html_table(head, rows)}</details>"
+    tables = _ranked_quotes(citations, strength) + html_table(head, rows)
+    return f"<details><summary>scores in numbers</summary>{tables}</details>"
+
+
+def _ranked_quotes(citations: CitationsRecord, strength: _Strength) -> str:
+    """A table of the quotes, the strongest first: without a pointer, the place of their scores."""
+    quotes: list[tuple[float, list[str]]] = []
+    for sentence in citations.sentences:
+        for citation in sentence.citations:
+            for quote in citation.quotes:
+                texts = (label(quote.text), f"[{citation.number}]", strength.text(quote.score))
+                words = escape(shorten(label(sentence.text), _QUOTED))
+                row = [*map(escape, texts), f"<div class=words>{words}</div>"]
+                quotes.append((quote.score, row))
+    if not quotes:
+        return ""
+    quotes.sort(key=lambda each: -each[0])
+    return html_table(
+        ["quote", "source", "score", "for"], [row for _, row in quotes[:_MOST_QUOTES]]
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from noiser.attribution.display import label, shorten, visible
 from noiser.attribution.markdown import escaped_line, markdown_table
-from noiser.attribution.markup import css, page_of_card
+from noiser.attribution.markup import css, page_of_card, with_breaks
 from noiser.attribution.saved import SavedResult
 from noiser.attribution.store import restored, to_jsonable
 from noiser.errors import ParameterError
@@ -197,7 +197,7 @@ class Rule(SavedResult):
     def _rate(self) -> str:
         """How often the rule is right, and how often a constant."""
         kind = "fresh inputs" if self.fresh else "inputs, all there are"
-        constant = f'"{self.control}" is right on {self.base}'
+        constant = f'the guess "{self.control}" is right on {self.base}'
         if self.best in (NEVER, ALWAYS):
             return f"{constant} of {self.tries} {kind}"
         name = "" if self.terms else f"the best one, {in_words(self.best)}, is "
@@ -309,10 +309,12 @@ class Rule(SavedResult):
             predicate = f"{self._verb} {condition}{joined}"
         else:
             predicate = escape(self._predicate)
-        facts = "".join(f"<p class=facts>{escape(fact)}</p>" for fact in self.facts)
+        *found, provenance = self.facts
+        facts = "".join(f"<p class=facts>{escape(fact)}</p>" for fact in found)
         return (
             f"<div class=rule><p><b class=target dir=auto>{escape(self._subject)}</b> "
-            f"{predicate}</p>{facts}</div>"
+            f"{predicate}</p>{facts}<details><summary>how this was made</summary>"
+            f"<footer>{escape(provenance)}</footer></details></div>"
         )
 
     @property
@@ -331,16 +333,16 @@ class Rule(SavedResult):
         for index, unit in _in_order(self.units):
             if unit.start < position:  # shares characters with the unit before
                 continue
-            yield f"<span class=x>{escape(visible(self.text[position : unit.start]))}</span>"
+            yield f"<span class=x>{with_breaks(visible(self.text[position : unit.start]))}</span>"
             body = unit.text.lstrip()
             space = unit.text[: len(unit.text) - len(body)]
             ring = self.rings.get(index)
-            shown = escape(visible(body))
+            shown = with_breaks(visible(body))
             if ring:
                 shown = f'<span class="{ring}"><sup>{index + 1}</sup>{shown}</span>'
-            yield f"{escape(visible(space))}{shown}"
+            yield f"{with_breaks(visible(space))}{shown}"
             position = unit.end
-        yield f"<span class=x>{escape(visible(self.text[position:]))}</span>"
+        yield f"<span class=x>{with_breaks(visible(self.text[position:]))}</span>"
 
 
 def _in_order(units: Sequence[Span]) -> list[tuple[int, Span]]:

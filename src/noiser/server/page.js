@@ -229,7 +229,7 @@ function placed(unit) { // where a unit stands in the form's prompt
 
 function line(unit, ...more) { // under the heat map: what the model says without the unit
   const says = unit.title.split("\n")[0], text = document.createElement("span");
-  text.textContent = says[0].toUpperCase() + says.slice(1);
+  text.textContent = (says[0].toUpperCase() + says.slice(1)).replaceAll(" %", "\u00a0%"); // the sign stays with its number
   lineOf(unit).replaceChildren(text, ...more.flatMap((each) => [" ", each]));
 }
 
@@ -328,13 +328,18 @@ const tolerate = (unit) =>
 async function findRule() { // a line under the heat map that is on top, and rings around its units
   const section = foremost(), map = section.querySelector(".map"), line = document.createElement("div");
   section.querySelector(".ruled")?.remove();
-  for (const unit of map.querySelectorAll(".r")) unit.classList.remove("r", "r1", "r2", "r3", "against");
+  for (const unit of map.querySelectorAll(".r, .numbered")) unit.classList.remove("r", "r1", "r2", "r3", "against", "numbered");
   line.className = "ruled";
   map.after(line);
   const question = { model: shown.question.model, answer: shown.saved[rowOf(map)], target: targetOf(section), seed: shown.question.seed };
   const found = await ask("findrule", question, line);
   for (const [unit, ring] of Object.entries(found?.rings ?? {}))
     map.querySelector(`[data-unit="${unit}"]`)?.classList.add(...ring.split(" "));
+  for (const [, number] of line.textContent.matchAll(/\[(\d+)\]/g)) { // the parts that the line names by number
+    const unit = map.querySelector(`[data-unit="${number - 1}"]`);
+    unit?.classList.add("numbered");
+    if (unit) unit.dataset.number = number;
+  }
 }
 
 form.addEventListener("submit", (event) => {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from noiser.attribution.display import label
+from noiser.attribution.display import headings
 from noiser.attribution.markup import css
 from noiser.engine._prepare_text import units_of_text
 from noiser.errors import ParameterError, PromptError
@@ -163,7 +163,7 @@ class PageForm(BaseModel):
         """The attributions by all methods."""
         from noiser import compare
 
-        job.step(", ".join(methods))
+        job.step("Explaining" if len(methods) == 1 else f"Explaining by {', '.join(methods)}")
         return compare(
             lm,
             prompt,
@@ -270,8 +270,7 @@ class CheckScores(BaseModel):
         check_target(self.target, attributions[0])
         parts: list[str] = []
         with models.use(self.model, job) as lm:
-            for att in attributions:
-                name = label(att.method)
+            for att, name in zip(attributions, headings(attributions), strict=True):
                 job.step("Testing" if len(attributions) == 1 else f"Testing {name}")
                 found = spot_check(lm, att, self.target, job.progress)
                 heading = f"<h3>{escape(name)}</h3>" if len(attributions) > 1 else ""
@@ -350,8 +349,7 @@ class Measure(BaseModel):
         }
         parts: list[str] = []
         with models.use(self.model, job) as lm:
-            for att in attributions:
-                name = label(att.method)
+            for att, name in zip(attributions, headings(attributions), strict=True):
                 job.step(f"Measuring {name}")
                 table = evaluate(lm, att, **options).fragment()
                 parts.append(f"<h3>{escape(name)}</h3>{table}")
