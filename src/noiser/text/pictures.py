@@ -75,6 +75,12 @@ def is_picture(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _KINDS
 
 
+def count_pictures(message: Mapping[str, Any]) -> int:
+    """How many pictures a message has."""
+    content: Any = message.get("content")
+    return sum(map(is_picture, content)) if isinstance(content, list | tuple) else 0
+
+
 def has_pictures(prompt: Any) -> bool:
     """Whether a prompt is a chat with a picture in it."""
     if isinstance(prompt, Mapping):
@@ -84,6 +90,20 @@ def has_pictures(prompt: Any) -> bool:
     contents = [message.get("content") for message in prompt if isinstance(message, Mapping)]
     lists = [content for content in contents if isinstance(content, list | tuple)]
     return any(is_picture(part) for content in lists for part in content)
+
+
+def check_data_urls(messages: Iterable[Any]) -> None:
+    """Raises PromptError for a picture that is no data URL: a server opens no file or address."""
+    for index, message in enumerate(messages):
+        content: Any = message.get("content") if isinstance(message, Mapping) else None
+        for part in filter(is_picture, content if isinstance(content, list | tuple) else ()):
+            given = [part[name] for name in _KEYS if name in part]
+            urls = [value.get("url") if isinstance(value, Mapping) else value for value in given]
+            if not urls or not all(str(url).startswith("data:image/") for url in urls):
+                raise PromptError(
+                    f"The picture of message {index} is not a data URL; a server opens no file or "
+                    "address. Send data:image/png;base64,..."
+                )
 
 
 def refuse_picture(where: str) -> PromptError:
