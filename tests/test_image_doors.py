@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 
 import pytest
 import torch
@@ -122,3 +123,64 @@ def test_pictures_stand_in_the_last_message_of_the_user():
     assert found[2]["content"] == [{"type": "image", "path": "a.png"}, text]
     with pytest.raises(PromptError, match="no message of the user's"):
         with_images(chat[1:2], ["a.png"])
+
+
+# ---- the API ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def client(lm):
+    from web_for_tests import served
+
+    with served(lambda name: lm, named=("llava",)) as server:
+        yield server.client
+
+
+def body_of(image, **options):
+    content = [image, {"type": "text", "text": QUESTION}]
+    question = {"prompt": [{"role": "user", "content": content}], "target": " fox"}
+    return {**question, "method": "occlusion", "image_unit": [1, 2], **options}
+
+
+def test_the_api_reads_data_urls(client, lm):
+    image = {"type": "image_url", "image_url": {"url": data_url(picture())}}
+    reply = client.post("v1/attribute", json=body_of(image))
+    assert reply.status_code == 200, reply.text
+    chat = [{"role": "user", "content": [image, {"type": "text", "text": QUESTION}]}]
+    expected = noiser.attribute(lm, chat, method="occlusion", image_unit=(1, 2), target=" fox")
+    found = noiser.Attribution.from_dict(reply.json())
+    torch.testing.assert_close(found.scores, expected.scores)
+    boxes = {"image_unit": [[0, 0, 112, 168]]}
+    named = client.post("v1/attribute", json=body_of(image, **boxes)).json()["units"]
+    assert named[0]["text"] == "image box 1"
+
+
+FORMS = {
+    "path": lambda path: {"type": "image", "path": path},
+    "image": lambda path: {"type": "image", "image": path},
+    "address": lambda path: {"type": "image_url", "image_url": {"url": f"file://{path}"}},
+    "both": lambda path: {"type": "image", "url": data_url(picture()), "path": path},
+    "base64 that is a path": lambda path: {"type": "image", "base64": path},
+    "nothing": lambda path: {"type": "image"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_the_api_opens_no_file(client, files, form):
+    reply = client.post("v1/attribute", json=body_of(form(files[0])))
+    assert reply.status_code == 422
+    assert "not a data URL" in reply.text
+
+
+def test_the_page_opens_no_file(client, files):
+    prompt = [{"role": "user", "content": [{"type": "image", "path": files[0]}]}]
+    reply = client.post("ask", json={"prompt": json.dumps(prompt), "chat": "1"})
+    assert "not a data URL" in reply.text
+
+
+def test_a_request_may_be_larger_for_a_model_that_reads_pictures(client):
+    image = {"type": "image", "url": data_url(picture())}
+    body = body_of(image)
+    body["prompt"][0]["content"][1]["text"] = "a" * 2**21
+    reply = client.post("v1/attribute", json=body)
+    assert reply.status_code == 422  # too many characters, and not too many bytes

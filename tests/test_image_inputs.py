@@ -369,7 +369,6 @@ DOORS = {
     "cite": lambda lm, chat: noiser.cite(lm, chat, ["A river."]),
     "diff": lambda lm, chat: noiser.diff(lm, chat, chat),
     "expect": lambda lm, chat: noiser.expect(lm, chat, says="fox"),
-    "rule": lambda lm, chat: noiser.rule(lm, chat),
     "tolerance": lambda lm, chat: noiser.tolerance(lm, occlusion(lm, chat), 0),
     "measure": lambda lm, chat: noiser.measure(lm, occlusion(lm, chat), "lds"),
 }

@@ -21,7 +21,16 @@ from noiser.methods import AttentionGradient, run_method
 from noiser.methods.rules import Term, Terms, smallest_flip
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.types import Progress, Prompt, Question, Sources, TargetUnit, Unit
+from noiser.types import (
+    ImageRemoval,
+    ImageUnit,
+    Progress,
+    Prompt,
+    Question,
+    Sources,
+    TargetUnit,
+    Unit,
+)
 
 FRESH = 40
 FEWEST_FRESH = 10
@@ -43,6 +52,8 @@ def rule(
     same: Same | None = None,
     fresh: int = FRESH,
     seed: int = 0,
+    image_unit: ImageUnit = (2, 2),
+    image_removal: ImageRemoval = "grey",
     progress: Progress | bool | None = None,
 ) -> Rule:
     """Which parts of the prompt are needed for the answer, as a rule with a hit rate.
@@ -70,6 +81,8 @@ def rule(
             input.
         fresh: inputs that the rule is tried on, at least 10.
         seed: of the inputs.
+        image_unit: the parts of pictures in the prompt, as for `noiser.attribute`.
+        image_removal: how such a part is removed: "grey" or "blur" pixels.
         progress: as for `noiser.attribute`.
 
     Raises:
@@ -93,10 +106,12 @@ def rule(
         unit=unit or ("sentence" if sources is None else "source"),
         sources=sources,
         continuation_units=False,
+        image_unit=image_unit,
+        image_removal=image_removal,
     )
 
     async def work() -> Rule:
-        query = await prepare(lm, question)
+        query = await prepare(lm, question, pictures=True)
         if len(query.targets) != 1:
             raise ParameterError(
                 f"target_unit is {target_unit!r:.60}, which makes {len(query.targets)} answers; "

@@ -7,7 +7,7 @@ axes), blocks of tokens that see each other, and features that early layers add 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,8 +76,11 @@ class Scene:
 
     def without(self, removed: Sequence[frozenset[Region]], how: str) -> list[Handed]:
         """What the text model gets without each group of regions, whose pixels are changed."""
-        changed = [painted(self.pictures.images, regions, how, self.grey) for regions in removed]
-        return self.hand(changed)
+        return self.hand([self.painted(regions, how) for regions in removed])
+
+    def painted(self, regions: Iterable[Region], how: str) -> list[Any]:
+        """The pictures with other pixels in some regions."""
+        return painted(self.pictures.images, regions, how, self.grey)
 
     def hand(self, chats: Sequence[Sequence[Any]], *, alone: bool = False) -> list[Handed]:
         """What the text model gets for other pictures, each as large as the chat's own.

@@ -6,11 +6,11 @@ errors, of which the reply names one.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, model_validator
 
-from noiser.text.pictures import check_data_urls
+from noiser.text.pictures import MOST_PICTURES, MOST_REGIONS, check_data_urls
 
 CHARACTERS = 200_000
 """The most characters of a text, and of all texts of a chat together."""
@@ -82,6 +82,14 @@ Names = Annotated[list[BoundedName], *items(NAMES)]
 BoundedChat = Annotated[list[dict[str, Any]], *items(MESSAGES), AfterValidator(_check_chat)]
 Spans = Annotated[list[tuple[int, int]], *items(SPANS)]
 BoundedSources = Annotated[list[BoundedText | tuple[BoundedName, BoundedText]], *items(SOURCES)]
+Boxes = Annotated[list[tuple[float, float, float, float]], *items(MOST_REGIONS)]
+BoundedImageUnit = (
+    Literal["image"]
+    | tuple[int, int]
+    | Boxes
+    | Annotated[dict[int, Boxes], Field(max_length=MOST_PICTURES)]
+    | None
+)
 BoundedParameters = Annotated[dict[BoundedName, Any], Field(max_length=NAMES)]
 
 

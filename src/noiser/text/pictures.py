@@ -33,8 +33,8 @@ _KINDS = ("image", "image_url")
 REMOVALS_OF_REGIONS = ("grey", "blur", "rows")
 
 _REFUSED = (
-    "has a picture: pictures are explained by noiser.attribute and noiser.Game alone, with methods "
-    "that remove units, such as 'joint' or 'occlusion'."
+    "has a picture: pictures are explained by noiser.attribute, with methods that remove units, "
+    "such as 'joint' or 'occlusion', noiser.rule and noiser.Game."
 )
 
 
@@ -121,6 +121,22 @@ def without_data(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             message = {**message, "content": content}
         plain_messages.append(dict(message))
     return plain_messages
+
+
+def with_pictures(messages: Iterable[Mapping[str, Any]], images: Iterable[Any]) -> list[Any]:
+    """The messages with other pictures, in order."""
+    left = iter(images)
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        content: Any = message.get("content")
+        if isinstance(content, list | tuple):
+            content = [
+                {"type": "image", "image": next(left)} if is_picture(part) else part
+                for part in content
+            ]
+            message = {**message, "content": content}
+        found.append(dict(message))
+    return found
 
 
 def read_pictures(messages: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:
