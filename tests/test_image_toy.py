@@ -28,9 +28,9 @@ SHAPES = ["circle", "square", "triangle", "cross"]
 PLACES = ["top left", "top right", "bottom left", "bottom right"]
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
-STEPS = 1200
-PICTURES = 6000
-ASKED = 60
+STEPS = 700
+PICTURES = 5000
+ASKED = 50
 
 
 def draw(rng):
@@ -119,7 +119,7 @@ def train():
         chosen = [rng.randrange(len(data)) for _ in range(32)]
         asked = [rng.randrange(4) for _ in chosen]
         wanted = [token_of(data[each][1][place]) for each, place in zip(chosen, asked, strict=True)]
-        rate = 1e-3 * min(1, step / 50, max(0.05, 2 * (1 - step / STEPS)))
+        rate = 1e-3 * min(1, step / 50, max(0.05, 3 * (1 - step / STEPS)))
         for group in optimiser.param_groups:
             group["lr"] = rate
         logits = model(
