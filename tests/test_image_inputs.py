@@ -345,7 +345,7 @@ def removes_units(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", filter(removes_units, METHODS.names()))
+@pytest.mark.parametrize("name", [*filter(removes_units, METHODS.names())])
 def test_methods_that_remove_units_answer(lm, name):
     options = {"unit": "turn", "image_unit": (1, 2), "target": " fox"}
     att = noiser.attribute(lm, chat_of(picture()), method=name, **options)
