@@ -201,7 +201,7 @@ PROMPTS += [[{"role": "user", "content": content}] for content in CONTENT]
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_bad_prompts(prompt):
     with pytest.raises(
-        PromptError, match="part of type 'image'" if "image" in str(prompt) else "expected"
+        PromptError, match="has a picture" if "image" in str(prompt) else "expected"
     ):
         encode(tokenizer_of("byte_level"), prompt)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
@@ -69,3 +69,59 @@ def random_state_kept() -> Generator[None]:
         yield
     finally:
         random.setstate(state)
+
+
+# ---- units of pictures ---------------------------------------------------------------------------
+
+
+def check_image_unit(unit: Any) -> Any:
+    """The unit of pictures in one form: None, "image", (rows, columns), boxes, or
+    {picture: boxes}.
+
+    Raises ParameterError for anything else.
+    """
+    if unit is None or unit == "image":
+        return unit
+    if isinstance(unit, Mapping):
+        return {_picture_index(name): _checked_boxes(boxes) for name, boxes in unit.items()}
+    is_list = isinstance(unit, list | tuple)
+    if is_list and len(unit) == 2 and all(_is_count(number) for number in unit):
+        return (unit[0], unit[1])
+    if is_list and unit and all(isinstance(box, list | tuple) for box in unit):
+        return _checked_boxes(unit)
+    raise ParameterError(
+        f"image_unit is {unit!r:.80}; expected (rows, columns), 'image', a list of boxes "
+        "(left, top, right, bottom) in pixels, {picture: boxes}, or None."
+    )
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def _picture_index(name: Any) -> int:
+    try:
+        return int(name)  # a text in JSON
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            f"image_unit has the picture {name!r}; expected its index, from 0 on."
+        ) from error
+
+
+def _checked_boxes(boxes: Any) -> list[tuple[float, ...]]:
+    """Boxes of four numbers each."""
+    checked: list[tuple[float, ...]] = []
+    for box in boxes if isinstance(boxes, list | tuple) else [boxes]:
+        is_box = isinstance(box, list | tuple) and len(box) == 4
+        if not is_box or not all(_is_number(number) for number in box):
+            raise ParameterError(
+                f"image_unit has the box {box!r:.80}; expected four numbers of pixels: left, top, "
+                "right, bottom."
+            )
+        checked.append(tuple(box))
+    return checked
+
+
+def _is_number(number: Any) -> bool:
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    return is_number and math.isfinite(number)

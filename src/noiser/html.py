@@ -10,7 +10,7 @@ def html_page(title: str, style: str, body: str) -> str:
     """A complete HTML page, which loads and runs nothing: a title in plain text, a style sheet, and
     HTML.
     """
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
-from noiser.checks import check_choice, check_count, plain
+from noiser.checks import check_choice, check_count, check_image_unit, plain
 from noiser.errors import ParameterError
 
 Place = Annotated[int, Field(ge=0, lt=2**31)]
@@ -44,6 +44,20 @@ AutoUnit = Literal["auto"]
 
 SpanUnit = Literal["spans"]
 """The spans that an example names are its units."""
+
+ImageUnit = (
+    Literal["image"]
+    | tuple[int, int]
+    | Sequence[tuple[float, float, float, float]]
+    | Mapping[int, Sequence[tuple[float, float, float, float]]]
+    | None
+)
+"""The parts of a picture that have one score each: all of it, (rows, columns), boxes (left, top,
+right, bottom) in its pixels, {picture: boxes}, or none.
+"""
+
+ImageRemoval = Literal["grey", "blur", "rows"]
+"""How a region of a picture is removed."""
 
 Accuracy = Literal["fast", "accurate"]
 CitedUnit = Literal["auto", "source", "sentence"]
@@ -231,6 +245,8 @@ class Question:
     of: Objective | None = None
     stop: str | None = None
     max_calls: int | None = None
+    image_unit: ImageUnit = (4, 4)
+    image_removal: ImageRemoval = "grey"
 
     def __post_init__(self) -> None:
         for name in ("target", "foil", "target_unit", "unit"):
@@ -241,6 +257,8 @@ class Question:
             )
         if self.max_calls is not None:
             object.__setattr__(self, "max_calls", check_count("max_calls", self.max_calls))
+        object.__setattr__(self, "image_unit", check_image_unit(plain(self.image_unit)))
+        check_choice("image_removal", self.image_removal, get_args(ImageRemoval))
         if self.special_tokens is not None:
             check_choice("special_tokens", self.special_tokens, get_args(SpecialTokens))
         if self.of is not None and not callable(self.of):

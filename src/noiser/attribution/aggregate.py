@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.attribution.regions import region_columns, with_columns
 from noiser.checks import check_choice
 from noiser.errors import UnitError
 from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap
@@ -46,6 +47,7 @@ def aggregate(att: AnyRecord, unit: Unit | str, reduce: str) -> AnyRecord:
         thresholds = _by_group(att.thresholds, groups, lambda members: members.amin(-1))
     info = {name: value for name, value in att.info.items() if name != "check"}  # of other scores
     info["aggregated"] = {"from": att.unit, "reduce": reduce}
+    info = with_columns(info, groups)
     return replace(
         att,
         scores=_by_group(att.scores, groups, _REDUCTIONS[reduce]),
@@ -90,12 +92,20 @@ def _groups(att: AttributionRecord, unit: Unit | str) -> list[UnitColumns]:
 
 
 def _groups_of_text(att: AttributionRecord, unit: str) -> list[UnitColumns]:
-    """The columns that make up each named unit of the text; special tokens stay alone."""
+    """The columns that make up each named unit of the text.
+
+    Special tokens and regions of pictures stay alone.
+    """
     special = set(att.info.get("special_tokens", ()))
+    regions = region_columns(att)
     groups: list[UnitColumns] = []
     ordinary: list[int] = []
     for column, span in enumerate(att.units):
-        if span.start == span.end or not special.isdisjoint(span.token_indices):
+        if (
+            column in regions
+            or span.start == span.end
+            or not special.isdisjoint(span.token_indices)
+        ):
             groups.append((column,))
         else:
             ordinary.append(column)
@@ -113,7 +123,9 @@ def _groups_of_text(att: AttributionRecord, unit: str) -> list[UnitColumns]:
 def _is_finer(att: AttributionRecord, unit: str) -> bool:
     """Whether units of this kind can be made of the attribution's."""
     if att.unit == "auto" and unit != "token":
-        return not any(_is_divisible(span, unit) for span in att.units)
+        regions = region_columns(att)
+        texts = [span for column, span in enumerate(att.units) if column not in regions]
+        return not any(_is_divisible(span, unit) for span in texts)
     if att.unit == "spans" and unit == "word":
         return False
     # The caller's spans are taken to be about as fine as words.
@@ -144,14 +156,18 @@ def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[list[int]]:
 
 
 def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -> list[UnitColumns]:
-    """The units of which each span has more than any other span; units in no span are left out."""
+    """The units of which each span has more than any other span.
+
+    Units in no span are left out. Regions of pictures stay alone, before them.
+    """
     spans = checked_spans(spans, len(att.text), name="unit", of="text")
     order = sorted(range(len(spans)), key=spans.__getitem__)
     offsets = [(unit.start, unit.end) for unit in att.units]
     owner_of = owners(att.text, offsets, [spans[place] for place in order])
     members = [list[int]() for _ in spans]
+    regions = region_columns(att)
     for column, owner in enumerate(owner_of):
-        if owner is not None:
+        if owner is not None and column not in regions:
             members[order[owner]].append(column)
     for (start, end), columns in zip(spans, members, strict=True):
         span = f"Span {(start, end)}, {att.text[start:end]!r},"
@@ -162,7 +178,7 @@ def _groups_of_spans(att: AttributionRecord, spans: Sequence[tuple[int, int]]) -
             )
         if not columns:
             raise UnitError(f"{span} holds no {att.unit} of these. Widen it.")
-    return [tuple(columns) for columns in members]
+    return [*((column,) for column in regions), *(tuple(columns) for columns in members)]
 
 
 def _joined(att: AttributionRecord, columns: UnitColumns) -> Span:

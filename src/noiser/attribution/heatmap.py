@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from noiser.attribution.amounts import amounts_of, probability_text, without_text
 from noiser.attribution.display import headings, label, labels, visible
+from noiser.attribution.regions import (
+    ShownRegion,
+    picture_name,
+    pictures_of,
+    region_columns,
+)
 from noiser.attribution.relations import sentences
 from noiser.attribution.speakers import chat_messages, message_places, speaker
 from noiser.numbers import number_format
@@ -64,6 +70,7 @@ class HeatMap(NamedTuple):
         largest: the largest magnitude of a cell's score, which has the strongest colour; "" without
             one.
         meaning: the colours that occur, in words.
+        regions: of pictures, with colours on the same scale as the cells.
     """
 
     target: str
@@ -77,6 +84,7 @@ class HeatMap(NamedTuple):
     alerts: list[str]
     largest: str
     meaning: dict[str, str]
+    regions: list[ShownRegion]
 
 
 def strongest(heat: HeatMap) -> str:
@@ -116,8 +124,10 @@ class NumberRows(NamedTuple):
 
 def heat_map(att: AttributionRecord, row: int) -> HeatMap:
     """The cells and captions of target `row`."""
-    target_cells = cells(att, row)
-    largest = max((abs(cell.score or 0.0) for cell in target_cells), default=0.0)
+    target_cells, regions = cells_and_regions(att, row)
+    scores = [cell.score or 0.0 for cell in target_cells]
+    scores += [region.score for region in regions if not math.isnan(region.score)]
+    largest = max(map(abs, scores), default=0.0)
     question = _question(att, row)
     facts = question
     if att.k_min is not None and not math.isnan(att.k_min[row]):
@@ -135,7 +145,8 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
         alerts=unasked,
         # Without its error, by which it would be rounded: the weights are exact shares of it.
         largest=amounts_of(att, row)(largest) if largest else "",
-        meaning=_meaning(att, row, target_cells) if largest else {},
+        meaning=_meaning(att, row, [*target_cells, *regions]) if largest else {},
+        regions=regions,
     )
 
 
@@ -208,7 +219,9 @@ def has_signal(score: float, stderr: float) -> bool:
     return not stderr > 0 or abs(score) > 2 * stderr
 
 
-def _meaning(att: AttributionRecord, row: int, target_cells: Sequence[Cell]) -> dict[str, str]:
+def _meaning(
+    att: AttributionRecord, row: int, target_cells: Sequence[Cell | ShownRegion]
+) -> dict[str, str]:
     """What each colour that occurs says about a unit."""
     orange, blue = _meaning_of_signs(att, row)
     meaning = {"orange": orange}
@@ -257,6 +270,11 @@ def legends(maps: Sequence[HeatMap]) -> list[dict[str, str]]:
 
 def cells(att: AttributionRecord, row: int) -> list[Cell]:
     """The text before target `row`, cut into pieces that follow each other without a gap."""
+    return cells_and_regions(att, row)[0]
+
+
+def cells_and_regions(att: AttributionRecord, row: int) -> tuple[list[Cell], list[ShownRegion]]:
+    """The cells of the text, and the regions of pictures, with colours on one scale."""
     scores: list[float] = att.scores[row].tolist()
     errors = errors_of(att, row)
     roles = _roles(att)
@@ -269,11 +287,17 @@ def cells(att: AttributionRecord, row: int) -> list[Cell]:
         totals.append(total if with_score else math.nan)
         total_errors.append(math.hypot(*[errors[column] for column in with_score]))
         texts.append((text if columns else roles.get(start, text), columns))
+    boxes = region_columns(att)
+    region_scores = [scores[column] for column in boxes]
+    region_errors = [errors[column] for column in boxes]
+    weights = _weights([*totals, *region_scores], [*total_errors, *region_errors])
     target_cells: list[Cell] = []
-    weights = _weights(totals, total_errors)
-    for (text, columns), total, weight in zip(texts, totals, weights, strict=True):
+    for (text, columns), total, weight in zip(texts, totals, weights, strict=False):
         target_cells.append(Cell(text, columns, None if math.isnan(total) else total, weight))
-    return target_cells
+    regions: list[ShownRegion] = []
+    for (column, (picture, box)), weight in zip(boxes.items(), weights[len(totals) :], strict=True):
+        regions.append(ShownRegion(column, picture, box, scores[column], weight))
+    return target_cells, regions
 
 
 def _roles(att: AttributionRecord) -> dict[int, str]:
@@ -330,7 +354,11 @@ def _pieces(att: AttributionRecord, end: int) -> list[tuple[int, str, tuple[int,
 
     Units that share characters are one piece.
     """
-    columns = [column for column, unit in enumerate(att.units) if unit.end <= end]
+    regions = region_columns(att)
+    columns: list[int] = []
+    for column, unit in enumerate(att.units):
+        if unit.end <= end and column not in regions:
+            columns.append(column)
     columns.sort(key=lambda column: att.units[column].start)
     offsets = [(att.units[column].start, att.units[column].end) for column in columns]
     pieces: list[tuple[int, str, tuple[int, ...]]] = []
@@ -341,13 +369,37 @@ def _pieces(att: AttributionRecord, end: int) -> list[tuple[int, str, tuple[int,
         start = units[0].start
         stop = max(unit.end for unit in units)
         if start > position:
-            pieces.append((position, att.text[position:start], ()))
+            pieces += _between(att, position, start)
         text = att.text[start:stop] or units[0].text  # a special token is not in the text
         pieces.append((start, text, members))
         position = max(position, stop)
     if position < end:
-        pieces.append((position, att.text[position:end], ()))
+        pieces += _between(att, position, end)
     return pieces
+
+
+def _between(
+    att: AttributionRecord, start: int, end: int
+) -> list[tuple[int, str, tuple[int, ...]]]:
+    """The pieces of text that is in no unit; each picture in it is one, by its name."""
+    pieces: list[tuple[int, str, tuple[int, ...]]] = []
+    position = start
+    for number, picture in enumerate(pictures_of(att)):
+        place = int(picture["place"])
+        if start <= place < end:
+            if place > position:
+                pieces.append((position, _without_tags(att.text[position:place]), ()))
+            pieces.append((place, picture_name(att, number), ()))
+            position = place + 1
+    if position < end:
+        text = att.text[position:end]
+        pieces.append((position, _without_tags(text) if pieces else text, ()))
+    return pieces
+
+
+def _without_tags(text: str) -> str:
+    """A template's text beside a picture, without the tokens that begin and end the picture."""
+    return re.sub(r"<[^<>\s]+>|\[/?[A-Z_]+\]", "", text)
 
 
 def _weights(scores: Sequence[float], stderr: Sequence[float]) -> list[float | None]:
@@ -416,7 +468,7 @@ def numbers(
 
 def kind_of_units(att: AttributionRecord) -> str:
     """The heading of a column of units."""
-    return "unit" if att.unit in ("auto", "spans") else label(att.unit)
+    return "unit" if att.unit in ("auto", "spans") or pictures_of(att) else label(att.unit)
 
 
 def _order(scores: Sequence[float]) -> list[int]:

@@ -46,6 +46,22 @@ class _Source(BaseModel, extra="allow"):
     end: _Natural
 
 
+class _Picture(BaseModel, extra="allow"):
+    """A picture of the prompt, with what is shown of it."""
+
+    size: Annotated[list[Annotated[int, Field(gt=0, lt=2**31)]], Field(min_length=2, max_length=2)]
+    place: _Natural
+    data: Annotated[str, Field(pattern=r"^data:image/(png|jpeg);base64,[A-Za-z0-9+/]+=*$")]
+
+
+class _Images(BaseModel, extra="allow"):
+    """The pictures of the prompt; for each unit [picture, left, top, right, bottom], or null."""
+
+    removal: str
+    pictures: list[_Picture]
+    boxes: list[Annotated[list[_Natural], Field(min_length=5, max_length=5)] | None]
+
+
 class _Info(BaseModel, extra="allow"):
     """The keys that are read; a method's other results are kept as they are."""
 
@@ -57,6 +73,7 @@ class _Info(BaseModel, extra="allow"):
     of: str | None = None
     score_units: list[str] | None = None
     fell_back: str | None = None
+    images: _Images | None = None
     sources: list[_Source] | None = None
     special_tokens: list[_Natural] = []
     unasked: list[_Natural] = []
@@ -77,6 +94,8 @@ def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
         key = ".".join(map(str, fault["loc"]))
         raise ValueError(f"{key}: {fault['msg']}") from None
     found = with_nan(dict(info))
+    if info.get("images"):
+        found["images"] = info["images"]  # where null is no box
     if found.get("check"):
         # null is NaN in lists and here; elsewhere in `info` it is None.
         p = found["check"]["p"]

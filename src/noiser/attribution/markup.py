@@ -34,6 +34,7 @@ from noiser.attribution.heatmap import (
     legends,
     numbers,
 )
+from noiser.attribution.picture_html import figures
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
 from noiser.attribution.summary import Piece, about, plain_label
 from noiser.html import html_page, html_table
@@ -205,7 +206,8 @@ def _section(attributions: Sequence[AttributionRecord], row: int, most: int | No
     heat = heat_map(att, row)
     target = f"{_target(heat)}{_foil(heat)}"
     text = _cells(att, row, heat)
-    shown = f'<p class="map" dir="auto">{text}<span class=to> →&nbsp;</span>{target}</p>'
+    shown = _figures(att, row, heat)
+    shown += f'<p class="map" dir="auto">{text}<span class=to> →&nbsp;</span>{target}</p>'
     shown += "".join(f"<p>{escape(line)}</p>" for line in heat.alerts)
     key = f"<p class=facts>{_key(heat.meaning)}</p>" if heat.meaning else ""
     facts = f"<details><summary>scores in numbers</summary>{_facts(heat)}{tables}</details>"
@@ -250,8 +252,9 @@ def _comparison(attributions: Sequence[AttributionRecord], row: int) -> str:
         attributions, maps, headings(attributions), legends(maps), strict=True
     ):
         text = _cells(att, row, heat)
+        drawn = _figures(att, row, heat)
         rows += (
-            f'<div class=row><h3>{escape(heading)}</h3><p class="map" dir="auto">{text}</p>'
+            f'<div class=row><h3>{escape(heading)}</h3>{drawn}<p class="map" dir="auto">{text}</p>'
             f"<p class=facts>{_key(legend)}</p></div>"
         )
     question = (
@@ -298,6 +301,11 @@ def _foil(heat: HeatMap) -> str:
 def _cells(att: AttributionRecord, row: int, heat: HeatMap) -> str:
     """The text before a target in its colours."""
     return "".join(_cell(att, row, cell) for cell in heat.cells)
+
+
+def _figures(att: AttributionRecord, row: int, heat: HeatMap) -> str:
+    """The pictures of the prompt with the colours of their regions; nothing without pictures."""
+    return figures(att, row, heat.regions, lambda column: _title(att, row, column))
 
 
 def _cell(att: AttributionRecord, row: int, cell: Cell) -> str:

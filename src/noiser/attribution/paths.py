@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from noiser.attribution.regions import with_columns
 from noiser.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def through(att: AnyRecord) -> AnyRecord:
         units=tuple(att.units[column] for column in prompt),
         pairs=(),
         without=without,
-        info={**att.info, "through": between.tolist()},
+        info={
+            **with_columns(att.info, [(column,) for column in prompt]),
+            "through": between.tolist(),
+        },
         thresholds=None,
         k_min=None,
         stderr=None,

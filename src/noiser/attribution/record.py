@@ -105,6 +105,7 @@ def checked_places(att: AttributionRecord) -> None:
                 f"{name} is {start} to {end}; expected a part of the text of {length} characters. "
                 "The file is damaged."
             )
+    _check_images(att)
     score_units = att.info.get("score_units")
     if score_units and len(score_units) != len(att.targets):
         raise StoredFileError(
@@ -117,6 +118,29 @@ def checked_places(att: AttributionRecord) -> None:
             f"info.through is not a table of {len(att.targets)} by {len(att.targets)} targets. "
             "The file is damaged."
         )
+
+
+def _check_images(att: AttributionRecord) -> None:
+    """Raises StoredFileError where a region is of no unit, or outside of its picture."""
+    images = att.info.get("images")
+    if not images:
+        return
+    if len(images["boxes"]) != len(att.units):
+        raise StoredFileError(
+            f"info.images.boxes has {len(images['boxes'])} entries; expected one for each of "
+            f"{len(att.units)} units. The file is damaged."
+        )
+    for index, box in enumerate(images["boxes"]):
+        if box is None:
+            continue
+        picture, left, top, right, bottom = box
+        sizes = [each["size"] for each in images["pictures"]]
+        width, height = sizes[picture] if picture < len(sizes) else (0, 0)
+        if not (left < right <= width and top < bottom <= height):
+            raise StoredFileError(
+                f"info.images.boxes.{index} is {box}; expected a part of a picture. The file is "
+                "damaged."
+            )
 
 
 AnyRecord = TypeVar("AnyRecord", bound=AttributionRecord)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from noiser.attribution.regions import pictures_of
 from noiser.text.chat import calls_of, part_texts, text_with_calls
+from noiser.text.pictures import count_pictures
 from noiser.types import Message
 
 if TYPE_CHECKING:
@@ -21,7 +23,20 @@ def message_places(att: AttributionRecord) -> list[tuple[int, int, int]]:
     """(index, start, end) of each message that stands in the rendered chat word for word."""
     places: list[tuple[int, int, int]] = []
     position = 0
+    pictures = [int(picture["place"]) for picture in pictures_of(att)]
     for index, message in enumerate(chat_messages(att)):
+        count = count_pictures(message)
+        if count:
+            own, pictures = pictures[:count], pictures[count:]
+            start, end = own[0], own[-1] + 1
+            for text in map(str.strip, part_texts(message)):
+                found = att.text.find(text, position, att.prompt_length) if text else -1
+                if found >= 0:
+                    position = found + len(text)
+                    start, end = min(start, found), max(end, position)
+            position = end
+            places.append((index, start, end))
+            continue
         for content in (text_with_calls(message), "".join(part_texts(message))):
             text = content.strip()
             start = att.text.find(text, position, att.prompt_length) if text else -1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from noiser.attribution.amounts import probability_text
 from noiser.attribution.display import headings, label, method_text, shorten
 from noiser.attribution.heatmap import errors_of, with_signal
+from noiser.attribution.regions import pictures_of
 from noiser.attribution.speakers import chat_messages, message_of_units
 from noiser.numbers import percentage
 from noiser.registry import unversioned
@@ -338,7 +339,7 @@ def plain_label(text: str) -> str:
 
 
 def _noun(att: AttributionRecord) -> str:
-    return _NOUNS.get(att.unit, "part")
+    return "part" if pictures_of(att) else _NOUNS.get(att.unit, "part")
 
 
 # ---- what it says without it --------------------------------------------------------------------

@@ -37,6 +37,7 @@ from noiser.attribution.heatmap import (
     heat_map,
     numbers,
 )
+from noiser.attribution.regions import grid_of, picture_name, pictures_of
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -121,6 +122,7 @@ def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[R
         if is_comparison:
             yield _line(name, "bold", indent=1)
         is_long = sum(len(cell.text) for cell in heat.cells) > _LONG
+        yield from _picture_grids(attributions[0], row, heat)
         if not is_long:
             yield _heat_map(heat)
         if not is_comparison:
@@ -142,6 +144,8 @@ def _plain(attributions: Sequence[AttributionRecord], row: int) -> Iterator[Rend
     units = attributions[0].units
     is_comparison = len(attributions) > 1
     yield _sentence(attributions, row)
+    if not is_comparison:
+        yield from _picture_grids(attributions[0], row, heat)
     yield _line(_text(heat), indent=0)
     yield _line(heat.question if is_comparison else heat.facts)
     if is_comparison and all(att.units == units for att in attributions):
@@ -287,6 +291,30 @@ def _heat_map(heat: HeatMap) -> RenderableType:
     if heat.foil:
         text.append(f" rather than {heat.foil}", _style(_SOFT_INK))
     return Padding(text, (0, 1), style=_style(_INK))
+
+
+def _picture_grids(att: AttributionRecord, row: int, heat: HeatMap) -> Iterator[RenderableType]:
+    """The scores of the regions of each picture, at their places; those of boxes are in the table.
+
+    A score without a signal stands in brackets.
+    """
+    for picture in range(len(pictures_of(att))):
+        lines = grid_of([region for region in heat.regions if region.picture == picture])
+        if not lines or len(lines) * len(lines[0]) < 2:
+            continue
+        yield _line(f"{picture_name(att, picture)}: each region's score, at its place", "dim")
+        grid = Table.grid(padding=(0, 1, 0, 1))
+        for _ in lines[0]:
+            grid.add_column(justify="right", no_wrap=True)
+        errors = errors_of(att, row)
+        show = amounts_of(att, row)
+        for line in lines:
+            texts = [
+                _number(show, region.score, errors[region.column], region.weight or 0.0)
+                for region in line
+            ]
+            grid.add_row(*texts)
+        yield Padding(grid, (0, 0, 0, 2))
 
 
 def _ink(cell: Cell) -> Colour:

@@ -194,18 +194,22 @@ def rule(
     ] = None,
     fresh: Annotated[int, typer.Option(help="Inputs that the rule is tried on.")] = 40,
     chat: o.Chat = False,
+    image: o.ImageFiles = None,
+    image_unit: o.ImageUnitOption = "2x2",
+    image_removal: o.ImageRemovalOption = "grey",
     seed: o.Seed = 0,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
 ) -> None:
     """Says which parts of PROMPT its answer needs, as a rule that is tried on fresh inputs."""
-    asked = o.parse_prompt(prompt, chat=chat)
+    asked = o.with_images(o.parse_prompt(prompt, chat=chat or bool(image)), image)
     paths = [*(source or ()), *(more or ())]
     sources = o.documents_of(paths) if paths else None  # before a model is loaded
     from noiser.explain import rule as run
 
     options: dict[str, Any] = {"target": target, "foil": foil, "max_new_tokens": max_new_tokens}
     options |= {"unit": unit, "same": same, "fresh": fresh, "seed": seed, "sources": sources}
+    options |= {"image_unit": o.parse_image_unit(image_unit), "image_removal": image_removal}
     lm = loading.load(model)
     with progress_bar("Looking for a rule") as progress:
         found = run(lm, asked, progress=progress, **options)

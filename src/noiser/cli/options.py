@@ -95,6 +95,25 @@ MaxSeconds = Annotated[
 MaxCalls = Annotated[
     int | None, typer.Option(help="Of chat:NAME: the most requests; 100 unless given.")
 ]
+ImageFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image", metavar="FILE", help="A picture before the prompt, as a chat; repeatable."
+    ),
+]
+ImageUnitOption = Annotated[
+    str,
+    typer.Option(
+        "--image-unit",
+        metavar="4x4|image|BOXES",
+        help="Parts of a picture: rows x columns, image, none, or boxes of pixels "
+        '"left,top,right,bottom;...".',
+    ),
+]
+ImageRemovalOption = Annotated[
+    types.ImageRemoval,
+    typer.Option(help="How a part is removed: grey or blurred pixels, or as words are."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -159,13 +178,18 @@ class QuestionOptions:
         ),
     ] = "word"
     chat: Chat = False
+    image: ImageFiles = None
+    image_unit: ImageUnitOption = "4x4"
+    image_removal: ImageRemovalOption = "grey"
 
     def arguments(self, prompt: str) -> dict[str, Any]:
         """The arguments of `noiser.attribute` for a prompt as it was typed."""
         from noiser.types import Question
 
-        arguments: dict[str, Any] = asdict(self) | {"prompt": parse_prompt(prompt, chat=self.chat)}
-        del arguments["chat"]
+        asked = with_images(parse_prompt(prompt, chat=self.chat or bool(self.image)), self.image)
+        arguments: dict[str, Any] = asdict(self) | {"prompt": asked}
+        arguments["image_unit"] = parse_image_unit(self.image_unit)
+        del arguments["chat"], arguments["image"]
         Question(**arguments)
         return arguments
 
@@ -366,6 +390,43 @@ def _warn_of_tools(text: str) -> None:
             "a template that reads them gets them by --chat-template-arg tools=JSON",
             err=True,
         )
+
+
+def with_images(prompt: types.Prompt, files: Iterable[Path] | None) -> types.Prompt:
+    """The chat with pictures before the text of its last message of the user's."""
+    pictures = [{"type": "image", "path": str(path)} for path in files or ()]
+    if not pictures:
+        return prompt
+    messages: list[dict[str, Any]] = [dict(message) for message in prompt]  # pyright: ignore
+    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
+    if not users:
+        raise PromptError("--image: the chat has no message of the user's to put pictures in.")
+    content = messages[users[-1]].get("content") or []
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    messages[users[-1]]["content"] = [*pictures, *parts]
+    return messages
+
+
+def parse_image_unit(typed: str) -> Any:
+    """The unit of pictures as `noiser.attribute` reads it.
+
+    >>> parse_image_unit("3x4"), parse_image_unit("0,0,10,20;10,0,20,20")
+    ((3, 4), [(0.0, 0.0, 10.0, 20.0), (10.0, 0.0, 20.0, 20.0)])
+    """
+    if typed == "none":
+        return None
+    grid = re.fullmatch(r"(\d+)[x×](\d+)", typed)
+    if grid is not None:
+        return (int(grid[1]), int(grid[2]))
+    if "," not in typed:
+        return typed
+    try:
+        return [tuple(float(number) for number in box.split(",")) for box in typed.split(";")]
+    except ValueError:
+        raise ParameterError(
+            f"--image-unit: got {typed!r:.60}, expected 4x4, image, none, or boxes such as "
+            '"0,0,100,50;0,50,100,100".'
+        ) from None
 
 
 def parse_parameters(pairs: Iterable[str] | None, option: str = "--set") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from noiser.engine.effects import effect_of as effect_of
 from noiser.engine.effects import log_odds_margins as log_odds_margins
 from noiser.engine.engine import Engine as Engine
 from noiser.engine.engine import ask as ask
+from noiser.engine.engine import refuse_other_methods as refuse_other_methods
 from noiser.engine.engine import run_one as run_one
 from noiser.engine.games import Coalition as Coalition
 from noiser.engine.games import LiveGame as LiveGame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -17,6 +17,7 @@ from noiser.engine.query import FoilRun, Prefill, Query
 from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
+from noiser.model.scene import Scene
 from noiser.notices import warn
 from noiser.text import (
     Encoding,
@@ -30,6 +31,7 @@ from noiser.text import (
     make_units,
     token_texts,
 )
+from noiser.text.pictures import Region
 from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target, TargetUnit
 
 LONGEST_WORD = 12
@@ -39,8 +41,16 @@ Readings = list[tuple[int, ...]]
 """What a text may be as a continuation: token ids with and without a space before it."""
 
 
-async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | None = None) -> Query:
+async def prepare(
+    lm: LanguageModel,
+    question: Question,
+    encoding: Encoding | None = None,
+    *,
+    pictures: bool = False,
+) -> Query:
     """The query of a question: prompt and target in tokens, the input in units.
+
+    `pictures` says that the caller removes units alone, so that a prompt may have pictures.
 
     Where a target or foil may begin with a space or not, the reading whose first token the model
     finds more probable is taken. Units of the continuation that stand before no target are left
@@ -63,7 +73,8 @@ async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | No
     if not question.max_new_tokens:
         question = replace(question, max_new_tokens=WHOLE_ANSWER if explains_answer else 1)
     if encoding is None:
-        encoding = lm.encode(question.prompt, documents=question.sources is not None)
+        documents = question.sources is not None
+        encoding = lm.encode(question.prompt, documents=documents, pictures=pictures)
     prompt_tokens = len(encoding.token_ids)
     sources: tuple[Source, ...] = ()
     if question.sources is not None:
@@ -81,7 +92,8 @@ async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | No
         if lm.context_length is not None:
             more_tokens = min(more_tokens, lm.context_length - longest)
 
-    context, logits = await _run_prompt(lm, encoding, targets, foils, longest + more_tokens)
+    scene = lm.scene(encoding)
+    context, logits = await _run_prompt(lm, encoding, targets, foils, longest + more_tokens, scene)
     _check_predictable(lm, logits, targets, foils)
     first_logits = logits[0]
     ties: tuple[int, ...] = ()
@@ -110,13 +122,20 @@ async def prepare(lm: LanguageModel, question: Question, encoding: Encoding | No
         logits = await _run_target(lm, context, prompt_tokens, ids, logits)
     foil = None
     if foil_ids:
-        foil = await foil_run(lm, encoding, context, logits, ids, shared, foil_ids)
+        foil = await foil_run(lm, encoding, context, logits, ids, shared, foil_ids, scene)
     units = _cut_input(lm, question, encoding, ids, sources)
+    regions: dict[Span, Region] = {}
+    if scene is not None and not sources:
+        regions = scene.units(question.image_unit)
+        units = _with_regions(units, regions, scene)
     end = spans[-1][0] if _has_continuation_units(question) else prompt_tokens
     units_before = [unit for unit in units if _stands_before(unit, end, prompt_tokens)]
     query = query_of(
         lm, question, encoding, ids, spans, units_before, context, logits, foil, sources
     )
+    if scene is not None:
+        removal = question.image_removal
+        query = replace(query, scene=scene, regions=regions, image_removal=removal)
     _check_players(query, units)
     return replace(query, near_ties=ties) if ties else query
 
@@ -171,8 +190,10 @@ def _check_vocabulary(
     lm: LanguageModel, encoding: Encoding, targets: Readings, foils: Readings
 ) -> None:
     """Raises PromptError or TargetError for a token id beyond the embedding table."""
+    of_pictures = encoding.pictures.all_tokens if encoding.pictures else frozenset[int]()
+    own_ids = [token for place, token in enumerate(encoding.token_ids) if place not in of_pictures]
     ids_of_roles = {
-        "prompt": encoding.token_ids,
+        "prompt": own_ids,
         "target": chain(*targets),
         "foil": chain(*foils),
     }
@@ -214,14 +235,19 @@ def _longest_sequence(
 
 
 async def _run_prompt(
-    lm: LanguageModel, encoding: Encoding, targets: Readings, foils: Readings, longest: int
+    lm: LanguageModel,
+    encoding: Encoding,
+    targets: Readings,
+    foils: Readings,
+    longest: int,
+    scene: Scene | None,
 ) -> tuple[Context, Float[Tensor, "tokens vocab"]]:
     """The clean sequence, and its logits from the prompt's last token on.
 
     A target of one reading runs with the prompt. Else its tokens depend on the first logits.
     """
     target = targets[0] if len(targets) == 1 else ()
-    context = lm.context((*encoding.token_ids, *target[:-1]), longest)
+    context = lm.context((*encoding.token_ids, *target[:-1]), longest, scene)
     first_tokens = tuple(reading[0] for reading in (*targets, *foils))
     exact = [first_tokens, *((token,) for token in target[1:])]
     positions = range(len(encoding.token_ids) - 1, len(context.inputs))
@@ -252,7 +278,7 @@ def _generated(
 ) -> tuple[int, ...] | None:
     """The continuation by `generate()`; None where it is the most probable tokens."""
     count = question.max_new_tokens or 1
-    ids = lm.generated(encoding.token_ids, count + more_tokens)
+    ids = lm.generated(encoding.token_ids, count + more_tokens, encoding.pictures is not None)
     if ids is None:
         return None
     is_all = len(ids) < count + more_tokens
@@ -324,6 +350,16 @@ def _cut_input(
     )
 
 
+def _with_regions(
+    units: Sequence[Span], regions: Mapping[Span, Region], scene: Scene
+) -> tuple[Span, ...]:
+    """Units of text and regions of pictures, each picture's in their order at its place."""
+    place_of: dict[Span, tuple[int, ...]] = {unit: unit.token_indices for unit in units}
+    for number, (unit, region) in enumerate(regions.items()):
+        place_of[unit] = (scene.tokens[region.picture][0], number)
+    return tuple(sorted(place_of, key=lambda unit: place_of[unit]))
+
+
 def _has_continuation_units(question: Question) -> bool:
     """Whether earlier tokens of the continuation are units of later targets.
 
@@ -360,6 +396,7 @@ async def foil_run(
     ids: tuple[int, ...],
     shared: int,
     foil_ids: tuple[int, ...],
+    scene: Scene | None = None,
 ) -> FoilRun:
     """The foil after the tokens that it shares with the target, with the logits that predict it.
 
@@ -377,10 +414,12 @@ async def foil_run(
         ids: the target's tokens, the shared ones included.
         shared: how many tokens of the continuation target and foil share.
         foil_ids: the foil's tokens after the shared ones.
+        scene: the pictures of the prompt.
     """
     if len(foil_ids) == 1 and len(ids) == shared + 1:
         return FoilRun(foil_ids, context, logits[[shared]])
-    foil_context = lm.context((*encoding.token_ids, *ids[:shared], *foil_ids[:-1]))
+    foil_tokens = (*encoding.token_ids, *ids[:shared], *foil_ids[:-1])
+    foil_context = lm.context(foil_tokens, scene=scene)
     first = len(encoding.token_ids) + shared - 1
     positions = range(first, first + len(foil_ids))
     foil_logits = await Prefill(foil_context, positions, [(token,) for token in foil_ids])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from noiser.engine.inside import WhiteBoxRequest
-from noiser.engine.perturbations import Perturbation, Predict
+from noiser.engine.perturbations import Perturbation, PictureChange, Predict
 from noiser.engine.query import AnswerT, Cost, Prefill, Query, Request, Steps
 from noiser.errors import ModelError, OutOfTimeError, ParameterError, UnsupportedModelError
 from noiser.model.language_model import LanguageModel, check_finite, check_model
 from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import own_defaults
+from noiser.model.scene import Handed, Scene
 from noiser.types import Progress
 
 T = TypeVar("T")
@@ -190,6 +191,8 @@ class Engine:
                     "noiser.engine.Predict."
                 )
             if isinstance(request, WhiteBoxRequest):
+                if request.query.scene is not None:
+                    raise refuse_other_methods("This method looks inside the model")
                 self._answer_at_once(work, request)
             else:
                 items = _items(self.lm, work)
@@ -274,7 +277,8 @@ class Engine:
         items = self._fill()
         _sort_by_context(items)
         try:
-            branches = [_branch_of(item) for item in items]
+            handed = _hand_pictures(items)
+            branches = [_branch_of(item, handed) for item in items]
             logits = self.lm.run(branches)
         except OutOfTimeError as error:
             return self._take_part(items, error)
@@ -406,20 +410,45 @@ def _sort_by_context(items: list[_Item]) -> None:
     items.sort(key=lambda item: (number_of[item.context], -item.start))
 
 
-def _branch_of(item: _Item) -> Branch:
+def _hand_pictures(items: Sequence[_Item]) -> dict[PictureChange, Handed]:
+    """What the text model gets for the changed pictures of a pass.
+
+    The vision tower reads the pictures of several changes at once. What it hands on is large, and
+    is kept for this pass alone.
+    """
+    changes_of: dict[Scene, dict[PictureChange, None]] = {}
+    for item in items:
+        change = None if item.reading is None else item.reading.perturbation.pictures
+        if change is not None and change.changes_pixels:
+            changes_of.setdefault(change.scene, {})[change] = None
+    handed: dict[PictureChange, Handed] = {}
+    for scene, changes in changes_of.items():
+        removal = next(iter(changes)).removal
+        without = scene.without([change.regions for change in changes], removal)
+        handed.update(zip(changes, without, strict=True))
+    return handed
+
+
+def _branch_of(item: _Item, handed: Mapping[PictureChange, Handed]) -> Branch:
     """An item's sequences, as the model runs them."""
     context = item.context
     if item.reading is None:
         inputs = context.inputs[item.start : item.stop][None]
         hidden: tuple[int, ...] = ()
         record = context.supports_packing
+        layout = None if context.layout is None else context.layout.grown(item.stop)
     else:
         perturbation = item.reading.perturbation
+        pictures = perturbation.pictures
+        changed = context
+        if pictures is not None:
+            changed = pictures.applied(context, handed.get(pictures))
         samples = slice(item.first, item.last)
-        inputs = perturbation.inputs(context, item.start, item.stop, samples)
+        inputs = perturbation.inputs(changed, item.start, item.stop, samples)
         hidden = perturbation.positions if perturbation.hidden else ()
         record = False
-    return Branch(context, item.start, inputs, item.wanted, hidden, record, item.tokens)
+        layout = perturbation.layout(changed, item.stop)
+    return Branch(context, item.start, inputs, item.wanted, hidden, record, item.tokens, layout)
 
 
 def _next_request(work: _Work[Any]) -> Request[Any]:
@@ -458,6 +487,10 @@ def _items(lm: LanguageModel, work: _Work[Any]) -> list[_Item]:
 
 def _check_change(lm: LanguageModel, query: Query, perturbation: Perturbation) -> None:
     """Raises UnsupportedModelError where the model cannot be run with such a change."""
+    if query.scene is not None and perturbation.pictures is None and not perturbation.hidden:
+        of_pictures = query.scene.pictures.all_tokens
+        if not of_pictures.isdisjoint(perturbation.positions):
+            raise refuse_other_methods("This method changes the tokens of pictures")
     cannot_change = perturbation.rows and not lm.accepts_embeddings
     cannot_hide = perturbation.hidden and not query.context.supports_packing
     if cannot_change or cannot_hide:
@@ -467,6 +500,14 @@ def _check_change(lm: LanguageModel, query: Query, perturbation: Perturbation) -
             f"removal='delete', such "
             "as noiser.Occlusion(removal='delete')."
         )
+
+
+def refuse_other_methods(why: str) -> UnsupportedModelError:
+    """The error of methods that do not remove units from a prompt with pictures."""
+    return UnsupportedModelError(
+        f"{why}, and the prompt has pictures. Take a method that removes units, such as 'joint' or "
+        "'occlusion'."
+    )
 
 
 def _items_of_change(
@@ -481,7 +522,9 @@ def _items_of_change(
         start = 0
         if context.supports_packing:
             # From the first token on that the change makes different, or that is read.
-            start = min(_first_changed(query, perturbation), *wanted)
+            start = min(_first_changed(query, context, perturbation), *wanted)
+            if context.layout is not None:
+                start = context.layout.begin(start)  # earlier tokens of a block see it
         stop = max(wanted) + 1
         item = _Item(
             work, context, start, stop, wanted, tokens, reading, run, last=perturbation.samples
@@ -490,12 +533,18 @@ def _items_of_change(
     return items
 
 
-def _first_changed(query: Query, perturbation: Perturbation) -> int:
-    """The first position that may differ under a change."""
-    first = perturbation.positions[0]
-    if perturbation.hidden:
-        # The hidden token itself is as it was, and so is what stands in the sources after it.
-        return max(first + 1, query.sources_stop)
+def _first_changed(query: Query, context: Context, perturbation: Perturbation) -> int:
+    """The first position that may differ under a change; the length of the context for none."""
+    layout = context.layout
+    first = len(context.inputs)
+    if perturbation.positions:
+        first = perturbation.positions[0]
+        in_block = layout is not None and layout.in_block(first)
+        if perturbation.hidden and not in_block:
+            # The hidden token itself is as it was, and so is what stands in the sources after it.
+            first = max(first + 1, query.sources_stop)
+    if perturbation.pictures is not None:
+        first = min(first, perturbation.pictures.positions[0])
     return first
 
 
@@ -504,7 +553,7 @@ def _rows_after(perturbation: Perturbation, rows: list[int]) -> list[int]:
 
     A token that is itself deleted is read where the last one before it stands.
     """
-    if perturbation.rows or perturbation.hidden:
+    if not perturbation.deletes:
         return rows
     moved = [row - bisect_right(perturbation.positions, row) for row in rows]
     if -1 in moved:

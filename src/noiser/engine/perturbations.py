@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from itertools import islice
 from typing import Literal
 
@@ -17,12 +18,55 @@ from torch import Tensor
 
 from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.query import Query, Request
+from noiser.model.layout import Layout
 from noiser.model.packing import Context
+from noiser.model.scene import Handed, Scene
+from noiser.text.pictures import Region
 
 Rows = Callable[[Tensor], Tensor]
 """From the clean rows of some positions [positions, dim] to changed ones [samples, positions,
 dim].
 """
+
+
+@dataclass(frozen=True, eq=False)
+class PictureChange:
+    """Regions of a prompt's pictures that are removed.
+
+    Attributes:
+        scene: the pictures.
+        regions: what is removed of them.
+        removal: "grey" and "blur" change pixels, which the vision tower reads; "rows" changes the
+            tokens of the regions, as a removal changes words.
+        positions: the tokens that it changes, ascending.
+    """
+
+    scene: Scene
+    regions: frozenset[Region]
+    removal: str
+    positions: tuple[int, ...]
+
+    @property
+    def changes_pixels(self) -> bool:
+        """Whether the vision tower reads other pixels."""
+        return self.removal != "rows"
+
+    def applied(self, context: Context, handed: Handed | None) -> Context:
+        """A view of a clean sequence in which the pictures are changed.
+
+        `handed` is what the text model gets for changed pixels.
+        """
+        layout = context.layout
+        if layout is None:
+            return context
+        places = list(self.positions)
+        if handed is None:
+            gone = [each.new_zeros(len(places), each.shape[1]) for each in layout.deep]
+            return dataclass_replace(context, layout=layout.with_deep(places, gone))
+        inputs = context.inputs.clone()
+        inputs[places] = handed.inputs[places].to(inputs)
+        deep = [each[places] for each in handed.layout.deep]
+        return dataclass_replace(context, inputs=inputs, layout=layout.with_deep(places, deep))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +82,7 @@ class Perturbation:
             `hide`.
         targets: indices of the targets that are read under it; None for all.
         read: what is read under it in place of the request's own numbers; None for these.
+        pictures: regions of pictures that are removed with the positions; or None.
     """
 
     positions: tuple[int, ...]
@@ -46,6 +91,20 @@ class Perturbation:
     hidden: bool = False
     targets: Sequence[int] | None = None
     read: ObjectiveFn | None = None
+    pictures: PictureChange | None = None
+
+    @property
+    def deletes(self) -> bool:
+        """Whether its positions are taken out."""
+        return self.rows is None and not self.hidden
+
+    def layout(self, context: Context, stop: int) -> Layout | None:
+        """How the tokens stand up to `stop`, which counts those that are left."""
+        if context.layout is None:
+            return None
+        if not self.deletes:
+            return context.layout.grown(stop)
+        return context.layout.grown(stop + len(self.positions)).without(self.positions)
 
     def inputs(
         self, context: Context, start: int, stop: int, samples: slice = slice(None)
@@ -53,7 +112,7 @@ class Perturbation:
         """What the model reads from `start` to `stop`, in some of the samples."""
         if self.hidden:
             return context.inputs[start:stop][None]
-        if not self.rows:
+        if self.rows is None:
             gone = set(self.positions)
             kept = (i for i in range(start, len(context.inputs)) if i not in gone)
             return context.inputs[[*islice(kept, stop - start)]][None]

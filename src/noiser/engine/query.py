@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from noiser.engine.objectives import ObjectiveFn, objective_of
 from noiser.model.packing import Context
+from noiser.model.scene import Scene
 from noiser.notices import warn
 from noiser.text import Encoding
+from noiser.text.pictures import Region
 from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, SpecialTokens, Target
 
 T = TypeVar("T")
@@ -125,6 +127,9 @@ class Query:
         baseline: from a baseline's name to its row of the embedding table, [dim].
         near_ties: the tokens of a greedy continuation, by index, whose margin is within half
             precision's rounding.
+        scene: the pictures of the prompt as the model reads them, or None.
+        regions: the regions of pictures that are units.
+        image_removal: how they are removed, one of `REMOVALS_OF_REGIONS`.
         spent: the work so far, of all queries that were made from this one.
         token_ids: everything that the model reads, on the CPU.
         target_rows: for each target, the positions whose logits predict its tokens.
@@ -161,6 +166,9 @@ class Query:
     context: Context = field(repr=False)
     clean: Float[Tensor, "tokens vocab"] = field(repr=False)
     baseline: Callable[[str], Tensor] = field(repr=False)
+    scene: Scene | None = field(default=None, repr=False)
+    regions: Mapping[Span, Region] = field(default_factory=dict[Span, Region], repr=False)
+    image_removal: str = "grey"
     spent: Cost = field(default_factory=Cost)
 
     foil_ids: tuple[int, ...] = field(init=False)

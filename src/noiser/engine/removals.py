@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from functools import partial
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from noiser.engine.perturbations import Perturbation, delete, hide, noise, replace
+from noiser.engine.perturbations import (
+    Perturbation,
+    PictureChange,
+    delete,
+    hide,
+    noise,
+    replace,
+)
 from noiser.engine.query import Query
+from noiser.errors import ParameterError
+from noiser.model.scene import Scene
 from noiser.registry import Registry
 from noiser.types import Baseline
 
@@ -67,9 +77,48 @@ def remover(
         samples: of what is drawn.
 
     Raises:
-        UnknownNameError: no such removal.
+        UnknownNameError: no such removal. ParameterError: it does not remove regions of pictures.
     """
-    return REMOVALS.get(removal).factory(query, rng, samples)
+    removed = REMOVALS.get(removal).factory(query, rng, samples)
+    if query.scene is None:
+        return removed
+    if query.image_removal == "rows" and removed.deletes and query.regions:
+        raise ParameterError(
+            f"removal={removal!r} takes out words, and a region of a picture is not one. Take "
+            "image_removal='grey' or 'blur', or another removal of words, such as 'zero'."
+        )
+    change = partial(_with_pictures, query, query.scene, removed)
+    return dataclass_replace(removed, perturbation=change)
+
+
+def _with_pictures(
+    query: Query,
+    scene: Scene,
+    removed: Removal,
+    positions: Iterable[int],
+    targets: Sequence[int] | None,
+) -> Perturbation:
+    """The change without some positions, of which those of regions are removed with their pixels,
+    or as tokens.
+    """
+    gone = frozenset(positions)
+    units = [unit for unit in query.regions if gone.issuperset(unit.token_indices)]
+    tokens = {token for unit in units for token in unit.token_indices}
+    if not units:
+        return removed.perturbation(gone, targets)
+    regions = frozenset(query.regions[unit] for unit in units)
+    if query.image_removal == "rows":
+        change = removed.perturbation(gone, targets)
+        changed = () if change.hidden else tuple(sorted(tokens))
+    else:
+        change = removed.perturbation(gone - tokens, targets)
+        touched = {region.picture for region in regions}
+        # The vision tower mixes the regions of a picture.
+        changed = tuple(sorted(token for picture in touched for token in scene.tokens[picture]))
+    if not changed:
+        return change
+    pictures = PictureChange(scene, regions, query.image_removal, changed)
+    return dataclass_replace(change, pictures=pictures)
 
 
 def _by_row(

@@ -25,6 +25,7 @@ from noiser.methods import (
     Method,
     Scores,
     check_answers,
+    check_removes,
     describe,
     for_text,
     make_method,
@@ -36,8 +37,11 @@ from noiser.objectives import name_of
 from noiser.progress import progress_of, quicker_ways
 from noiser.registry import __version__, version_of
 from noiser.text import Encoding, token_texts
+from noiser.text.pictures import has_pictures, preview, sha256_of_pixels, without_data
 from noiser.types import (
     AutoUnit,
+    ImageRemoval,
+    ImageUnit,
     Objective,
     Progress,
     Prompt,
@@ -71,6 +75,8 @@ class OptionsOfOne(TypedDict, total=False):
     check: int | bool
     max_seconds: float | None
     max_calls: int | None
+    image_unit: ImageUnit
+    image_removal: ImageRemoval
     progress: Progress | bool | None
 
 
@@ -93,6 +99,8 @@ class OptionsOfMany(TypedDict, total=False):
     check: int | bool
     max_seconds: float | None
     max_calls: int | None
+    image_unit: ImageUnit
+    image_removal: ImageRemoval
     progress: Progress | bool | None
 
 
@@ -154,6 +162,8 @@ def attribute(
     check: int | bool = False,
     max_seconds: float | None = None,
     max_calls: int | None = None,
+    image_unit: ImageUnit = (4, 4),
+    image_removal: ImageRemoval = "grey",
     progress: Progress | bool | None = None,
 ) -> Attribution | Attributions:
     """Which parts of the prompt made the model say that?
@@ -213,6 +223,12 @@ def attribute(
             have no result are left out, with a warning.
         max_calls: of a chat model, the most requests for a prompt; None for the model's own limit.
             Stored answers do not count. Where it is reached, as where `max_seconds` go by.
+        image_unit: the part of a picture in the prompt that gets a score: (rows, columns), "image"
+            (one score each), boxes (left, top, right, bottom) in its pixels, {picture index:
+            boxes}, or None. See docs/howto/pictures.md.
+        image_removal: how a region is removed: "grey" pixels, those that the model's preprocessing
+            maps to 0; "blur", which keeps colours; or "rows": its tokens lose what the method's
+            own removal takes from words.
         progress: called with (done, expected) token-forwards while it runs; with many prompts, in
             prompts. None: a bar on a terminal or in a notebook, after a second; False: none.
 
@@ -239,6 +255,8 @@ def attribute(
     shared: dict[str, Any] = {"unit": unit, "continuation_units": continuation_units, "of": of}
     shared["max_new_tokens"] = max_new_tokens
     shared["max_calls"] = max_calls
+    shared["image_unit"] = image_unit
+    shared["image_removal"] = image_removal
     shared["target_unit"] = (
         getattr(made, "target_unit", None) if target_unit is None else target_unit
     )
@@ -261,7 +279,7 @@ def attribute(
         question = Question(prompt=given[index], **fields, **shared)
         try:  # all are tokenised before anything runs
             documents = question.sources is not None
-            encodings.append(lm.encode(question.prompt, documents=documents))
+            encodings.append(lm.encode(question.prompt, documents=documents, pictures=True))
         except Exception as error:
             raise naming_prompt(index, error) from None
         questions.append(question)
@@ -299,7 +317,9 @@ async def attribution(
     `noiser.engine.Engine`.
     """
     announce(lm, question, method, seed)
-    query = await prepare(lm, question, encoding)
+    if has_pictures(question.prompt):
+        check_removes(method)
+    query = await prepare(lm, question, encoding, pictures=True)
     is_text = isinstance(question.prompt, str) and question.target is None
     if is_text and query.target_ids[0] in lm.end_tokens and lm.chats:
         hint = "Pass a chat, [{'role': 'user', 'content': ...}], or --chat on the command line."
@@ -346,6 +366,7 @@ async def attribution_of(
         "near_ties": list(query.near_ties),
         "unasked": await _unasked(query, units, scores),
         "score_units": scores.info.get("score_units") or _score_units(method, query),
+        "images": _pictures(query, units),
     }
     return Attribution(
         text=query.encoding.text,
@@ -365,7 +386,7 @@ async def attribution_of(
         parameters=parameters,
         seed=seed,
         model=query.model,
-        prompt=prompt if isinstance(prompt, str) else tuple(dict(message) for message in prompt),
+        prompt=prompt if isinstance(prompt, str) else tuple(without_data(prompt)),
         versions={"noiser": __version__}
         | {package: version_of(package) for package in ("torch", "transformers")},
         info={**scores.info, **{name: fact for name, fact in facts.items() if fact}},
@@ -378,6 +399,35 @@ def _score_units(method: Method, query: Query) -> list[str] | None:
     if query.of is not None or name not in OBJECTIVES.names():
         return None
     return [OBJECTIVES.get(str(name)).factory().unit] * len(query.targets)
+
+
+def _pictures(query: Query, units: Sequence[Span]) -> dict[str, Any] | None:
+    """The pictures of a prompt with what is shown of them, and each unit's region; or None."""
+    scene = query.scene
+    if scene is None:
+        return None
+    shown: list[dict[str, Any]] = []
+    pictures = scene.pictures
+    for image, place, tokens in zip(pictures.images, pictures.places, scene.tokens, strict=True):
+        shown.append(
+            {
+                "size": [image.width, image.height],
+                "place": place,
+                "tokens": len(tokens),
+                "sha256": sha256_of_pixels(image),
+                "data": preview(image),
+            }
+        )
+    boxes: list[list[int] | None] = []
+    for unit in units:
+        region = query.regions.get(unit)
+        boxes.append(None if region is None else [region.picture, *region.box])
+    return {
+        "removal": query.image_removal,
+        "runs": scene.runs,
+        "pictures": shown,
+        "boxes": boxes,
+    }
 
 
 def without_of(

@@ -23,7 +23,16 @@ from noiser.methods.rules import Term, Terms, smallest_flip
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
 from noiser.text import read_documents
-from noiser.types import Documents, Progress, Prompt, Question, TargetUnit, Unit
+from noiser.types import (
+    Documents,
+    ImageRemoval,
+    ImageUnit,
+    Progress,
+    Prompt,
+    Question,
+    TargetUnit,
+    Unit,
+)
 
 FRESH = 40
 FEWEST_FRESH = 10
@@ -45,6 +54,8 @@ def rule(
     same: Same | None = None,
     fresh: int = FRESH,
     seed: int = 0,
+    image_unit: ImageUnit = (2, 2),
+    image_removal: ImageRemoval = "grey",
     progress: Progress | bool | None = None,
 ) -> Rule:
     """Which parts of the prompt are needed for the answer, as a rule with a hit rate.
@@ -74,6 +85,8 @@ def rule(
             input.
         fresh: inputs that the rule is tried on, at least 10.
         seed: of the inputs.
+        image_unit: the parts of pictures in the prompt, as for `noiser.attribute`.
+        image_removal: how such a part is removed: "grey" or "blur" pixels.
         progress: as for `noiser.attribute`.
 
     Raises:
@@ -105,10 +118,12 @@ def rule(
         sources=documents,
         sources_begin=begin,
         continuation_units=False,
+        image_unit=image_unit,
+        image_removal=image_removal,
     )
 
     async def work() -> Rule:
-        query = await prepare(lm, question, encoding)
+        query = await prepare(lm, question, encoding, pictures=True)
         if len(query.targets) != 1:
             raise ParameterError(
                 f"target_unit is {target_unit!r:.60}, which makes {len(query.targets)} answers; "

@@ -64,7 +64,7 @@ class Game:
         if "score" in question:
             warn_of_old_name("score", "objective")
             objective = question.pop("score")
-        query = run_one(lm, prepare(lm, Question(prompt=prompt, **question)))
+        query = run_one(lm, prepare(lm, Question(prompt=prompt, **question), pictures=True))
         if lm.is_text_only and removal == "zero":
             removal = "delete"
         remove = remover(query, removal, torch.Generator().manual_seed(seed))

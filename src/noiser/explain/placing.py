@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from noiser.model.language_model import LanguageModel
 from noiser.text import TEMPLATE, Encoding, begin_of_sources, mentions_a_source, place_sources
+from noiser.text.pictures import has_pictures
 from noiser.types import Prompt
 
 
@@ -27,25 +28,34 @@ class Placed(NamedTuple):
 
 
 def placed(
-    lm: LanguageModel, question: Prompt, sources: Sequence[Any], template: str | None
+    lm: LanguageModel,
+    question: Prompt,
+    sources: Sequence[Any],
+    template: str | None,
+    *,
+    pictures: bool = False,
 ) -> Placed:
     """The question with the sources placed by the template; as it is where that is None.
 
-    A text becomes a user's message where the model chats.
+    A text becomes a user's message where the model chats. `pictures` says that the caller knows
+    what to do with those of a chat.
     """
+    options: dict[str, Any] = {"documents": True}
+    if pictures and has_pictures(question) and not lm.is_text_only:
+        options["pictures"] = True
     if template is None:
-        return Placed(question, question, lm.encode(question, documents=True), 0)
+        return Placed(question, question, lm.encode(question, **options), 0)
     request = question
     if lm.chats and isinstance(question, str):
         request = [{"role": "user", "content": question}]
     prompt = place_sources(request, sources, template)
-    encoding = lm.encode(prompt, documents=True)
+    encoding = lm.encode(prompt, **options)
     return Placed(request, prompt, encoding, begin_of_sources(request, template, encoding))
 
 
 def placed_unless_there(lm: LanguageModel, question: Prompt, sources: Sequence[Any]) -> Placed:
     """The question as it is where it has a source in it; else with all of them, as `cite` asks."""
-    as_it_is = placed(lm, question, sources, None)
+    as_it_is = placed(lm, question, sources, None, pictures=True)
     if mentions_a_source(as_it_is.encoding.text, sources):
         return as_it_is
-    return placed(lm, question, sources, TEMPLATE)
+    return placed(lm, question, sources, TEMPLATE, pictures=True)

@@ -17,6 +17,7 @@ from noiser.errors import ParameterError
 from noiser.files import write_if
 from noiser.methods.rules import ALWAYS, NEVER, Term, Terms, in_words, term_in_words
 from noiser.numbers import wilson
+from noiser.text.pictures import MARK
 from noiser.types import ModelIdentity, Span
 
 if TYPE_CHECKING:
@@ -331,9 +332,13 @@ class Rule(SavedResult):
         """The prompt with a number before each unit, and a ring around those in the rule."""
         position = 0
         for index, unit in _in_order(self.units):
-            if unit.start < position:  # shares characters with the unit before
+            is_region = self.text[unit.start : unit.end] == MARK
+            if unit.start < position and not is_region:  # shares characters with the unit before
                 continue
-            yield f"<span class=x>{with_breaks(visible(self.text[position : unit.start]))}</span>"
+            if is_region and index not in self.rings:
+                continue  # the mark itself stands for the picture
+            between = self.text[position : unit.start + is_region]
+            yield f"<span class=x>{self._between(between)}</span>"
             body = unit.text.lstrip()
             space = unit.text[: len(unit.text) - len(body)]
             ring = self.rings.get(index)
@@ -342,7 +347,12 @@ class Rule(SavedResult):
                 shown = f'<span class="{ring}"><sup>{index + 1}</sup>{shown}</span>'
             yield f"{with_breaks(visible(space))}{shown}"
             position = unit.end
-        yield f"<span class=x>{with_breaks(visible(self.text[position:]))}</span>"
+        yield f"<span class=x>{self._between(self.text[position:])}</span>"
+
+    @staticmethod
+    def _between(text: str) -> str:
+        """Text that is in no unit, and pictures by name."""
+        return with_breaks(visible(text)).replace(MARK, "[image] ")
 
 
 def _in_order(units: Sequence[Span]) -> list[tuple[int, Span]]:

@@ -16,6 +16,7 @@ from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.explain.many import run_many
 from noiser.model.language_model import LanguageModel
 from noiser.text import token_texts, without_spans
+from noiser.text.pictures import with_pictures
 from noiser.types import Prompt, Question, SameName
 
 Same = SameName | Callable[[str, str], bool]
@@ -181,14 +182,21 @@ class Sameness:
             return None
 
     def _prompt_without(self, removed: Sequence[int]) -> Prompt | None:
-        spans = [self.query.units[unit][1:3] for unit in removed]
-        return without_spans(self.query.prompt, self.query.encoding, spans)
+        query = self.query
+        gone = [query.units[unit] for unit in removed]
+        spans = [unit[1:3] for unit in gone if unit not in query.regions]
+        prompt = without_spans(query.prompt, query.encoding, spans)
+        if query.scene is None or prompt is None or isinstance(prompt, str):
+            return prompt
+        regions = [query.regions[unit] for unit in gone if unit in query.regions]
+        return with_pictures(prompt, query.scene.painted(regions, query.image_removal))
 
     async def _answer_to(self, prompt: Prompt) -> str:
         """The model's own answer, as long as the first target."""
         length = len(self._continuation(1))
-        question = Question(prompt=prompt, max_new_tokens=length, target_unit="all")
-        return "".join((await prepare(self.lm, question)).target_texts)
+        options: Any = {"target_unit": "all", **self._as_given}
+        question = Question(prompt=prompt, max_new_tokens=length, **options)
+        return "".join((await prepare(self.lm, question, pictures=True)).target_texts)
 
     async def _stays_after(self, prompt: Prompt, target: int) -> bool:
         """Whether a target is still the answer after another prompt."""
@@ -197,7 +205,8 @@ class Sameness:
         if self.query.foil is not None:
             shared = self.query.targets[0].before
             options = {"target": ids, "foil": (*shared, *self.query.foil_ids)}
-        other = await prepare(self.lm, Question(prompt=prompt, **options))
+        question = Question(prompt=prompt, **options, **self._as_given)
+        other = await prepare(self.lm, question, pictures=True)
         if self.query.foil is not None:
             return float(other.read_clean(other.objective("logprob"))[0]) > 0
         own_ids = self.query.targets[target].token_ids
@@ -207,6 +216,11 @@ class Sameness:
             return bool((log_p.argmax(-1) == chosen).all())
         whole = float(self.query.read_clean(self.query.objective("logprob"))[target])
         return float(log_p.gather(-1, chosen[:, None]).sum()) > whole - LOSS
+
+    @property
+    def _as_given(self) -> dict[str, Any]:
+        """Options with which pictures of another prompt are read, and not cut."""
+        return {} if self.query.scene is None else {"image_unit": "image"}
 
     def _continuation(self, targets: int) -> tuple[int, ...]:
         """The ids of the first targets and of what stands between them."""

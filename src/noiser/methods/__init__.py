@@ -19,6 +19,7 @@ from noiser.methods.protocol import METHODS as METHODS
 from noiser.methods.protocol import Method as Method
 from noiser.methods.protocol import Scores as Scores
 from noiser.methods.protocol import check_answers as check_answers
+from noiser.methods.protocol import check_removes as check_removes
 from noiser.methods.protocol import describe as describe
 from noiser.methods.protocol import for_text as for_text
 from noiser.methods.protocol import make_method as make_method

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count, check_positive, check_probability, plain
-from noiser.engine import OBJECTIVES, REMOVALS, Query, result_of
+from noiser.engine import OBJECTIVES, REMOVALS, Query, refuse_other_methods, result_of
 from noiser.errors import (
     NumericalError,
     ParameterError,
@@ -197,6 +197,12 @@ def check_answers(method: Method, model: str, needs_internals: bool) -> None:
             f"asks for predictions: {', '.join(names)}. "
             "Take one of these, or load the model into this process."
         )
+
+
+def check_removes(method: Method) -> None:
+    """Raises UnsupportedModelError for a method that does not play the game of removed units."""
+    if not hasattr(method, "score_game"):
+        raise refuse_other_methods(f"{describe(method)[0]} does not remove units alone")
 
 
 def for_text(method: Method) -> Method:

@@ -286,6 +286,7 @@ class ChatModel(LanguageModel):
         *,
         rendered: str | None = None,  # noqa: ARG002 - the text of a chat is always the same
         documents: bool = False,  # noqa: ARG002
+        pictures: bool = False,  # noqa: ARG002 - an endpoint's pictures are not explained
     ) -> Encoding:
         """Chat messages as text; see `noiser.text.encode_messages`.
 

@@ -42,6 +42,15 @@ def auto_class_of(config: Any, name: str) -> Any:
     )
 
 
+def may_have_processor(config: Any) -> bool:
+    """Whether transformers has an image-text model for a configuration."""
+    from transformers import AutoModelForImageTextToText
+
+    known: Any = AutoModelForImageTextToText._model_mapping  # pyright: ignore[reportPrivateUsage]
+    code_of_its_own: dict[str, str] = getattr(config, "auto_map", None) or {}
+    return type(config) in known or "AutoProcessor" in code_of_its_own
+
+
 def refuse_other_kinds(architecture: str, config: Any, subject: str) -> None:
     """Raises UnsupportedModelError if the subject is a classifier or an encoder-decoder."""
     if architecture.endswith(_CLASSIFIERS):

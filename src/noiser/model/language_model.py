@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -13,7 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.checks import check_choice, check_count
-from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
+from noiser.errors import (
+    ModelError,
+    NumericalError,
+    ParameterError,
+    PromptError,
+    UnsupportedModelError,
+)
 from noiser.model.abilities import (
     Abilities,
     Packing,
@@ -27,9 +33,11 @@ from noiser.model.classes import refuse_other_kinds
 from noiser.model.generation import describe_settings, greedy_text, text_settings
 from noiser.model.packing import BLOCK, Branch, Context, KeysValues, Pass, whole_logits
 from noiser.model.products import PLAIN
-from noiser.model.runtime import exactly, running
+from noiser.model.runtime import add_hook, exactly, running
+from noiser.model.scene import Scene, check_packed, find_door
 from noiser.notices import warn
-from noiser.text import Encoding, encode, reads_tools
+from noiser.text import Encoding, encode, encode_pictures, reads_tools
+from noiser.text.pictures import has_pictures, refuse_picture
 from noiser.types import Baseline, ModelIdentity, Prompt
 
 if TYPE_CHECKING:
@@ -45,7 +53,7 @@ class LanguageModel:
     Args:
         model: a decoder-only Hugging Face model with a language-modelling head, on any device, in
             any precision.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; or the processor of a model that reads pictures, which has one.
         batch_tokens: the most tokens of one forward pass; None for 1,024 on a CPU, which keeps
             activations in its caches, and 8,192 elsewhere. Lower it when memory is short; results
             do not depend on it.
@@ -68,6 +76,8 @@ class LanguageModel:
     needs_internals: bool = True
     accepts_embeddings: bool = True
     is_text_only: bool = False
+    _processor: Any = None
+    _find_processor: Callable[[], Any] | None = None  # of a checkpoint that may have one
 
     def __init__(
         self,
@@ -89,6 +99,9 @@ class LanguageModel:
             raise UnsupportedModelError(
                 f"{kind} has no language-modelling head. Load it with AutoModelForCausalLM."
             )
+        if hasattr(tokenizer, "image_processor") and hasattr(tokenizer, "tokenizer"):
+            self._processor = tokenizer
+            tokenizer = self._processor.tokenizer
         if not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise ParameterError(
                 f"tokenizer is {tokenizer!r:.200}; expected a tokenizer of transformers."
@@ -115,6 +128,8 @@ class LanguageModel:
         self.chat_template_kwargs: Mapping[str, Any] = dict(chat_template_kwargs or {})
         # The cache of sequences that have run, for those that begin with them.
         self.known: dict[tuple[int, ...], KeysValues] = {}
+        # Numbers of pictures with which packed passes have been compared with the model's own.
+        self._checked_pictures: set[int] = set()
 
     def __repr__(self) -> str:
         return f"LanguageModel({self.identity.name!r}, {self.identity.dtype}, {self.device})"
@@ -152,10 +167,52 @@ class LanguageModel:
         """Whether its chat template writes tools or their calls."""
         return reads_tools(self.tokenizer, self.chat_template_kwargs)
 
+    @property
+    def processor(self) -> Any:
+        """The processor of pictures; a checkpoint's is loaded when it is first asked for.
+
+        Raises:
+            PromptError: the model has none.
+            DependencyError: it needs a package that is not installed.
+        """
+        if self._processor is None and self._find_processor is not None:
+            self._processor = self._find_processor()
+        if self._processor is None:
+            raise PromptError(
+                f"The prompt has a picture, and {self.identity.name} was loaded with a tokenizer "
+                "alone, for text. Take a model that reads pictures, or wrap it with its processor: "
+                "noiser.wrap(model, processor)."
+            )
+        return self._processor
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether the model may have a processor of pictures."""
+        return self._processor is not None or self._find_processor is not None
+
     def encode(
-        self, prompt: Prompt | object, *, rendered: str | None = None, documents: bool = False
+        self,
+        prompt: Prompt | object,
+        *,
+        rendered: str | None = None,
+        documents: bool = False,
+        pictures: bool = False,
     ) -> Encoding:
-        """A text or chat messages in tokens; see `noiser.text.encode`."""
+        """A text or chat messages in tokens; see `noiser.text.encode`.
+
+        `pictures` says that the caller knows what to do with those of a chat.
+        """
+        if has_pictures(prompt):
+            if not pictures:
+                raise refuse_picture("The prompt")
+            messages: Any = prompt
+            return encode_pictures(
+                self.processor,
+                self.tokenizer,
+                messages["messages"] if isinstance(messages, Mapping) else messages,
+                context_length=self.context_length,
+                chat_template_kwargs=self.chat_template_kwargs,
+            )
         return encode(
             self.tokenizer,
             prompt,
@@ -174,18 +231,21 @@ class LanguageModel:
         ids.append(self.tokenizer.eos_token_id)
         return frozenset(i for i in ids if isinstance(i, int) and i < self.vocabulary_size)
 
-    def generated(self, token_ids: Sequence[int], count: int) -> list[int] | None:
+    def generated(
+        self, token_ids: Sequence[int], count: int, pictures: bool = False
+    ) -> list[int] | None:
         """The continuation by the model's own greedy `generate()`.
 
-        None where no setting makes it other than the most probable tokens.
+        None where no setting makes it other than the most probable tokens, and after `pictures`.
         """
         settings = text_settings(getattr(self.model, "generation_config", None))
         if not settings:
             return None
-        if not self.needs_internals:
+        if not self.needs_internals or pictures:
+            where = "after pictures" if pictures else "elsewhere"
             warn(
                 f"{self.identity.name}: settings of its generation_config are not applied "
-                f"elsewhere, {describe_settings(settings)}. The most probable tokens are "
+                f"{where}, {describe_settings(settings)}. The most probable tokens are "
                 "explained.",
             )
             return None
@@ -243,16 +303,49 @@ class LanguageModel:
             tried.supports_cached_prefix and abilities.supports_cached_prefix,
         )
 
-    def context(self, token_ids: Sequence[int], longest: int = 0) -> Context:
+    def scene(self, encoding: Encoding) -> Scene | None:
+        """The pictures of a prompt, as the model reads them; None without pictures.
+
+        Raises UnsupportedModelError where passes that share a prompt's beginning would not give
+        what the model itself predicts.
+        """
+        pictures = encoding.pictures
+        if pictures is None:
+            return None
+        scene = Scene(self, pictures, encoding.token_ids)
+        if not self.packing(len(encoding.token_ids)).supports_packing:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} cannot run sequences of different lengths end to "
+                "end, which pictures need. Take another model."
+            )
+        count = len(pictures.images)
+        if count not in self._checked_pictures:
+            check_packed(self, scene)
+            self._checked_pictures.add(count)
+        return scene
+
+    def context(
+        self, token_ids: Sequence[int], longest: int = 0, scene: Scene | None = None
+    ) -> Context:
         """A clean sequence that has yet to run, except for a beginning that is `known`.
 
-        `longest` is its length after all tokens that will be appended.
+        `longest` is its length after all tokens that will be appended. With a scene the sequence
+        begins with its prompt.
         """
         with running(self.model):
-            inputs = self.model.get_input_embeddings()(torch.tensor(token_ids, device=self.device))
+            if scene is None:
+                ids = torch.tensor(token_ids, device=self.device)
+                inputs = self.model.get_input_embeddings()(ids)
+            else:
+                rest = torch.tensor(token_ids[len(scene.clean.inputs) :], dtype=torch.long)
+                inputs = torch.cat([scene.clean.inputs, self.embed(rest).to(scene.clean.inputs)])
             packing = self.packing(max(longest, len(token_ids)))
             scale = self.abilities.embedding_scale
             context = Context(inputs.detach(), scale, **packing._asdict())
+        if scene is not None:
+            context.layout = scene.clean.layout
+            context.supports_cached_prefix = False
+            return context
         for ids, cache in [*self.known.items()]:
             if ids == tuple(token_ids[: len(ids)]):
                 context.cache = dict(cache)
@@ -329,6 +422,14 @@ class LanguageModel:
         with running(self.model):
             set_attention(self.model, packed.attend, masked=False)
             places = packed.position[None].to(inputs.device)
+            handed = packed.handed(inputs.device)
+            if handed:
+
+                def hand(_module: Any, args: Any, kwargs: Any) -> Any:
+                    return args, {**kwargs, **handed}
+
+                door = find_door(self.model)
+                add_hook(self.model, door, hand, before=True, with_kwargs=True)
             logits = self.output(inputs, positions=packed.rows, position_ids=places).logits[0]
             for branch in branches:
                 if branch.record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from noiser.errors import DependencyError, ParameterError
 from noiser.files import parse_json
 from noiser.model.backends import BACKENDS
 from noiser.model.checkpoints import CheckpointPlace, explain_errors, find, revision_of
-from noiser.model.classes import auto_class_of
+from noiser.model.classes import auto_class_of, may_have_processor
 from noiser.model.gguf import BUILT_IN, complete
 from noiser.model.language_model import LanguageModel
 from noiser.model.runtime import own_defaults
@@ -190,10 +191,32 @@ def _load(
             template = _template_of_processor(place.source, origin["revision"])
             tokenizer.chat_template = template
         lm = LanguageModel(model.eval(), tokenizer)
+        if may_have_processor(model.config):
+            lm._find_processor = partial(_processor, name, place.source, common)  # pyright: ignore[reportPrivateUsage]
         lm.identity = lm.identity._replace(
             name=place.name, revision=revision_of(place, model, origin)
         )
     return lm
+
+
+def _processor(name: str, source: str, common: Mapping[str, Any]) -> Any:
+    """The processor of a checkpoint's pictures; None if it has none.
+
+    Raises DependencyError where a package is missing that it needs.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        processor = AutoProcessor.from_pretrained(source, **common)
+    except ImportError as error:
+        raise DependencyError(
+            f"The processor of {name!r} needs packages for pictures that are not installed. "
+            'Install them with: pip install "noiser[images]"'
+        ) from error
+    except (OSError, ValueError):  # the checkpoint has files of a tokenizer alone
+        return None
+    has_images = hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")
+    return processor if has_images else None
 
 
 def _configuration(place: CheckpointPlace, common: Mapping[str, Any]) -> Any:

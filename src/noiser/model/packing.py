@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.model.attention import eager
+from noiser.model.layout import Layout
 from noiser.model.runtime import running
 
 # Tokens that attend together; a longer sequence is cut into such blocks.
@@ -45,6 +46,7 @@ class Context:
         supports_packing: whether sequences that leave it run end to end with others, and not each
             from its beginning.
         supports_cached_prefix: whether the model itself goes on after these keys and values.
+        layout: of the tokens of a prompt with pictures, which are followed by text; or None.
     """
 
     inputs: Float[Tensor, "length dim"]
@@ -54,6 +56,7 @@ class Context:
     windows: dict[int, int | None] = field(default_factory=dict[int, int | None], repr=False)
     supports_packing: bool = False
     supports_cached_prefix: bool = False
+    layout: Layout | None = None
 
     @property
     def samples(self) -> int:
@@ -135,6 +138,7 @@ class Branch:
         hidden: positions to which no later token of the sequences attends.
         record: whether this is the clean sequence going on: its keys and values join the cache.
         tokens: at each wanted position, the ids whose probabilities must be exact.
+        layout: how the tokens of a sequence with pictures stand, from its beginning; or None.
     """
 
     context: Context
@@ -144,17 +148,19 @@ class Branch:
     hidden: tuple[int, ...] = ()
     record: bool = False
     tokens: Sequence[tuple[int, ...]] = ()
+    layout: Layout | None = None
 
     def pieces(self, size: int) -> list[Branch]:
-        """The sequences cut into parts of at most so many tokens, which run one after the other."""
+        """The sequences cut into parts of at most so many tokens, which run one after the other.
+
+        A block of tokens that see each other stays whole, however long it is.
+        """
         length = self.inputs.shape[1]
         if length <= size:
             return [self]
         pieces: list[Branch] = []
-        for first in range(0, length, size):
-            start = self.start + first
-            inputs = self.inputs[:, first : first + size]
-            stop = start + inputs.shape[1]
+        for start, stop in _cuts(self.layout, self.start, self.start + length, size):
+            inputs = self.inputs[:, start - self.start : stop - self.start]
             wanted: list[int] = []
             tokens: list[tuple[int, ...]] = []
             for index, position in enumerate(self.wanted):
@@ -163,6 +169,17 @@ class Branch:
                     tokens += self.tokens[index : index + 1]
             pieces.append(replace(self, start=start, inputs=inputs, wanted=wanted, tokens=tokens))
         return pieces
+
+
+def _cuts(layout: Layout | None, start: int, stop: int, size: int) -> Iterable[tuple[int, int]]:
+    """Positions `start` to `stop` in parts of at most `size`, without a cut through a block."""
+    while start < stop:
+        end = min(start + size, stop)
+        if layout is not None and end < stop:
+            begin = layout.begin(end)
+            end = begin if begin > start else min(layout.end(end), stop)
+        yield start, end
+        start = end
 
 
 # Two sequences of one prompt, whose clean tokens 0 to 3 are cached: a leaves it at 2, b at 3.
@@ -200,6 +217,8 @@ class Pass:
         position: for each row its position in the sequence.
         rows: the rows whose logits are wanted.
         blocks: rows that attend together.
+        picture: for each row the number of a block of tokens that see each other, or -1; None
+            where all are -1.
         masks: for each window, the first cached token and the mask of each block, where there is
             room for them.
     """
@@ -218,6 +237,7 @@ class Pass:
         self.rows: list[int] = []
         for branch, (first, _) in zip(self.sequences, self.spans, strict=True):
             self.rows += [first + position - branch.start for position in branch.wanted]
+        self.picture = self._picture_blocks()
         on_cpu = branches[0].inputs.device.type == "cpu"
         self.blocks = _blocks(self.sequences, self.spans, BLOCK_ON_CPU if on_cpu else BLOCK)
 
@@ -237,7 +257,13 @@ class Pass:
         cached = torch.arange(oldest, block.cached)
         key_position = torch.cat([cached, self.position[own_keys]])
         distance = position - key_position
-        near = (distance >= 0) & (distance < (window or torch.inf))
+        sees = distance >= 0
+        if self.picture is not None:
+            own = self.picture[queries, None]
+            # Cached tokens of another sequence's block stand before all of its tokens anyway.
+            not_cached = torch.cat([torch.full((len(cached),), -1), self.picture[own_keys]])
+            sees |= (own >= 0) & (own == not_cached)
+        near = sees & (distance < (window or torch.inf))
         same_sequence = self.number[own_keys] == number
         visible = torch.cat([cached < start, same_sequence], 1) & near
         for sequence in number.unique().tolist():
@@ -245,11 +271,61 @@ class Pass:
             if hidden:
                 is_hidden = torch.isin(key_position, torch.tensor(hidden))
                 # A token always attends to itself.
-                visible &= ~((number == sequence) & is_hidden & (distance > 0))
+                visible &= ~((number == sequence) & is_hidden & (distance != 0))
         # In its own type from the beginning: float32 does not hold the least float64.
         mask = torch.zeros(visible.shape, dtype=like.dtype)
         mask = mask.masked_fill(~visible, torch.finfo(like.dtype).min)
         return oldest, mask.to(like.device)[None, None]
+
+    def _picture_blocks(self) -> Tensor | None:
+        """The numbers of blocks of tokens that see each other, for each row."""
+        if all(each.layout is None or each.layout.blocks is None for each in self.sequences):
+            return None
+        rows: list[Tensor] = []
+        for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
+            blocks = None if branch.layout is None else branch.layout.blocks
+            if blocks is None:
+                rows.append(torch.full((end - first,), -1))
+            else:
+                rows.append(blocks[branch.start : branch.start + end - first])
+        return torch.cat(rows)
+
+    def handed(self, device: torch.device) -> dict[str, Any]:
+        """Further arguments of the text model: positions of several axes, and deep features.
+
+        Nothing where no sequence has pictures.
+        """
+        layouts = [branch.layout for branch in self.sequences]
+        given: dict[str, Any] = {}
+        known = [layout for layout in layouts if layout is not None]
+        axes = max(
+            (0 if each.positions is None else len(each.positions) for each in known), default=0
+        )
+        if axes:
+            places: list[Tensor] = []
+            for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
+                stop = branch.start + end - first
+                positions = None if branch.layout is None else branch.layout.positions
+                if positions is None:
+                    positions = torch.arange(stop).expand(axes, -1)
+                places.append(positions[:, branch.start : stop])
+            position_ids = torch.cat(places, 1).to(device)
+            given["position_ids"] = position_ids[:, None] if axes > 1 else position_ids
+        layers = max((len(each.deep) for each in known), default=0)
+        if layers:
+            is_picture = torch.zeros(len(self.number), dtype=torch.bool)
+            features: list[list[Tensor]] = [[] for _ in range(layers)]
+            for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
+                layout = branch.layout
+                if layout is None:
+                    continue
+                own = slice(branch.start, branch.start + end - first)
+                is_picture[first:end] = layout.is_picture[own]
+                for values, of_layer in zip(layout.deep, features, strict=True):
+                    of_layer.append(values[own][layout.is_picture[own].to(values.device)])
+            given["visual_pos_masks"] = is_picture[None].to(device)
+            given["deepstack_visual_embeds"] = [torch.cat(each) for each in features]
+        return given
 
     def attend(
         self, own: Any, module: Any, *states: Any, sliding_window: int | None = None, **options: Any
@@ -316,9 +392,10 @@ def _blocks(
             cached = max(previous.cached, branch.start)
             blocks[-1] = previous._replace(cached=cached, last=end)
             continue
-        for start in range(first, end, size):
-            stop = min(start + size, end)
-            blocks.append(_Block(branch.context, branch.start, first, start, stop))
+        moved = first - branch.start  # from a position to its row
+        for start, stop in _cuts(branch.layout, branch.start, end - moved, size):
+            block = _Block(branch.context, branch.start, first, start + moved, stop + moved)
+            blocks.append(block)
     return blocks
 
 

@@ -6,9 +6,11 @@ errors, of which the reply names one.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, model_validator
+
+from noiser.text.pictures import MOST_PICTURES, MOST_REGIONS, check_data_urls
 
 CHARACTERS = 200_000
 """The most characters of a text, and of all texts of a chat together."""
@@ -52,6 +54,7 @@ def items(most: int) -> tuple[Any, ...]:
 
 def _check_chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages. Raises ValueError where they have too many characters or values together."""
+    check_data_urls(messages)
     characters = 0
     values = 0
     waiting: list[Any] = [messages]  # no recursion: messages may be nested deeply
@@ -59,7 +62,8 @@ def _check_chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         value = waiting.pop()
         values += 1
         if isinstance(value, str):
-            characters += len(value)
+            # The pictures of a chat are bounded by the size of the request.
+            characters += 0 if value.startswith("data:image/") else len(value)
         elif isinstance(value, list):
             waiting += value
         elif isinstance(value, dict):
@@ -78,6 +82,14 @@ Names = Annotated[list[BoundedName], *items(NAMES)]
 BoundedChat = Annotated[list[dict[str, Any]], *items(MESSAGES), AfterValidator(_check_chat)]
 Spans = Annotated[list[tuple[int, int]], *items(SPANS)]
 BoundedSources = Annotated[list[BoundedText | tuple[BoundedName, BoundedText]], *items(SOURCES)]
+Boxes = Annotated[list[tuple[float, float, float, float]], *items(MOST_REGIONS)]
+BoundedImageUnit = (
+    Literal["image"]
+    | tuple[int, int]
+    | Boxes
+    | Annotated[dict[int, Boxes], Field(max_length=MOST_PICTURES)]
+    | None
+)
 BoundedParameters = Annotated[dict[BoundedName, Any], Field(max_length=NAMES)]
 
 

@@ -191,6 +191,11 @@ class Models:
             for name, end in zip(names, ends, strict=True)
         }
 
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether a model that is loaded reads pictures."""
+        return any(lm.reads_pictures for lm in [*self._loaded.values()])
+
     def find(self, name: str, job: QuestionJob) -> LanguageModel:
         """The model (the first for ""), loaded if need be."""
         chosen = name or next(iter(self.names))

@@ -20,6 +20,7 @@ from noiser.files import json_messages
 from noiser.server.bounds import MESSAGES, NAMES, SOURCES, BoundedName, BoundedText, Names, items
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
+from noiser.text.pictures import check_data_urls
 from noiser.types import (
     WHOLE_ANSWER,
     AutoUnit,
@@ -105,6 +106,7 @@ class PageForm(BaseModel):
         chat = parse_chat(text)
         if len(chat) > MESSAGES:
             raise PromptError(f"The chat has {len(chat)} messages; expected at most {MESSAGES}.")
+        check_data_urls(chat)
         return chat
 
     def _cite(
@@ -149,7 +151,7 @@ class PageForm(BaseModel):
         if self.unit == "auto" or lm.is_text_only:
             return 0
         question = Question(prompt=prompt, unit=self.unit)
-        encoding = lm.encode(prompt)
+        encoding = lm.encode(prompt, pictures=True)
         units, _ = units_of_text(encoding, question)
         answer = self.max_new_tokens or (1 if isinstance(prompt, str) else WHOLE_ANSWER)
         inputs = 0

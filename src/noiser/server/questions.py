@@ -12,6 +12,7 @@ from noiser.server.bounds import (
     INPUTS,
     Body,
     BoundedChat,
+    BoundedImageUnit,
     BoundedName,
     BoundedParameters,
     BoundedSources,
@@ -26,6 +27,7 @@ from noiser.types import (
     Accuracy,
     AutoUnit,
     CitedUnit,
+    ImageRemoval,
     SameName,
     SpanUnit,
     TargetUnitName,
@@ -115,7 +117,7 @@ class Attribute(Scored):
     function = "attribute"
 
     prompt: BoundedText | BoundedChat = Field(
-        description="A text, or chat messages with role and content."
+        description="A text, or chat messages with role and content; pictures as data URLs."
     )
     target: BoundedText | int | None = Field(
         None, description="A continuation or a token id; null for the greedy one."
@@ -142,6 +144,14 @@ class Attribute(Scored):
     )
     max_seconds: float | None = Field(
         None, gt=0, description="What is there after so many seconds is the answer."
+    )
+    image_unit: BoundedImageUnit = Field(
+        (4, 4),
+        description="Parts of a picture of the chat: rows and columns, image (one each), boxes of "
+        "pixels, boxes by the index of the picture, or null.",
+    )
+    image_removal: ImageRemoval = Field(
+        "grey", description="How a part of a picture is removed: its pixels, or as words are."
     )
 
 
@@ -203,6 +213,12 @@ class RuleBody(QuestionBody):
         None, description="When answers are the same; null: tokens, of long answers logprob."
     )
     fresh: int = Field(40, le=INPUTS, description="Inputs that the rule is tried on.")
+    image_unit: BoundedImageUnit = Field(
+        (2, 2), description="Parts of a picture of the chat, as of attribute."
+    )
+    image_removal: ImageRemoval = Field(
+        "grey", description="How a part of a picture is removed: grey or blurred pixels."
+    )
 
 
 class DiffBody(QuestionBody):

@@ -65,6 +65,9 @@ from noiser.server.upstream import Upstream
 LARGEST_BODY = 2**21
 """The most bytes of a request."""
 
+LARGEST_WITH_PICTURES = 2**24
+"""The same once a model is loaded that reads pictures, which come as data URLs."""
+
 MOST_VALUES = 300_000
 """The most texts, commas and brackets in the JSON of a request.
 
@@ -130,7 +133,11 @@ def application(
     app = _Api(
         title="Noiser", version=__version__, docs_url=None, redoc_url=None, responses=_ERRORS
     )
-    app.add_middleware(Guard, auth=auth, hosts=hosts, origins=origins)
+
+    def largest() -> int:
+        return LARGEST_WITH_PICTURES if models.reads_pictures else LARGEST_BODY
+
+    app.add_middleware(Guard, auth=auth, hosts=hosts, origins=origins, largest=largest)
     if origins:
         # Around the guard: a browser asks whether it may ask, and that without a login.
         app.add_middleware(
@@ -393,7 +400,9 @@ class Guard:
         auth: str | None,
         hosts: Collection[str],
         origins: Collection[str] = (),
+        largest: Callable[[], int] = lambda: LARGEST_BODY,
     ) -> None:
+        self._largest = largest
         self._app, self._hosts = app, {host.lower() for host in hosts}
         self._origins = origins
         basic = base64.b64encode((auth or "").encode()).decode()
@@ -423,7 +432,9 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuses a request, or passes it on with its whole body."""
         headers = Headers(scope=scope)
-        content = self._refused(headers, scope) or await _body(receive, headers)
+        content = self._refused(headers, scope)
+        if content is None:
+            content = await _body(receive, headers, self._largest())
         unread: list[Message] = [{"type": "http.request", "body": content}]
 
         async def read() -> Message:
@@ -468,19 +479,19 @@ def _host_of(origin: str) -> str | None:
         return None
 
 
-async def _body(receive: Receive, headers: Headers) -> bytes | Response:
-    """The body of a request, or the refusal of one that is too large, by what it says or by what
-    comes.
+async def _body(receive: Receive, headers: Headers, largest: int) -> bytes | Response:
+    """The body of a request, or the refusal of one of more than so many bytes, by what it says or
+    by what comes.
     """
     content = b""
     length = int(headers.get("content-length", "0"))
     more = True
-    while more and max(length, len(content)) <= LARGEST_BODY:
+    while more and max(length, len(content)) <= largest:
         message = await receive()
         content = content + message.get("body", b"")
         more = message.get("more_body", False)
-    if max(length, len(content)) > LARGEST_BODY:
-        return _too_large(f"{LARGEST_BODY:,} bytes")
+    if max(length, len(content)) > largest:
+        return _too_large(f"{largest:,} bytes")
     values = islice(_VALUE.finditer(content), MOST_VALUES + 1)
     if sum(1 for _ in values) > MOST_VALUES:
         return _too_large(f"{MOST_VALUES:,} values")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from noiser.errors import ParameterError, PromptError, TargetError
 from noiser.notices import warn
+from noiser.text.pictures import has_pictures, is_picture, refuse_picture
 from noiser.text.tokens import untruncated
 
 _EXPECTED = 'expected a list of {"role": ..., "content": ...} with contents that are text.'
@@ -21,10 +22,10 @@ _DOCUMENTS = 500_000  # the number of the first document's mark, above that of a
 _BODY = ("text", "snippet", "content", "contents", "page_content")
 
 
-def check_messages(messages: Any) -> list[dict[str, Any]]:
+def check_messages(messages: Any, *, pictures: bool = False) -> list[dict[str, Any]]:
     """The messages of a chat, whose contents are texts or lists of text parts.
 
-    Raises PromptError for others.
+    With `pictures` parts may be pictures, too. Raises PromptError for others.
     """
     if is_missing(messages):
         raise PromptError(f"The prompt is missing ({messages}); expected a text or chat messages.")
@@ -33,14 +34,14 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
             f"The prompt is a {type(messages).__name__}; expected a text or a list of chat "
             "messages."
         )
-    checked = [_check_message(index, message) for index, message in enumerate(messages)]
-    if not is_said(checked):
+    checked = [_check_message(index, message, pictures) for index, message in enumerate(messages)]
+    if not pictures and not is_said(checked):
         raise PromptError(f"The chat has no message with text; {_EXPECTED}")
     return checked
 
 
-def _check_message(index: int, message: Any) -> dict[str, Any]:
-    """A copy of a message with a role and with content that is text, parts of text, or missing."""
+def _check_message(index: int, message: Any, pictures: bool) -> dict[str, Any]:
+    """A copy of a message with a role and with content that is text, parts, or missing."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(
             f"Message {index} is a {type(message).__name__} without a role; {_EXPECTED}"
@@ -49,7 +50,7 @@ def _check_message(index: int, message: Any) -> dict[str, Any]:
     if content is None:
         return dict(message)
     if isinstance(content, list):
-        content = [_check_part(index, part) for part in content]
+        content = [_check_part(index, part, pictures) for part in content]
     if not isinstance(content, str | list):
         raise PromptError(
             f"Message {index} has content of type {type(content).__name__}; {_EXPECTED}"
@@ -57,8 +58,12 @@ def _check_message(index: int, message: Any) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _check_part(index: int, part: Any) -> dict[str, Any]:
-    """A copy of a part of a message's content that has a text."""
+def _check_part(index: int, part: Any, pictures: bool) -> dict[str, Any]:
+    """A copy of a part of a message's content that has a text, or is a picture."""
+    if is_picture(part):
+        if not pictures:
+            raise refuse_picture(f"Message {index}")
+        return {"type": "image"}
     if isinstance(part, Mapping) and isinstance(part.get("text"), str):
         return dict(part)
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -72,19 +77,25 @@ def is_missing(prompt: object) -> bool:
 
 
 def part_texts(message: Mapping[str, Any]) -> list[str]:
-    """The texts of a message's content: of its parts, or the content itself."""
+    """The texts of a message's content: of its parts, or the content itself.
+
+    Pictures have none.
+    """
     content: Any = message.get("content")
     if isinstance(content, list):
-        return [str(part.get("text") or "") for part in content]
+        return [str(part.get("text") or "") for part in content if not is_picture(part)]
     return [] if content is None else [str(content)]
 
 
 def with_texts(message: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
-    """The message with other texts, one for each part of its content."""
+    """The message with other texts, one for each part of its content that is not a picture."""
     content: Any = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": "".join(texts)}
-    parts = [{**part, "text": text} for part, text in zip(content, texts, strict=True)]
+    left = list(texts)
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        parts.append(dict(part) if is_picture(part) else {**part, "text": left.pop(0)})
     return {**message, "content": parts}
 
 
@@ -240,10 +251,16 @@ def fit_messages(
         parts = part_texts(messages[index])
         content = messages[index]["content"]
         marks = [(index, number) for number in range(len(parts))]
-        if parts and shown_as_parts.issuperset(marks):
+        has_picture = isinstance(content, list) and any(map(is_picture, content))
+        if (parts or has_picture) and shown_as_parts.issuperset(marks):
             if not isinstance(content, list):
                 fitted[index]["content"] = [{"type": "text", "text": content}]
         elif isinstance(content, list):
+            if has_picture:
+                raise PromptError(
+                    f"The chat template does not show message {index} with its pictures. Take a "
+                    "model that reads pictures, or its own chat template."
+                )
             fitted[index]["content"] = "\n".join(parts)
             if len(parts) > 1:
                 warn(
@@ -315,11 +332,9 @@ def _marked(index: int, message: Mapping[str, Any], *, parts: bool) -> dict[str,
         return dict(message)
     if not parts:
         return {**message, "content": _mark(index)}
-    parts_of_content = content if isinstance(content, list) else [{"type": "text"}]
-    marks: list[dict[str, Any]] = []
-    for number, part in enumerate(parts_of_content):
-        marks.append({**part, "text": _mark(index, number)})
-    return {**message, "content": marks}
+    in_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    marks = [_mark(index, number) for number in range(len(part_texts({"content": in_parts})))]
+    return with_texts({**message, "content": in_parts}, marks)
 
 
 def _shown(
@@ -538,6 +553,11 @@ def find_action(
     name = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
     if name is None:
         return None
+    if has_pictures(prompt):
+        raise TargetError(
+            f"target is {target!r}, which is for chats of text alone, and this one has pictures. "
+            "Pass the messages before the action, and as target= the text that the model wrote."
+        )
     messages = check_messages(prompt)
     actions = _actions(messages)
     chosen = int(name[1]) if name[1] else _last_action(messages, actions)

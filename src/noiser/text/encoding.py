@@ -17,6 +17,7 @@ from noiser.text.chat import (
     render_chat,
     warn_of_dropped,
 )
+from noiser.text.pictures import Pictures
 from noiser.text.segments import Offset
 from noiser.text.tokens import TextTokens, assign_tokens, continuation, tokenise
 from noiser.types import Prompt, Span
@@ -43,6 +44,7 @@ class Encoding:
         tokens: the vocabulary's name of each token, such as "<bos>" or "▁James".
         contents: (message, start, end) of the prompt, or of each content as the chat template shows
             it.
+        pictures: those of a chat, each a character of `text`; or None.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Encoding:
     regions: tuple[Offset, ...]
     tokens: tuple[str, ...]
     contents: tuple[tuple[int, int, int], ...] = ()
+    pictures: Pictures | None = None
 
     @cached_property
     def pieces(self) -> list[list[Span]]:
@@ -101,22 +104,17 @@ def encode(
         UnsupportedModelError: a tokenizer without a Rust backend, or that reads a chat as other
             tokens than its text.
     """
-    _check_backend(tokenizer)
+    check_backend(tokenizer)
     kwargs = chat_template_kwargs or {}
     text = as_prompt(tokenizer, prompt)
     messages = None
     if not isinstance(text, str):
         messages = fit_messages(tokenizer, check_messages(text), kwargs)
         text = render_chat(tokenizer, messages, kwargs) if rendered is None else rendered
-    _check_characters(text, context_length, "prompt", PromptError)
+    check_characters(text, context_length, "prompt", PromptError)
     tokens = tokenise(tokenizer, text, add_special_tokens=messages is None)
     tokens = _without_extra_specials(tokenizer, tokens)
-    count = len(tokens.ids)
-    if context_length is not None and count > context_length:
-        raise PromptError(
-            f"The prompt has {count} tokens; the model can read {context_length}. Shorten the "
-            "prompt."
-        )
+    check_token_count(len(tokens.ids), context_length)
     if messages is not None and rendered is None:
         _check_chat_tokens(tokenizer, messages, kwargs, tokens)
     contents = [(0, 0, len(text))]
@@ -124,7 +122,7 @@ def encode(
         contents = content_places(tokenizer, messages, text, kwargs, documents=documents)
         if rendered is None:
             warn_of_dropped(messages, text)
-    encoding = _encoding(tokenizer, text, tokens, contents)
+    encoding = encoding_of(tokenizer, text, tokens, contents)
     if not any(text[start:end].strip() for start, end in encoding.regions):
         raise PromptError(
             f"The prompt {text[:60]!r} holds only special tokens, whitespace or characters that "
@@ -133,7 +131,7 @@ def encode(
     return encoding
 
 
-def _check_characters(
+def check_characters(
     text: str, context_length: int | None, role: str, error: type[PromptError | TargetError]
 ) -> None:
     """Raises an error for a text that is too long whatever its tokens are."""
@@ -144,7 +142,16 @@ def _check_characters(
         )
 
 
-def _check_backend(tokenizer: Any) -> None:
+def check_token_count(count: int, context_length: int | None) -> None:
+    """Raises PromptError for a prompt of more tokens than the model can read."""
+    if context_length is not None and count > context_length:
+        raise PromptError(
+            f"The prompt has {count} tokens; the model can read {context_length}. Shorten the "
+            "prompt."
+        )
+
+
+def check_backend(tokenizer: Any) -> None:
     """Raises UnsupportedModelError for a tokenizer without a Rust backend."""
     is_fast = getattr(tokenizer, "is_fast", False) and hasattr(tokenizer, "backend_tokenizer")
     if not is_fast:
@@ -179,7 +186,7 @@ def _check_chat_tokens(
         )
 
 
-def _encoding(
+def encoding_of(
     tokenizer: Any, text: str, tokens: TextTokens, contents: Sequence[tuple[int, int, int]]
 ) -> Encoding:
     """The encoding of a text.
@@ -270,7 +277,7 @@ def encode_target(
     Raises:
         TargetError: the text is too long for the model, has no token, or is not valid Unicode.
     """
-    _check_characters(text, context_length, role, TargetError)
+    check_characters(text, context_length, role, TargetError)
     readings: list[tuple[int, ...]] = []
     anchors = (encoding.text, "\n", ".", "a", "") if text else ()
     for anchor in anchors:
@@ -299,8 +306,11 @@ def _ids_after(
     """The token ids of a text after an anchor, or None if it changes the anchor's tokens."""
     if anchor == encoding.text:
         before: list[int] = []
+        # Placeholders of pictures are not in the text: what stands after the last of them is.
+        begin = max(encoding.pictures.places) + 1 if encoding.pictures else 0
+        anchor = anchor[begin:]
         for token, (start, end) in zip(encoding.token_ids, encoding.offsets, strict=True):
-            if start < end:  # not an added special token
+            if begin <= start < end:  # not an added special token
                 before.append(token)
     else:
         before = tokenise(tokenizer, anchor).ids
@@ -319,7 +329,7 @@ def extend(tokenizer: Any, encoding: Encoding, token_ids: Sequence[int]) -> Enco
         return encoding
     text, offsets = continuation(tokenizer, encoding.token_ids, token_ids)
     tokens = TextTokens(ids=[*token_ids], offsets=offsets, added=[False] * len(offsets))
-    added = _encoding(tokenizer, text, tokens, [(0, 0, len(text))])
+    added = encoding_of(tokenizer, text, tokens, [(0, 0, len(text))])
     shift = len(encoding.text)
     new_offsets = [(start + shift, end + shift) for start, end in added.offsets]
     new_regions = [(start + shift, end + shift) for start, end in added.regions]

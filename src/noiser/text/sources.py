@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from noiser.errors import ParameterError, UnitError
 from noiser.text.chat import check_messages, is_said, part_texts, with_texts
 from noiser.text.encoding import Encoding
+from noiser.text.pictures import count_pictures, has_pictures, is_picture
 from noiser.text.segments import checked_spans
 from noiser.types import (
     Prompt,
@@ -212,16 +214,47 @@ def without_spans(
     if any(_is_in_document(encoding, start) for start, _ in spans):
         return None
     is_text = isinstance(prompt, str)
-    messages: list[dict[str, Any]] = [{"content": prompt}] if is_text else check_messages(prompt)
+    pictures = has_pictures(prompt)
+    messages: list[dict[str, Any]] = [{"content": prompt}]
+    if not is_text:
+        messages = check_messages(prompt, pictures=pictures)
     for message, texts in _texts_without(encoding, spans).items():
-        if isinstance(messages[message]["content"], list):
+        if count_pictures(messages[message]):
+            content = _between_pictures(messages[message]["content"], texts)
+            if content is None:
+                return None
+        elif isinstance(messages[message]["content"], list):
             content = [{"type": "text", "text": text} for text in texts]
         else:
             content = "".join(texts)
         messages[message]["content"] = content
-    if not is_said(messages):
+    if not pictures and not is_said(messages):
         return None
     return messages[0]["content"] if is_text else messages
+
+
+def _between_pictures(
+    parts: Sequence[dict[str, Any]], texts: Sequence[str]
+) -> list[dict[str, Any]] | None:
+    """The parts of a content with other texts between its pictures.
+
+    Texts that a template puts side by side are one. None where it is not clear which text is which.
+    """
+    runs: list[list[dict[str, Any]]] = []
+    for is_image, run in groupby(parts, key=is_picture):
+        own = list(run)
+        runs += [own] if is_image else [[{"type": "text"}]]
+    if sum(not is_picture(run[0]) for run in runs) != len(texts):
+        return None
+    left = list(texts)
+    content: list[dict[str, Any]] = []
+    for run in runs:
+        if is_picture(run[0]):
+            content += run
+        else:
+            text = left.pop(0)
+            content += [{"type": "text", "text": text}] if text else []
+    return content
 
 
 def _texts_without(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> dict[int, list[str]]:

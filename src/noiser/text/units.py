@@ -142,10 +142,14 @@ def _units_of_text(encoding: Encoding, unit: str, prompt_regions: list[list[Span
 
 
 def _frozen_tokens(encoding: Encoding) -> list[Span]:
-    """Each frozen token as a unit; one without characters goes by its name in the vocabulary."""
+    """Each frozen token as a unit; one without characters goes by its name in the vocabulary.
+
+    Those of pictures are left out: regions are units.
+    """
+    of_pictures = encoding.pictures.all_tokens if encoding.pictures else frozenset[int]()
     units: list[Span] = []
     for index, (start, end) in enumerate(encoding.offsets):
-        if encoding.frozen[index]:
+        if encoding.frozen[index] and index not in of_pictures:
             shown = encoding.text[start:end] or encoding.tokens[index]
             units.append(Span(shown, start, end, (index,)))
     return units
