@@ -1,10 +1,12 @@
 """Development games: every input that the units of a prompt make, run once, to try estimators
 without a model.
 
-    NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct
-    gemma-3-270m python benchmarks/games.py GAMES.jsonl table          # or: pairs
-    NOISER_DATA=FOLDER python benchmarks/games.py REPORT.jsonl play --part report python
-    benchmarks/games.py REPORT.jsonl differences
+    export NOISER_DATA=FOLDER
+    python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct gemma-3-270m
+    python benchmarks/games.py GAMES.jsonl table
+    python benchmarks/games.py GAMES.jsonl pairs
+    python benchmarks/games.py REPORT.jsonl play --part report
+    python benchmarks/games.py REPORT.jsonl differences
 
 With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is
 predicted of each: of the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves

@@ -1,13 +1,19 @@
 """Numbers that the manual and the design quote, and that no plan or other script makes; one part
 for each.
 
-    python benchmarks/quoted.py size_of_noise              # why `noiser` trails; from stored rows,
-    without a model python benchmarks/quoted.py precisions                 # two runs of a plan, in
-    float32 and bfloat16; stored rows python benchmarks/quoted.py half_precision             #
-    scores of 100 prompts of KNOWN in both precisions python benchmarks/quoted.py conservation
-    # AttnLRP: relevance as a share of the logit python benchmarks/quoted.py long_prompts
-    # does unit="auto" find one planted sentence of 2,000 tokens? python benchmarks/quoted.py
-    highlights noiser.tex      # the paper's highlighted prompts; arXiv 2504.02911
+    python benchmarks/quoted.py size_of_noise
+    python benchmarks/quoted.py precisions
+    python benchmarks/quoted.py half_precision
+    python benchmarks/quoted.py conservation
+    python benchmarks/quoted.py long_prompts
+    python benchmarks/quoted.py highlights noiser.tex
+
+- `size_of_noise`: why `noiser` trails; from stored rows, without a model.
+- `precisions`: two runs of a plan, in float32 and bfloat16; from stored rows.
+- `half_precision`: scores of 100 prompts of KNOWN in both precisions.
+- `conservation`: AttnLRP's relevance as a share of the logit.
+- `long_prompts`: does unit="auto" find one planted sentence of 2,000 tokens?
+- `highlights`: the paper's highlighted prompts; arXiv 2504.02911.
 
 `--model` and `--prompts` change what a part with a model runs. A part prints Markdown.
 """

@@ -1,7 +1,8 @@
-"""Are rules right? Planted prompts, of which the logic is known, and inputs that no rule has seen.
+r"""Are rules right? Planted prompts, of which the logic is known, and inputs that no rule has seen.
 
-    python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6
-    --wordings 5 6 7 8 9 python benchmarks/rules.py RESULTS.jsonl table
+    python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6 \
+        --wordings 5 6 7 8 9
+    python benchmarks/rules.py RESULTS.jsonl table
 
 `play` takes prompts of which the model gives the planted answer. For each it stores the rule of
 `noiser.rule`, its claims, and on the same game the pairs of `joint` and the interactions of

@@ -1,9 +1,11 @@
-"""Do methods find what decides the answer, on planted prompts where word overlap, length and place
+r"""Do methods find what decides the answer, on planted prompts where word overlap, length and place
 do not?
 
-    python benchmarks/sets.py RESULTS.jsonl labels --models gemma-3-270m --wordings 0 1 2 3 4
-    --seeds 0 1 2 python benchmarks/sets.py RESULTS.jsonl scores --models gemma-3-270m --wordings 0
-    1 2 3 4 --seeds 0 1 2 python benchmarks/sets.py RESULTS.jsonl table --wordings 5 6 7 8 9
+    python benchmarks/sets.py RESULTS.jsonl labels --models gemma-3-270m \
+        --wordings 0 1 2 3 4 --seeds 0 1 2
+    python benchmarks/sets.py RESULTS.jsonl scores --models gemma-3-270m \
+        --wordings 0 1 2 3 4 --seeds 0 1 2
+    python benchmarks/sets.py RESULTS.jsonl table --wordings 5 6 7 8 9
 
 `labels` asks a model prompts of six sentences and the same without parts (`labels.py`), and stores
 for each prompt why its label is not true of the model, or nothing; it stops where `--most` are
