@@ -7,6 +7,7 @@ for each.
     python benchmarks/quoted.py conservation
     python benchmarks/quoted.py long_prompts
     python benchmarks/quoted.py highlights noiser.tex
+    python benchmarks/quoted.py boolean_rules
 
 - `size_of_noise`: why `noiser` trails; from stored rows, without a model.
 - `precisions`: two runs of a plan, in float32 and bfloat16; from stored rows.
@@ -14,6 +15,7 @@ for each.
 - `conservation`: AttnLRP's relevance as a share of the logit.
 - `long_prompts`: does unit="auto" find one planted sentence of 2,000 tokens?
 - `highlights`: the paper's highlighted prompts; arXiv 2504.02911.
+- `boolean_rules`: how often a rule is the boolean function that made a table; without a model.
 
 `--model` and `--prompts` change what a part with a model runs. A part prints Markdown.
 """
@@ -38,6 +40,9 @@ from scipy.stats import spearmanr
 import noiser
 from noiser.bench import Store
 from noiser.data import load
+from noiser.engine import StoredGame
+from noiser.explain.rule_tables import play_rules
+from noiser.methods.rules import Terms
 from noiser.metrics.bootstrap import difference, estimate, holm_correct, mean
 from noiser.report.cells import rows_of
 from noiser.types import Span
@@ -302,9 +307,77 @@ def highest(values: Sequence[float]) -> set[int]:
     return set(sorted(range(len(values)), key=lambda i: -values[i])[:3])
 
 
+# ---- rules of boolean functions ------------------------------------------------------------------
+
+FUNCTIONS: dict[str, tuple[Callable[[bytes], Any], Terms]] = {
+    "one": (lambda kept: kept[1], ((2,),)),
+    "and": (lambda kept: kept[1] and kept[4], ((2, 5),)),
+    "or": (lambda kept: kept[1] or kept[4], ((2,), (5,))),
+    "unless": (lambda kept: kept[1] and not kept[4], ((2, -5),)),
+    "and, or unless": (
+        lambda kept: (kept[0] and kept[3]) or (kept[5] and not kept[2]),
+        ((1, 4), (6, -3)),
+    ),
+    "two of three": (lambda kept: kept[0] + kept[2] + kept[5] > 1, ((1, 3), (1, 6), (3, 6))),
+    "exactly one of two": (lambda kept: kept[0] != kept[1], ()),
+    "always": (lambda _: True, ()),
+}
+"""Functions of kept units, and the rules that they are; `()` where no rule may be named."""
+
+
+def boolean_rules(chosen: argparse.Namespace) -> str:
+    """How often the rule is the function: of 6, 12 and 24 units, with none and 5 % of the answers
+    flipped, 40 fresh inputs.
+
+    "Fitted" is the rule that fits best, "named" the one that also beats the constant.
+    """
+    draws = chosen.prompts or 60
+    rows: list[list[Any]] = []
+    for (name, (function, expected)), flipped in product(FUNCTIONS.items(), (0.0, 0.05)):
+        row: list[Any] = [name, f"{flipped:.0%}"]
+        for units in (6, 12, 24):
+            found = [_findings(function, units, flipped, seed) for seed in range(draws)]
+            named = sum(each["terms"] == expected for each in found) / draws
+            fitted = sum(each["best"] == expected for each in found) / draws
+            row.append(f"{named:.2f} ({fitted:.2f})" if expected else f"{named:.2f}")
+        rows.append(row)
+    head = ["function", "flipped", *(f"{units} units" for units in (6, 12, 24))]
+    return f"named (fitted), {draws} draws each\n\n{table(head, rows)}"
+
+
+def _findings(
+    function: Callable[[bytes], Any], units: int, flipped: float, seed: int
+) -> dict[str, Any]:
+    """The rule of a table whose answers are a function of the kept units, some of them flipped."""
+
+    def value(kept: bytes) -> float:
+        is_false = random.Random(f"{seed}/{kept.hex()}").random() < flipped and not all(kept)
+        return float(bool(function(kept)) != is_false)
+
+    async def play(keys: Any) -> dict[Any, float]:
+        return {(target, kept): value(kept) for target, kept in keys}
+
+    whole = torch.tensor([value(b"\1" * units)], dtype=torch.float64)
+    game = StoredGame(torch.ones(1, units, dtype=torch.bool), whole, None, evaluate=play)
+    steps = play_rules(game, [0], 40, seed, has_empty=[True])
+    try:
+        steps.send(None)
+    except StopIteration as stop:
+        return stop.value[0].findings()
+    raise AssertionError("a table asks no model")
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
     part.__name__: part
-    for part in (size_of_noise, precisions, half_precision, conservation, long_prompts, highlights)
+    for part in (
+        size_of_noise,
+        precisions,
+        half_precision,
+        conservation,
+        long_prompts,
+        highlights,
+        boolean_rules,
+    )
 }
 
 
@@ -316,7 +389,7 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("source", nargs="?", type=Path, help="the paper's LaTeX, for highlights")
     parser.add_argument("--model", default="gemma-3-270m")
-    parser.add_argument("--prompts", type=int, help="fewer prompts")
+    parser.add_argument("--prompts", type=int, help="fewer prompts; of boolean rules, draws")
     parser.add_argument("--tokens", type=int, default=2000, help="of long prompts")
     chosen = parser.parse_args()
     if chosen.part == "highlights" and not chosen.source:
