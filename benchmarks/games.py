@@ -493,17 +493,24 @@ def play_all(chosen: argparse.Namespace) -> None:
     for model in chosen.models:
         name = Path(model).stem
         lm = noiser.load_model(model, dtype="float32", device="cpu")
-        for dataset, examples in sets.items():
-            for example in examples:
-                if report and counts[name, dataset] >= REPORT_PROMPTS:
-                    break
-                if (name, example.id) in done:
-                    continue
-                played = play(lm, example, STORED if report else ())
-                counts[name, dataset] += played is not None
-                line = {"model": name, "set": dataset, "id": example.id} | (played or {})
-                with chosen.games.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+        for dataset, example in _in_turn(sets):
+            if report and counts[name, dataset] >= REPORT_PROMPTS:
+                continue
+            if (name, example.id) in done:
+                continue
+            played = play(lm, example, STORED if report else ())
+            counts[name, dataset] += played is not None
+            line = {"model": name, "set": dataset, "id": example.id} | (played or {})
+            with chosen.games.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _in_turn(sets: Mapping[str, Sequence[Example]]) -> Iterator[tuple[str, Example]]:
+    """The first prompt of each set, then the second of each, so that any beginning has all sets."""
+    for examples in itertools.zip_longest(*sets.values()):
+        for dataset, example in zip(sets, examples, strict=True):
+            if example is not None:
+                yield dataset, example
 
 
 if __name__ == "__main__":
