@@ -8,6 +8,7 @@ for each.
     python benchmarks/quoted.py long_prompts
     python benchmarks/quoted.py highlights noiser.tex
     python benchmarks/quoted.py boolean_rules
+    python benchmarks/quoted.py rule_intervals
 
 - `size_of_noise`: why `noiser` trails; from stored rows, without a model.
 - `precisions`: two runs of a plan, in float32 and bfloat16; from stored rows.
@@ -16,6 +17,7 @@ for each.
 - `long_prompts`: does unit="auto" find one planted sentence of 2,000 tokens?
 - `highlights`: the paper's highlighted prompts; arXiv 2504.02911.
 - `boolean_rules`: how often a rule is the boolean function that made a table; without a model.
+- `rule_intervals`: whether the intervals of rules cover all inputs; from stored games.
 
 `--model` and `--prompts` change what a part with a model runs. A part prints Markdown.
 """
@@ -38,12 +40,17 @@ import torch
 from scipy.stats import spearmanr
 
 import noiser
+from games import Played
+from games import read as read_games
+from games import subsets as every_subset
 from noiser.bench import Store
 from noiser.data import load
 from noiser.engine import StoredGame
 from noiser.explain.rule_tables import play_rules
-from noiser.methods.rules import Terms
+from noiser.explain.sameness import LOSS
+from noiser.methods.rules import Terms, holds, weights_of
 from noiser.metrics.bootstrap import difference, estimate, holm_correct, mean
+from noiser.numbers import wilson
 from noiser.report.cells import rows_of
 from noiser.types import Span
 
@@ -354,17 +361,74 @@ def _findings(
         is_false = random.Random(f"{seed}/{kept.hex()}").random() < flipped and not all(kept)
         return float(bool(function(kept)) != is_false)
 
+    return _rule_of(value, units, None, seed)[0]
+
+
+def _rule_of(
+    value: Callable[[bytes], float], units: int, objective: str | None, seed: int
+) -> tuple[dict[str, Any], set[bytes]]:
+    """What is found from a table, and the inputs that the rule was fitted to."""
+    asked: list[set[bytes]] = []
+
     async def play(keys: Any) -> dict[Any, float]:
+        asked.append({kept for _, kept in keys})
         return {(target, kept): value(kept) for target, kept in keys}
 
     whole = torch.tensor([value(b"\1" * units)], dtype=torch.float64)
-    game = StoredGame(torch.ones(1, units, dtype=torch.bool), whole, None, evaluate=play)
+    game = StoredGame(torch.ones(1, units, dtype=torch.bool), whole, objective, evaluate=play)
     steps = play_rules(game, [0], 40, seed, has_empty=[True])
     try:
         steps.send(None)
     except StopIteration as stop:
-        return stop.value[0].findings()
+        # The fresh inputs come last.
+        return stop.value[0].findings(), {b"\1" * units}.union(*asked[:-1])
     raise AssertionError("a table asks no model")
+
+
+def rule_intervals(_: argparse.Namespace) -> str:
+    """Rules of stored games of 7 to 11 tokens, five seeds each: the answer stays while it loses
+    less than 3 nats.
+
+    "All" are all inputs, "unseen" those that the rule was not fitted to, by their chance to be
+    drawn.
+    """
+    found: dict[str, list[dict[str, float]]] = {}
+    for names, played in read_games(ROOT / "benchmarks/results/games.jsonl"):
+        if names["set"] == "known" and played.units >= 7:
+            rows = found.setdefault(names["model"], [])
+            rows += [_agreement(played, seed) for seed in range(5)]
+    lines = [
+        [name, *(f"{statistics.mean(row[name] for row in some):.2f}" for some in found.values())]
+        for name in next(iter(found.values()))[0]
+    ]
+    head = ["", *(f"{name}, {len(some) // 5} prompts" for name, some in found.items())]
+    return table(head, lines)
+
+
+def _agreement(played: Played, seed: int) -> dict[str, float]:
+    """How often the rule of a stored game is right, and whether its interval says so."""
+    kept = every_subset(played.units).numpy()
+    log_p = played.prob.log()
+    stays = (log_p > log_p[-1] - LOSS).numpy()
+    by_input = dict(zip((row.tobytes() for row in kept), log_p.tolist(), strict=True))
+    rule, fitted = _rule_of(by_input.__getitem__, played.units, "logprob", seed)
+    is_right = holds(rule["best"], kept) == stays
+    weights = weights_of(kept)
+    unseen = weights * [row.tobytes() not in fitted for row in kept]
+    share_of_all = float(weights[is_right].sum() / weights.sum())
+    share_of_unseen = float(unseen[is_right].sum() / unseen.sum())
+    stayed = float(weights[stays].sum() / weights.sum())
+    low, high = wilson(rule["hits"], rule["tries"])
+    is_named = bool(rule["terms"])
+    return {
+        "agreement on fresh inputs": rule["hits"] / rule["tries"],
+        "agreement on all": share_of_all,
+        "constant on all": max(stayed, 1 - stayed),
+        "interval covers the unseen": low <= share_of_unseen <= high,
+        "interval covers all": low <= share_of_all <= high,
+        "named": is_named,
+        "named, no better than the constant": is_named and share_of_all <= max(stayed, 1 - stayed),
+    }
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
@@ -377,6 +441,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
         long_prompts,
         highlights,
         boolean_rules,
+        rule_intervals,
     )
 }
 
