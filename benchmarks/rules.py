@@ -8,7 +8,8 @@ r"""Are rules right? Planted prompts, of which the logic is known, and inputs th
 `noiser.rule`, its claims, and on the same game the pairs of `joint` and the interactions of
 shapiq's KernelSHAPIQ (order 2), with how often each agrees with the model on 200 further inputs (of
 six sentences: on all 64, by weight). It stops after `--seconds`; a prompt that is in the file is
-not played again. `table` shows the measures with 95 % intervals.
+not played again. `table` shows the measures with 95 % intervals and of
+how many prompts.
 
 "once" is "[1]", "twice" "[1], or [2]", "two" and "combined" are "[1] and [2]"; "contradiction" asks
 when the answer is more probable than the other side's, "[1] unless [2]". Wordings 0 to 4 are for
@@ -243,19 +244,20 @@ def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def table(path: Path) -> None:
-    """A column of measures for each cell."""
-    rows = rows_of(path)
-    cells: dict[tuple[Any, ...], list[Row]] = {}
-    asked: dict[tuple[Any, ...], int] = {}
-    for row in rows:
-        cell = (row["model"], row["category"], row["sentences"])
-        asked[cell] = asked.get(cell, 0) + 1
-        if "rule" in row:
-            cells.setdefault(cell, []).append(row)
-    for cell, of_cell in cells.items():
-        lines = [["prompts asked", str(asked[cell])], *map(list, measures(of_cell))]
-        heading = " · ".join(map(str, cell))
-        print(markdown_table([["measure", heading], *lines]), end="\n\n")
+    """For each model and length a table of measures, a column for each category and one for all."""
+    cells: dict[tuple[str, int], dict[str, list[Row]]] = {}
+    for row in rows_of(path):
+        columns = cells.setdefault((row["model"], row["sentences"]), {})
+        for column in (row["category"], "all"):
+            columns.setdefault(column, []).append(row)
+    for (model, sentences), columns in cells.items():
+        names = sorted(columns, key=[*CATEGORIES, "all"].index)
+        answered = [[row for row in columns[name] if "rule" in row] for name in names]
+        lines = [["prompts asked", *(str(len(columns[name])) for name in names)]]
+        for of_columns in zip(*map(measures, answered), strict=True):
+            lines.append([of_columns[0][0], *(value for _, value in of_columns)])
+        heading = [f"{Path(model).stem}, {sentences} sentences", *names]
+        print(markdown_table([heading, *lines]), end="\n\n")
 
 
 def main() -> None:
