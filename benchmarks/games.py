@@ -54,7 +54,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 import noiser
-from measuring import share
+from measuring import mean_difference, share
 from measuring import table as markdown
 from noiser.data import Example, load
 from noiser.data.planted import draw
@@ -311,8 +311,6 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
 
 # ---- a report ------------------------------------------------------------------------------------
 
-RESAMPLES = 10_000
-
 
 def differences(path: Path, seeds: int) -> str:
     """Markdown with a row per set, model and way: means, and LDS minus that of `joint` with its
@@ -330,7 +328,7 @@ def differences(path: Path, seeds: int) -> str:
                 line[name] = _mean(numbers)
                 ours = [prompt[name] for prompt in values["joint"] if name in prompt]
                 if way != "joint" and name == "LDS" and line[name] != "none":
-                    line[f"{name} − joint"] = _interval(np.subtract(numbers, ours))
+                    line[f"{name} − joint"] = mean_difference(np.subtract(numbers, ours))
             lines.append(line)
     return markdown(lines)
 
@@ -365,15 +363,6 @@ def _mean(numbers: Sequence[float]) -> str:
         return ""
     mean = statistics.mean(numbers)
     return "none" if math.isnan(mean) else f"{mean:.3f}"
-
-
-def _interval(differences: np.ndarray) -> str:
-    """The mean of the differences, with a 95 % percentile interval of the bootstrap over
-    prompts.
-    """
-    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[drawn].mean(1), [0.025, 0.975])
-    return f"{differences.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 # ---- pairs ---------------------------------------------------------------------------------------

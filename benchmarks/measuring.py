@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 
 import noiser
@@ -213,6 +214,14 @@ def share(hits: Sequence[bool], prompts: int | None = None) -> str:
     found, n = sum(hits) / len(hits), prompts or len(hits)
     low, high = binomtest(round(found * n), n).proportion_ci(method="wilson")
     return f"{found:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def mean_difference(differences: np.ndarray, resamples: int = 10_000) -> str:
+    """The mean of differences, with a 95 % percentile interval of the bootstrap over prompts."""
+    count = len(differences)
+    drawn = np.random.default_rng(0).integers(count, size=(resamples, count))
+    low, high = np.quantile(differences[drawn].mean(1), [0.025, 0.975])
+    return f"{differences.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def say(row: dict[str, Any]) -> dict[str, Any]:
