@@ -23,6 +23,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def played(lm: LanguageModel, example: Example, seed: int) -> Row | None:
         "named": {name: each == logic for name, each in rules.items()}
         | {"KernelSHAPIQ": bool((interactions == holds(logic, kept)).all())},
         "joint pairs": rules["joint pairs"],
-        "rule": rule.to_dict(),
+        "rule": replace(rule, model=None).to_dict(),
         "rates": rates,
         "seconds": round(seconds, 2),
         "forwards": forwards,
@@ -170,8 +171,9 @@ def play(path: Path, options: argparse.Namespace) -> None:
     """Plays prompts of all cells in turn, until the time is over."""
     begin = time.monotonic()
     stored = {(row["model"], row["id"]) for row in rows_of(path)}
-    for name in options.models:
-        lm = noiser.load_model(name)
+    for model in options.models:
+        name = Path(model).stem
+        lm = noiser.load_model(model, dtype="float32", device="cpu")
         cells = [
             draw(category, sentences, seed, wording)
             for seed in options.seeds
@@ -256,7 +258,7 @@ def table(path: Path) -> None:
         lines = [["prompts asked", *(str(len(columns[name])) for name in names)]]
         for of_columns in zip(*map(measures, answered), strict=True):
             lines.append([of_columns[0][0], *(value for _, value in of_columns)])
-        heading = [f"{Path(model).stem}, {sentences} sentences", *names]
+        heading = [f"{model}, {sentences} sentences", *names]
         print(markdown_table([heading, *lines]), end="\n\n")
 
 
