@@ -54,7 +54,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 import noiser
-from measuring import mean_difference, share
+from measuring import in_turn, mean_difference, share
 from measuring import table as markdown
 from noiser.data import Example, load
 from noiser.data.planted import draw
@@ -126,15 +126,13 @@ def report_known() -> list[Example]:
 
 
 def report_planted(category: str) -> list[Example]:
-    """Planted facts in the wordings that are kept for reporting: of each draw the first prompt,
-    then the second.
-    """
+    """Planted facts in the wordings that are kept for reporting, of each draw in turn."""
     draws = [
         draw(category, SENTENCES, seed, wording)
         for seed in REPORT_SETS[category]
         for wording in REPORTING
     ]
-    return [example for examples in zip(*draws, strict=True) for example in examples]
+    return in_turn(draws)
 
 
 def play(

@@ -19,7 +19,6 @@ development, 5 to 9 for reporting.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 
 import noiser
+from measuring import in_turn
 from noiser.attribution.markdown import markdown_table
 from noiser.data import Example
 from noiser.data.planted import draw
@@ -182,17 +182,16 @@ def play(path: Path, options: argparse.Namespace) -> None:
             for sentences in options.sentences
             if category != "combined" or wording == 0
         ]
-        for number, examples in enumerate(itertools.zip_longest(*cells)):
-            for example in examples:
-                if example is None or (name, example.id) in stored:
-                    continue
-                if time.monotonic() - begin > options.seconds:
-                    return
-                row = {"model": name, "id": example.id, "category": example.category}
-                row |= {"sentences": example.meta["sentences"], "wording": example.meta["wording"]}
-                found = played(lm, example, number)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row | (found or {})) + "\n")
+        for number, example in enumerate(in_turn(cells)):
+            if (name, example.id) in stored:
+                continue
+            if time.monotonic() - begin > options.seconds:
+                return
+            row = {"model": name, "id": example.id, "category": example.category}
+            row |= {"sentences": example.meta["sentences"], "wording": example.meta["wording"]}
+            found = played(lm, example, number)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row | (found or {})) + "\n")
 
 
 def rows_of(path: Path) -> list[Row]:
