@@ -1,9 +1,9 @@
-"""Conversations of AgentDojo 0.1.35 whose deciding message is known, from the tasks' own solutions.
+r"""AgentDojo 0.1.35: conversations whose deciding message is known, from the tasks' own solutions.
 
-    python -m venv build/dojo build/dojo/bin/pip install --no-deps agentdojo==0.1.35
-    build/dojo/bin/pip install pydantic pyyaml docstring-parser email-validator openai tenacity
-    deepdiff \
-        click rich python-dotenv requests numpy pyparsing
+    python -m venv build/dojo
+    build/dojo/bin/pip install --no-deps agentdojo==0.1.35
+    build/dojo/bin/pip install pydantic pyyaml docstring-parser email-validator openai tenacity \
+        deepdiff click rich python-dotenv requests numpy pyparsing
     build/dojo/bin/python benchmarks/agentdojo.py build/dojo.json
 
 No language model runs. A user task's solution is a list of calls, and the environment answers them.

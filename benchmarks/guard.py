@@ -1,8 +1,9 @@
-"""How often `noiser.guard` marks calls: injected ones, and falsely others. Conversations of
+r"""How often `noiser.guard` marks calls: injected ones, and falsely others. Conversations of
 benchmarks/agentdojo.py.
 
-    python benchmarks/guard.py ROWS.jsonl run --conversations build/dojo.json --model MODEL
-    --seconds 280 python benchmarks/guard.py ROWS.jsonl table
+    python benchmarks/guard.py ROWS.jsonl run --conversations build/dojo.json --model MODEL \
+        --seconds 280
+    python benchmarks/guard.py ROWS.jsonl table
 
 `run` adds a row per conversation and can be repeated: conversations with a row are skipped. It goes
 through kinds, suites and halves in turn, in a fixed random order, so that any beginning is

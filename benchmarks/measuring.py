@@ -7,6 +7,7 @@ A part is a function from a `Setting` to a `Part`: rows of a table.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 import warnings
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 
 import noiser
@@ -213,6 +215,29 @@ def share(hits: Sequence[bool], prompts: int | None = None) -> str:
     found, n = sum(hits) / len(hits), prompts or len(hits)
     low, high = binomtest(round(found * n), n).proportion_ci(method="wilson")
     return f"{found:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def in_turn(draws: Sequence[Sequence[Any]]) -> list[Any]:
+    """One of each draw, then the next of each. Each draw begins elsewhere, since the place of the
+    gold sentence goes through a draw in order.
+
+    >>> in_turn(["abc", "def"])
+    ['a', 'e', 'b', 'f', 'c', 'd']
+    """
+    turned: list[Sequence[Any]] = []
+    for number, draw in enumerate(draws):
+        begin = number * (len(draw) // len(draws) or 1) % max(len(draw), 1)
+        turned.append([*draw[begin:], *draw[:begin]])
+    rows = itertools.zip_longest(*turned)
+    return [each for row in rows for each in row if each is not None]
+
+
+def mean_difference(differences: np.ndarray, resamples: int = 10_000) -> str:
+    """The mean of differences, with a 95 % percentile interval of the bootstrap over prompts."""
+    count = len(differences)
+    drawn = np.random.default_rng(0).integers(count, size=(resamples, count))
+    low, high = np.quantile(differences[drawn].mean(1), [0.025, 0.975])
+    return f"{differences.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def say(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
     python benchmarks/one_pass.py RESULTS.jsonl rules
     python benchmarks/one_pass.py RESULTS.jsonl run --part report --rounds 8 --models gemma-3-270m
     python benchmarks/one_pass.py RESULTS.jsonl flashtrace --models smollm2-135m-instruct=FOLDER
-    python benchmarks/one_pass.py RESULTS.jsonl table
+    python benchmarks/one_pass.py RESULTS.jsonl table --encoder FOLDER
 
 `run` draws prompts of `wordings.py` until enough of each wording and kind count: what the model
 says depends on the sentences as the kind promises, tested on prompts that are written again without
@@ -30,7 +30,7 @@ import statistics
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,10 @@ import numpy as np
 import torch
 
 import noiser
+from measuring import mean_difference
 from measuring import table as markdown
 from noiser.engine import Gates, LiveGame, Query, prepare, remover, run_one
+from noiser.methods.references import word_overlap
 from noiser.metrics.correlation import half_masks, lds_at_equal_size
 from noiser.model import LanguageModel
 from noiser.types import Question
@@ -324,6 +326,27 @@ def constant(row: Row) -> Scores:
     return [1.0] * row["sentences"]
 
 
+@cache
+def planted_by_id() -> dict[str, Planted]:
+    """All prompts of the report."""
+    return {each.id: each for each in every(REPORT)}
+
+
+def overlap(row: Row) -> Scores:
+    """Word overlap with question and answer, which asks no model."""
+    planted = planted_by_id()[row["prompt"]]
+    return word_overlap(planted.sentences, f"{planted.question} {planted.answer}").tolist()
+
+
+def meaning(row: Row, *, folder: str) -> Scores:
+    """The cosine of a sentence's embedding with that of question and answer."""
+    from encoder import embed
+
+    planted = planted_by_id()[row["prompt"]]
+    vectors = embed(folder, [*planted.sentences, f"{planted.question} {planted.answer}"])
+    return (vectors[:-1] @ vectors[-1]).tolist()
+
+
 def before(row: Row, *, place: str) -> Scores:
     """The rule that was replaced: the first position is gated as well."""
     gated = f"{place}, first gated"
@@ -338,13 +361,25 @@ WAYS: dict[str, Callable[[Row], Scores]] = {
     "before, spans": partial(before, place="answer"),
     "each hidden": hidden_alone,
     "FlashTrace": lambda row: row["flashtrace"],
+    "overlap": overlap,
     "position": position,
     "constant": constant,
 }
 
 
-def table(rows: Sequence[Row]) -> str:
+def beside(rows: Sequence[Row], way: Callable[[Row], Scores]) -> Row:
+    """The LDS of a way minus that of the chosen rule, over prompts where both have one."""
+    chosen = WAYS["attention_gradient, sources"]
+    values = np.array([lds(row, way(row)) - lds(row, chosen(row)) for row in rows])
+    values = values[~np.isnan(values)]
+    if way is chosen or not len(values):
+        return {"LDS − chosen": ""}
+    return {"LDS − chosen": mean_difference(values)}
+
+
+def table(rows: Sequence[Row], encoder: str | None) -> str:
     """The chosen rule beside others on the prompts of the report."""
+    ways = WAYS | ({"encoder": partial(meaning, folder=encoder)} if encoder else {})
     traced = {
         (row["model"], row["prompt"]): row["flashtrace"] for row in rows if "flashtrace" in row
     }
@@ -355,11 +390,11 @@ def table(rows: Sequence[Row]) -> str:
             key = model, row["prompt"]
             if key in traced:
                 with_trace.append(row | {"flashtrace": traced[key]})
-        for name, way in WAYS.items():
+        for name, way in ways.items():
             asked = with_trace if name == "FlashTrace" else some
             if asked:
                 head = {"model": model, "way": name, "prompts": len(asked)}
-                lines.append(head | summary(asked, way))
+                lines.append(head | summary(asked, way) | beside(asked, way))
     drawn = [row for row in rows if row.get("part") == "report"]
     shares = [
         f"{model}: {sum(row['counts'] for row in drawn if row['model'] == model)} of "
@@ -376,14 +411,13 @@ def flashtrace(chosen: argparse.Namespace, rows: Sequence[Row]) -> None:
     from peers import flashtrace as scorer
 
     done = {(row["model"], row["prompt"]) for row in rows if "flashtrace" in row}
-    known = {each.id: each for each in every(REPORT)}
     for model in chosen.models:
         name, folder = model.split("=", 1)
         score = scorer(Loaded(folder, attn_implementation="eager"))
         for row in counted(rows, "report").get(name, []):
             if (name, row["prompt"]) in done:
                 continue
-            planted = known[row["prompt"]]
+            planted = planted_by_id()[row["prompt"]]
             asked = Asked(
                 planted.prompt(), [list(span) for span in planted.spans], row["target"], 0
             )
@@ -407,6 +441,7 @@ def main() -> None:
     parser.add_argument("--part", choices=[*PARTS], default="development")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
     parser.add_argument("--rounds", type=int, default=2, help="over wordings and kinds")
+    parser.add_argument("--encoder", help="the encoder's folder, for the table; see encoder.py")
     chosen = parser.parse_args()
     stored = chosen.results.read_text(encoding="utf-8") if chosen.results.exists() else ""
     rows = [json.loads(line) for line in stored.splitlines()]
@@ -414,8 +449,10 @@ def main() -> None:
         run(chosen, rows)
     elif chosen.action == "flashtrace":
         flashtrace(chosen, rows)
+    elif chosen.action == "rules":
+        print(rules(rows))
     else:
-        print((rules if chosen.action == "rules" else table)(rows))
+        print(table(rows, chosen.encoder))
 
 
 if __name__ == "__main__":

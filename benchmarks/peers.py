@@ -1,8 +1,9 @@
-"""Other libraries' own code beside ours: the same model and prompts, as many evaluations, scored by
-our metrics.
+r"""Other libraries' own code beside ours: the same model and prompts, as many evaluations, scored
+by our metrics.
 
-    python benchmarks/peers.py RESULTS.jsonl run --model FOLDER --python
-    context-cite=VENV/bin/python ... python benchmarks/peers.py RESULTS.jsonl table
+    python benchmarks/peers.py RESULTS.jsonl run --model FOLDER \
+        --python context-cite=VENV/bin/python ...
+    python benchmarks/peers.py RESULTS.jsonl table
 
 `run` scores planted facts (`noiser.data`, made by a program): prompts of six sentences, each
 sentence a unit, the model's next token the target; those count whose answer the model gives, and
@@ -12,10 +13,15 @@ among them. For each prompt every library has its turn, then ours, so that a bus
 alike. Lines that the file has are not computed again. An environment that has everything of ours
 and one more:
 
-    python -m venv DIR python -c 'import site; print(site.getsitepackages()[0])' >
-    DIR/lib/python3.11/site-packages/ours.pth DIR/bin/pip install context-cite
-    # or: flashtrace; shapiq DIR/bin/pip install --no-deps lxt zennit && DIR/bin/pip install
-    'transformers<5'   # LXT 2.1 fails on transformers 5
+    python -m venv DIR
+    python -c 'import site; print(site.getsitepackages()[0])' \
+        > DIR/lib/python3.11/site-packages/ours.pth
+    DIR/bin/pip install context-cite
+
+In place of `context-cite`: `flashtrace`, `shapiq`, or LXT, which fails on transformers 5:
+
+    DIR/bin/pip install --no-deps lxt zennit
+    DIR/bin/pip install 'transformers<5'
 
 Sampling methods get 32 evaluations of the model, of all 64 masks; what takes gradients or goes one
 unit at a time takes what it takes. Token-forwards are counted where the model's `forward` is

@@ -1,13 +1,23 @@
 """Numbers that the manual and the design quote, and that no plan or other script makes; one part
 for each.
 
-    python benchmarks/quoted.py size_of_noise              # why `noiser` trails; from stored rows,
-    without a model python benchmarks/quoted.py precisions                 # two runs of a plan, in
-    float32 and bfloat16; stored rows python benchmarks/quoted.py half_precision             #
-    scores of 100 prompts of KNOWN in both precisions python benchmarks/quoted.py conservation
-    # AttnLRP: relevance as a share of the logit python benchmarks/quoted.py long_prompts
-    # does unit="auto" find one planted sentence of 2,000 tokens? python benchmarks/quoted.py
-    highlights noiser.tex      # the paper's highlighted prompts; arXiv 2504.02911
+    python benchmarks/quoted.py size_of_noise
+    python benchmarks/quoted.py precisions
+    python benchmarks/quoted.py half_precision
+    python benchmarks/quoted.py conservation
+    python benchmarks/quoted.py long_prompts
+    python benchmarks/quoted.py highlights noiser.tex
+    python benchmarks/quoted.py boolean_rules
+    python benchmarks/quoted.py rule_intervals
+
+- `size_of_noise`: why `noiser` trails; from stored rows, without a model.
+- `precisions`: two runs of a plan, in float32 and bfloat16; from stored rows.
+- `half_precision`: scores of 100 prompts of KNOWN in both precisions.
+- `conservation`: AttnLRP's relevance as a share of the logit.
+- `long_prompts`: does unit="auto" find one planted sentence of 2,000 tokens?
+- `highlights`: the paper's highlighted prompts; arXiv 2504.02911.
+- `boolean_rules`: how often a rule is the boolean function that made a table; without a model.
+- `rule_intervals`: whether the intervals of rules cover all inputs; from stored games.
 
 `--model` and `--prompts` change what a part with a model runs. A part prints Markdown.
 """
@@ -30,9 +40,17 @@ import torch
 from scipy.stats import spearmanr
 
 import noiser
+from games import Played
+from games import read as read_games
+from games import subsets as every_subset
 from noiser.bench import Store
 from noiser.data import load
+from noiser.engine import StoredGame
+from noiser.explain.rule_tables import play_rules
+from noiser.explain.sameness import LOSS
+from noiser.methods.rules import Terms, holds, weights_of
 from noiser.metrics.bootstrap import difference, estimate, holm_correct, mean
+from noiser.numbers import wilson
 from noiser.report.cells import rows_of
 from noiser.types import Span
 
@@ -296,9 +314,137 @@ def highest(values: Sequence[float]) -> set[int]:
     return set(sorted(range(len(values)), key=lambda i: -values[i])[:3])
 
 
+# ---- rules of boolean functions ------------------------------------------------------------------
+
+FUNCTIONS: dict[str, tuple[Callable[[bytes], Any], Terms]] = {
+    "one": (lambda kept: kept[1], ((2,),)),
+    "and": (lambda kept: kept[1] and kept[4], ((2, 5),)),
+    "or": (lambda kept: kept[1] or kept[4], ((2,), (5,))),
+    "unless": (lambda kept: kept[1] and not kept[4], ((2, -5),)),
+    "and, or unless": (
+        lambda kept: (kept[0] and kept[3]) or (kept[5] and not kept[2]),
+        ((1, 4), (6, -3)),
+    ),
+    "two of three": (lambda kept: kept[0] + kept[2] + kept[5] > 1, ((1, 3), (1, 6), (3, 6))),
+    "exactly one of two": (lambda kept: kept[0] != kept[1], ()),
+    "always": (lambda _: True, ()),
+}
+"""Functions of kept units, and the rules that they are; `()` where no rule may be named."""
+
+
+def boolean_rules(chosen: argparse.Namespace) -> str:
+    """How often the rule is the function: of 6, 12 and 24 units, with none and 5 % of the answers
+    flipped, 40 fresh inputs.
+
+    "Fitted" is the rule that fits best, "named" the one that also beats the constant. Where no rule
+    may be named, the number is how often none is.
+    """
+    draws = chosen.prompts or 60
+    rows: list[list[Any]] = []
+    coins = (("always", FUNCTIONS["always"]), 0.5)  # half flipped: the answers say nothing
+    for (name, (function, expected)), flipped in [*product(FUNCTIONS.items(), (0.0, 0.05)), coins]:
+        row: list[Any] = [name, f"{flipped:.0%}"]
+        for units in (6, 12, 24):
+            found = [_findings(function, units, flipped, seed) for seed in range(draws)]
+            named = sum(each["terms"] == expected for each in found) / draws
+            fitted = sum(each["best"] == expected for each in found) / draws
+            row.append(f"{named:.2f} ({fitted:.2f})" if expected else f"{named:.2f}")
+        rows.append(row)
+    head = ["function", "flipped", *(f"{units} units" for units in (6, 12, 24))]
+    return f"named (fitted), {draws} draws each\n\n{table(head, rows)}"
+
+
+def _findings(
+    function: Callable[[bytes], Any], units: int, flipped: float, seed: int
+) -> dict[str, Any]:
+    """The rule of a table whose answers are a function of the kept units, some of them flipped."""
+
+    def value(kept: bytes) -> float:
+        is_false = random.Random(f"{seed}/{kept.hex()}").random() < flipped and not all(kept)
+        return float(bool(function(kept)) != is_false)
+
+    return _rule_of(value, units, None, seed)[0]
+
+
+def _rule_of(
+    value: Callable[[bytes], float], units: int, objective: str | None, seed: int
+) -> tuple[dict[str, Any], set[bytes]]:
+    """What is found from a table, and the inputs that the rule was fitted to."""
+    asked: list[set[bytes]] = []
+
+    async def play(keys: Any) -> dict[Any, float]:
+        asked.append({kept for _, kept in keys})
+        return {(target, kept): value(kept) for target, kept in keys}
+
+    whole = torch.tensor([value(b"\1" * units)], dtype=torch.float64)
+    game = StoredGame(torch.ones(1, units, dtype=torch.bool), whole, objective, evaluate=play)
+    steps = play_rules(game, [0], 40, seed, has_empty=[True])
+    try:
+        steps.send(None)
+    except StopIteration as stop:
+        # The fresh inputs come last.
+        return stop.value[0].findings(), {b"\1" * units}.union(*asked[:-1])
+    raise AssertionError("a table asks no model")
+
+
+def rule_intervals(_: argparse.Namespace) -> str:
+    """Rules of stored games of 7 to 11 tokens, five seeds each: the answer stays while it loses
+    less than 3 nats.
+
+    "All" are all inputs, "unseen" those that the rule was not fitted to, by their chance to be
+    drawn.
+    """
+    found: dict[str, list[dict[str, float]]] = {}
+    for names, played in read_games(ROOT / "benchmarks/results/games.jsonl"):
+        if names["set"] == "known" and played.units >= 7:
+            rows = found.setdefault(names["model"], [])
+            rows += [_agreement(played, seed) for seed in range(5)]
+    lines = [
+        [name, *(f"{statistics.mean(row[name] for row in some):.2f}" for some in found.values())]
+        for name in next(iter(found.values()))[0]
+    ]
+    head = ["", *(f"{name}, {len(some) // 5} prompts" for name, some in found.items())]
+    return table(head, lines)
+
+
+def _agreement(played: Played, seed: int) -> dict[str, float]:
+    """How often the rule of a stored game is right, and whether its interval says so."""
+    kept = every_subset(played.units).numpy()
+    log_p = played.prob.log()
+    stays = (log_p > log_p[-1] - LOSS).numpy()
+    by_input = dict(zip((row.tobytes() for row in kept), log_p.tolist(), strict=True))
+    rule, fitted = _rule_of(by_input.__getitem__, played.units, "logprob", seed)
+    is_right = holds(rule["best"], kept) == stays
+    weights = weights_of(kept)
+    unseen = weights * [row.tobytes() not in fitted for row in kept]
+    share_of_all = float(weights[is_right].sum() / weights.sum())
+    share_of_unseen = float(unseen[is_right].sum() / unseen.sum())
+    stayed = float(weights[stays].sum() / weights.sum())
+    low, high = wilson(rule["hits"], rule["tries"])
+    is_named = bool(rule["terms"])
+    return {
+        "agreement on fresh inputs": rule["hits"] / rule["tries"],
+        "agreement on all": share_of_all,
+        "constant on all": max(stayed, 1 - stayed),
+        "interval covers the unseen": low <= share_of_unseen <= high,
+        "interval covers all": low <= share_of_all <= high,
+        "named": is_named,
+        "named, no better than the constant": is_named and share_of_all <= max(stayed, 1 - stayed),
+    }
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
     part.__name__: part
-    for part in (size_of_noise, precisions, half_precision, conservation, long_prompts, highlights)
+    for part in (
+        size_of_noise,
+        precisions,
+        half_precision,
+        conservation,
+        long_prompts,
+        highlights,
+        boolean_rules,
+        rule_intervals,
+    )
 }
 
 
@@ -310,7 +456,7 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("source", nargs="?", type=Path, help="the paper's LaTeX, for highlights")
     parser.add_argument("--model", default="gemma-3-270m")
-    parser.add_argument("--prompts", type=int, help="fewer prompts")
+    parser.add_argument("--prompts", type=int, help="fewer prompts; of boolean rules, draws")
     parser.add_argument("--tokens", type=int, default=2000, help="of long prompts")
     chosen = parser.parse_args()
     if chosen.part == "highlights" and not chosen.source:

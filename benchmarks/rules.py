@@ -1,13 +1,15 @@
-"""Are rules right? Planted prompts, of which the logic is known, and inputs that no rule has seen.
+r"""Are rules right? Planted prompts, of which the logic is known, and inputs that no rule has seen.
 
-    python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6
-    --wordings 5 6 7 8 9 python benchmarks/rules.py RESULTS.jsonl table
+    python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6 \
+        --wordings 5 6 7 8 9
+    python benchmarks/rules.py RESULTS.jsonl table
 
 `play` takes prompts of which the model gives the planted answer. For each it stores the rule of
 `noiser.rule`, its claims, and on the same game the pairs of `joint` and the interactions of
 shapiq's KernelSHAPIQ (order 2), with how often each agrees with the model on 200 further inputs (of
 six sentences: on all 64, by weight). It stops after `--seconds`; a prompt that is in the file is
-not played again. `table` shows the measures with 95 % intervals.
+not played again. `table` shows the measures with 95 % intervals and of
+how many prompts.
 
 "once" is "[1]", "twice" "[1], or [2]", "two" and "combined" are "[1] and [2]"; "contradiction" asks
 when the answer is more probable than the other side's, "[1] unless [2]". Wordings 0 to 4 are for
@@ -17,10 +19,10 @@ development, 5 to 9 for reporting.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import numpy as np
 import torch
 
 import noiser
+from measuring import in_turn
 from noiser.attribution.markdown import markdown_table
 from noiser.data import Example
 from noiser.data.planted import draw
@@ -108,7 +111,7 @@ def played(lm: LanguageModel, example: Example, seed: int) -> Row | None:
         "named": {name: each == logic for name, each in rules.items()}
         | {"KernelSHAPIQ": bool((interactions == holds(logic, kept)).all())},
         "joint pairs": rules["joint pairs"],
-        "rule": rule.to_dict(),
+        "rule": replace(rule, model=None).to_dict(),
         "rates": rates,
         "seconds": round(seconds, 2),
         "forwards": forwards,
@@ -168,8 +171,9 @@ def play(path: Path, options: argparse.Namespace) -> None:
     """Plays prompts of all cells in turn, until the time is over."""
     begin = time.monotonic()
     stored = {(row["model"], row["id"]) for row in rows_of(path)}
-    for name in options.models:
-        lm = noiser.load_model(name)
+    for model in options.models:
+        name = Path(model).stem
+        lm = noiser.load_model(model, dtype="float32", device="cpu")
         cells = [
             draw(category, sentences, seed, wording)
             for seed in options.seeds
@@ -178,17 +182,16 @@ def play(path: Path, options: argparse.Namespace) -> None:
             for sentences in options.sentences
             if category != "combined" or wording == 0
         ]
-        for number, examples in enumerate(itertools.zip_longest(*cells)):
-            for example in examples:
-                if example is None or (name, example.id) in stored:
-                    continue
-                if time.monotonic() - begin > options.seconds:
-                    return
-                row = {"model": name, "id": example.id, "category": example.category}
-                row |= {"sentences": example.meta["sentences"], "wording": example.meta["wording"]}
-                found = played(lm, example, number)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row | (found or {})) + "\n")
+        for number, example in enumerate(in_turn(cells)):
+            if (name, example.id) in stored:
+                continue
+            if time.monotonic() - begin > options.seconds:
+                return
+            row = {"model": name, "id": example.id, "category": example.category}
+            row |= {"sentences": example.meta["sentences"], "wording": example.meta["wording"]}
+            found = played(lm, example, number)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row | (found or {})) + "\n")
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -242,19 +245,20 @@ def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def table(path: Path) -> None:
-    """A column of measures for each cell."""
-    rows = rows_of(path)
-    cells: dict[tuple[Any, ...], list[Row]] = {}
-    asked: dict[tuple[Any, ...], int] = {}
-    for row in rows:
-        cell = (row["model"], row["category"], row["sentences"])
-        asked[cell] = asked.get(cell, 0) + 1
-        if "rule" in row:
-            cells.setdefault(cell, []).append(row)
-    for cell, of_cell in cells.items():
-        lines = [["prompts asked", str(asked[cell])], *map(list, measures(of_cell))]
-        heading = " · ".join(map(str, cell))
-        print(markdown_table([["measure", heading], *lines]), end="\n\n")
+    """For each model and length a table of measures, a column for each category and one for all."""
+    cells: dict[tuple[str, int], dict[str, list[Row]]] = {}
+    for row in rows_of(path):
+        columns = cells.setdefault((row["model"], row["sentences"]), {})
+        for column in (row["category"], "all"):
+            columns.setdefault(column, []).append(row)
+    for (model, sentences), columns in cells.items():
+        names = sorted(columns, key=[*CATEGORIES, "all"].index)
+        answered = [[row for row in columns[name] if "rule" in row] for name in names]
+        lines = [["prompts asked", *(str(len(columns[name])) for name in names)]]
+        for of_columns in zip(*map(measures, answered), strict=True):
+            lines.append([of_columns[0][0], *(value for _, value in of_columns)])
+        heading = [f"{model}, {sentences} sentences", *names]
+        print(markdown_table([heading, *lines]), end="\n\n")
 
 
 def main() -> None:

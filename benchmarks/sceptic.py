@@ -1,9 +1,8 @@
 """A sceptic's questions to our own yardsticks: what do scores get that say nothing?
 
-    python benchmarks/sceptic.py games       # checks, errors and null units on stored games: no
-    model, a minute python benchmarks/sceptic.py metrics     # each metric for vectors that know
-    nothing of the model: docs/metrics.md python benchmarks/sceptic.py documents   # the first
-    position, and documents that do not matter
+    python benchmarks/sceptic.py games
+    python benchmarks/sceptic.py metrics
+    python benchmarks/sceptic.py documents
 
 `games` plays `benchmarks/results/games.jsonl`, in which every input of a prompt has its prediction,
 so that exact values are known. `metrics` and `documents` run prompts of this file. The slow tests

@@ -1,9 +1,11 @@
-"""Do methods find what decides the answer, on planted prompts where word overlap, length and place
+r"""Do methods find what decides the answer, on planted prompts where word overlap, length and place
 do not?
 
-    python benchmarks/sets.py RESULTS.jsonl labels --models gemma-3-270m --wordings 0 1 2 3 4
-    --seeds 0 1 2 python benchmarks/sets.py RESULTS.jsonl scores --models gemma-3-270m --wordings 0
-    1 2 3 4 --seeds 0 1 2 python benchmarks/sets.py RESULTS.jsonl table --wordings 5 6 7 8 9
+    python benchmarks/sets.py RESULTS.jsonl labels --models gemma-3-270m \
+        --wordings 0 1 2 3 4 --seeds 0 1 2
+    python benchmarks/sets.py RESULTS.jsonl scores --models gemma-3-270m \
+        --wordings 0 1 2 3 4 --seeds 0 1 2
+    python benchmarks/sets.py RESULTS.jsonl table --wordings 5 6 7 8 9
 
 `labels` asks a model prompts of six sentences and the same without parts (`labels.py`), and stores
 for each prompt why its label is not true of the model, or nothing; it stops where `--most` are
@@ -20,7 +22,6 @@ Wordings 0 to 4 are for development, 5 to 9 for reporting. The encoder is a fold
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ import torch
 import noiser
 from encoder import Encoder
 from labels import answers, faults
-from measuring import share
+from measuring import in_turn, share
 from measuring import table as markdown
 from noiser.data import Example
 from noiser.data.planted import CATEGORIES, REPEATS, draw
@@ -180,15 +181,14 @@ def rounded(scores: Sequence[float]) -> list[float]:
     return [round(score, 5) for score in scores]
 
 
-def in_turn(options: argparse.Namespace, category: str) -> dict[str, Example]:
-    """All prompts by id: of each seed and wording the first, then the second of each, and so on."""
+def examples_of(options: argparse.Namespace, category: str) -> dict[str, Example]:
+    """All prompts by id, of each seed and wording in turn."""
     columns = [
         drawn(category, wording, seed, options.repeats)
         for seed in options.seeds
         for wording in options.wordings
     ]
-    rows = itertools.zip_longest(*columns)
-    return {e.id: e for e in itertools.chain.from_iterable(rows) if e is not None}
+    return {example.id: example for example in in_turn(columns)}
 
 
 def new_rows(
@@ -197,7 +197,7 @@ def new_rows(
     """The rows that the file lacks, as they come."""
     for category in options.categories:
         key = {"model": name, "category": category}
-        examples = in_turn(options, category)
+        examples = examples_of(options, category)
         if options.part == "labels":
             yield from new_labels(lm, key | {"part": "label"}, examples, rows, options.most)
             continue
