@@ -178,6 +178,20 @@ def test_the_page_opens_no_file(client, files):
     assert "not a data URL" in reply.text
 
 
+def test_the_page_asks_about_pictures(client):
+    asked = {"prompt": QUESTION, "pictures": [data_url(picture(90, 60))], "methods": "occlusion"}
+    asked["image_unit"] = "2x2"
+    reply = client.post("ask", json={**asked, "target": " fox", "unit": "turn"})
+    assert reply.status_code == 200, reply.text
+    answer = reply.json()
+    assert answer["html"].count('class="spot') == 4
+    assert answer["saved"][0]["prompt"][0]["content"][0] == {"type": "image"}
+    both = client.post("ask", json={**asked, "sources": "The river is wide."})
+    assert "without sources" in both.text
+    many = client.post("ask", json={**asked, "pictures": asked["pictures"] * 5})
+    assert many.status_code == 422
+
+
 def test_a_request_may_be_larger_for_a_model_that_reads_pictures(client):
     image = {"type": "image", "url": data_url(picture())}
     body = body_of(image)

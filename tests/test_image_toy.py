@@ -28,8 +28,8 @@ SHAPES = ["circle", "square", "triangle", "cross"]
 PLACES = ["top left", "top right", "bottom left", "bottom right"]
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
 STD = torch.tensor([0.26862954, 0.26130258, 0.27577711])
-STEPS = 700
-PICTURES = 5000
+STEPS = 800
+PICTURES = 6000
 ASKED = 50
 
 

@@ -393,18 +393,13 @@ def _warn_of_tools(text: str) -> None:
 
 
 def with_images(prompt: types.Prompt, files: Iterable[Path] | None) -> types.Prompt:
-    """The chat with pictures before the text of its last message of the user's."""
+    """The chat with pictures before the text of the user's last message."""
+    from noiser.text.pictures import add_pictures
+
     pictures = [{"type": "image", "path": str(path)} for path in files or ()]
-    if not pictures:
+    if not pictures or isinstance(prompt, str):
         return prompt
-    messages: list[dict[str, Any]] = [dict(message) for message in prompt]  # pyright: ignore
-    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
-    if not users:
-        raise PromptError("--image: the chat has no message of the user's to put pictures in.")
-    content = messages[users[-1]].get("content") or []
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    messages[users[-1]]["content"] = [*pictures, *parts]
-    return messages
+    return add_pictures(prompt, pictures)
 
 
 def parse_image_unit(typed: str) -> Any:

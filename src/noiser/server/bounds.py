@@ -36,6 +36,9 @@ EXAMPLES = 1000
 NAMES = 20
 """The most names in a list of methods, metrics or texts that end an answer."""
 
+PICTURES = 4
+"""The most pictures of the page's form."""
+
 INPUTS = 10_000
 """The most inputs of a method, a check or a metric."""
 
@@ -76,6 +79,7 @@ def _check_chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
+DataUrl = Annotated[str, Field(pattern="^data:image/")]
 BoundedName = Annotated[str, Field(max_length=NAME)]
 BoundedText = Annotated[str, Field(max_length=CHARACTERS)]
 Names = Annotated[list[BoundedName], *items(NAMES)]

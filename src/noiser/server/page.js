@@ -167,8 +167,39 @@ function warn(texts) { // what the library warns of
   $("warnings").replaceChildren(...texts.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
 }
 
+const MOST_PICTURES = 4, LONGEST_SIDE = 1024; // of pictures that are sent, in pixels
+let pictures = []; // data URLs
+
+async function addPictures(files) { // drawn no larger than needed, which also leaves out what a camera writes beside them
+  for (const file of files) {
+    if (pictures.length >= MOST_PICTURES) { warn([`At most ${MOST_PICTURES} pictures can be asked about.`]); break; }
+    try {
+      const image = await createImageBitmap(file), scale = Math.min(1, LONGEST_SIDE / Math.max(image.width, image.height));
+      const canvas = Object.assign(document.createElement("canvas"), { width: Math.max(1, Math.round(image.width * scale)), height: Math.max(1, Math.round(image.height * scale)) });
+      const pen = canvas.getContext("2d");
+      pen.fillStyle = "white";
+      pen.fillRect(0, 0, canvas.width, canvas.height);
+      pen.drawImage(image, 0, 0, canvas.width, canvas.height);
+      pictures.push(canvas.toDataURL("image/jpeg", 0.92));
+    } catch { warn([`${file.name} is not a picture that this browser can read.`]); }
+  }
+  showPictures();
+}
+
+function showPictures() {
+  $("added").replaceChildren(...pictures.map((url, index) => {
+    const button = Object.assign(document.createElement("button"), { type: "button", title: "Take it out" });
+    button.setAttribute("aria-label", `Take picture ${index + 1} out`);
+    button.append(Object.assign(new Image(), { src: url, alt: `picture ${index + 1}`, height: 48 }));
+    button.addEventListener("click", () => { pictures = pictures.filter((_, other) => other !== index); showPictures(); });
+    return button;
+  }));
+  if (pictures.length) $("added").closest("details").open = true;
+}
+
 async function answer() {
   const question = Object.fromEntries(fields());
+  if (pictures.length) question.pictures = pictures;
   const found = await ask("ask", question, $("answer"));
   if (found) present(question, found.saved); // else the last one stays
 }
@@ -378,6 +409,14 @@ $("files").addEventListener("change", async ({ target }) => { // each a source w
   const field = form.elements.sources;
   field.value = [field.value.trim(), ...texts].filter(Boolean).join("\n");
   target.value = "";
+});
+$("pictures").addEventListener("change", async ({ target }) => {
+  await addPictures([...target.files]);
+  target.value = "";
+});
+form.elements.prompt.addEventListener("paste", (event) => {
+  const files = [...event.clipboardData?.files ?? []].filter((file) => file.type.startsWith("image/"));
+  if (files.length) event.preventDefault() || addPictures(files);
 });
 const unitOf = ({ target }) => target.closest?.("#answer .u[role]");
 $("answer").addEventListener("click", (event) => unitOf(event) && strike(unitOf(event)));

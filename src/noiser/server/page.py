@@ -17,13 +17,24 @@ from noiser.errors import ParameterError, PromptError
 from noiser.explain.announce import expected_inputs
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.files import json_messages
-from noiser.server.bounds import MESSAGES, NAMES, SOURCES, BoundedName, BoundedText, Names, items
+from noiser.server.bounds import (
+    MESSAGES,
+    NAMES,
+    PICTURES,
+    SOURCES,
+    BoundedName,
+    BoundedText,
+    DataUrl,
+    Names,
+    items,
+)
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
-from noiser.text.pictures import check_data_urls
+from noiser.text.pictures import add_pictures, check_data_urls
 from noiser.types import (
     WHOLE_ANSWER,
     AutoUnit,
+    ImageUnit,
     Prompt,
     Question,
     Sources,
@@ -52,6 +63,8 @@ class PageForm(BaseModel):
     """
 
     prompt: BoundedText = ""
+    pictures: Annotated[list[DataUrl], *items(PICTURES)] = []
+    image_unit: Literal["2x2", "3x3", "4x4", "6x6", "8x8", "image"] = "4x4"
     chat: bool | None = None
     model: BoundedName = ""
     methods: BoundedName = "joint"
@@ -83,7 +96,14 @@ class PageForm(BaseModel):
                     "This model has no chat template. Choose a chat model in the settings."
                 )
             is_chat = lm.chats if self.chat is None else self.chat
-            prompt = self._parse(self.prompt, is_chat=is_chat)
+            if self.pictures and (documents or has_before):
+                raise ParameterError(
+                    "Pictures are explained without sources or an earlier version. Empty these "
+                    "fields, or take the pictures out."
+                )
+            prompt = self._parse(self.prompt, is_chat=is_chat or bool(self.pictures))
+            if self.pictures and not isinstance(prompt, str):
+                prompt = add_pictures(prompt, [{"type": "image", "url": u} for u in self.pictures])
             if documents:
                 return self._cite(lm, prompt, documents, job)
             if has_before:
@@ -108,6 +128,13 @@ class PageForm(BaseModel):
             raise PromptError(f"The chat has {len(chat)} messages; expected at most {MESSAGES}.")
         check_data_urls(chat)
         return chat
+
+    def _parts_of_pictures(self) -> ImageUnit:
+        """Rows and columns, or each picture as one."""
+        if self.image_unit == "image":
+            return "image"
+        rows, columns = map(int, self.image_unit.split("x"))
+        return (rows, columns)
 
     def _cite(
         self, lm: LanguageModel, prompt: Prompt, documents: Sources, job: QuestionJob
@@ -173,6 +200,7 @@ class PageForm(BaseModel):
             target=self.target or None,
             foil=self.foil or None,
             unit=self.unit,
+            image_unit=self._parts_of_pictures(),
             max_new_tokens=self.max_new_tokens,
             target_unit=self.target_unit,
             seed=self.seed,

@@ -139,6 +139,25 @@ def with_pictures(messages: Iterable[Mapping[str, Any]], images: Iterable[Any]) 
     return found
 
 
+def add_pictures(
+    messages: Iterable[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The chat with pictures before the text of the user's last message.
+
+    Raises PromptError where the user says nothing.
+    """
+    added = [dict(message) for message in messages]
+    users = [index for index, message in enumerate(added) if message.get("role") == "user"]
+    if not users:
+        raise PromptError(
+            "The chat has no message of the user's to put pictures in; expected one at least."
+        )
+    content: Any = added[users[-1]].get("content") or []
+    own = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    added[users[-1]]["content"] = [*parts, *own]
+    return added
+
+
 def read_pictures(messages: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:
     """The pictures of a chat, in order.
 
