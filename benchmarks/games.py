@@ -213,17 +213,24 @@ class Played:
     def measures(self, scores: Float64[Tensor, " units"]) -> dict[str, float]:
         """The columns of the table."""
         sums = (subsets(self.units).double() @ scores).numpy().round(9)
-        order = scores.argsort(descending=True).tolist()
-        bits, full = [1 << u for u in order], 2**self.units - 1
-        most = self.prob[[full - gone for gone in itertools.accumulate(bits)][:-1]]
-        least = self.prob[[full - gone for gone in itertools.accumulate(bits[::-1])][:-1]]
-        found = {"LDS": self._lds(sums), "erasure": float((least - most).mean())}
+        order = scores.argsort(descending=True, stable=True).tolist()
+        # Equal scores are taken in both orders, so that a constant does not have that of the text.
+        backwards = scores.flip(0).argsort(descending=True, stable=True)
+        other_order = (self.units - 1 - backwards).tolist()
+        erasure = (self._erasure(order) + self._erasure(other_order)) / 2
+        found = {"LDS": self._lds(sums), "erasure": erasure}
         if self.hellinger.numel():
             by_rank = _kept_by_rank(torch.tensor(rankdata(scores)))
             found["rank"] = float(self._areas(by_rank)) - self._random_area
         if self.gold:
             found["gold"] = self._gold(scores, order)
         return found
+
+    def _erasure(self, order: list[int]) -> float:
+        bits, full = [1 << u for u in order], 2**self.units - 1
+        most = self.prob[[full - gone for gone in itertools.accumulate(bits)][:-1]]
+        least = self.prob[[full - gone for gone in itertools.accumulate(bits[::-1])][:-1]]
+        return float((least - most).mean())
 
     def _gold(self, scores: Float64[Tensor, " units"], order: list[int]) -> float:
         """Whether the gold sentences come first; of a constant, the chance of it."""
@@ -286,24 +293,23 @@ def read(path: Path) -> Iterator[tuple[dict[str, Any], Played]]:
 
 
 def table(path: Path, methods: Mapping[str, Any], seeds: int) -> str:
-    """Markdown with a row per method: means over prompts and seeds."""
-    found: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
-    counts: dict[str, int] = defaultdict(int)
+    """Markdown with a row per method, a constant and random scores: means over prompts and
+    seeds.
+    """
+    columns: dict[str, list[tuple[dict[str, Any], Played]]] = defaultdict(list)
     for row, game in read(path):
-        column = f"{row['set']}, {row['model']}"
-        counts[column] += 1
-        for name, method in methods.items():
-            found[name][column] += [
-                game.measures(game.play(method, seed).scores[0].double()) for seed in range(seeds)
-            ]
+        columns[f"{row['set']}, {row['model']}"].append((row, game))
     lines: list[dict[str, str]] = []
-    for name, columns in found.items():
-        lines.append({"": name})
-        for of, rows in columns.items():
-            order = [key for key in ("rank", "LDS", "erasure", "gold") if key in rows[0]]
-            means = {key: statistics.mean(one[key] for one in rows) for key in order}
-            texts = (f"{mean:.{2 if key == 'gold' else 3}f}" for key, mean in means.items())
-            lines[-1][f"{of} ({counts[of]})"] = " · ".join(texts)
+    for way in (*methods, "constant", "random"):
+        line = {"": way}
+        for column, games in columns.items():
+            found = [_of_prompt(way, row, game, seeds, methods) for row, game in games]
+            texts: list[str] = []
+            for name in ("rank", "LDS", "erasure", "gold"):
+                if name in found[0]:
+                    texts.append(_mean([each[name] for each in found], 2 if name == "gold" else 3))
+            line[f"{column} ({len(games)})"] = " · ".join(texts)
+        lines.append(line)
     return markdown(lines)
 
 
@@ -341,10 +347,16 @@ def _by_set(path: Path) -> dict[tuple[str, str], list[tuple[dict[str, Any], Play
     return games
 
 
-def _of_prompt(way: str, row: dict[str, Any], game: Played, seeds: int) -> dict[str, float]:
+def _of_prompt(
+    way: str,
+    row: dict[str, Any],
+    game: Played,
+    seeds: int,
+    methods: Mapping[str, Any] = METHODS,
+) -> dict[str, float]:
     """The measures of one way on one prompt: of methods that draw, the mean over seeds."""
-    if way in METHODS:
-        scores = [game.play(METHODS[way], seed).scores[0].double() for seed in range(seeds)]
+    if way in methods:
+        scores = [game.play(methods[way], seed).scores[0].double() for seed in range(seeds)]
     elif way == "constant":
         scores = [torch.ones(game.units, dtype=torch.float64)]
     elif way == "random":
@@ -356,11 +368,11 @@ def _of_prompt(way: str, row: dict[str, Any], game: Played, seeds: int) -> dict[
     return {name: statistics.mean(each[name] for each in measures) for name in measures[0]}
 
 
-def _mean(numbers: Sequence[float]) -> str:
+def _mean(numbers: Sequence[float], digits: int = 3) -> str:
     if not numbers:
         return ""
     mean = statistics.mean(numbers)
-    return "none" if math.isnan(mean) else f"{mean:.3f}"
+    return "none" if math.isnan(mean) else f"{mean:.{digits}f}"
 
 
 # ---- pairs ---------------------------------------------------------------------------------------
