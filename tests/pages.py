@@ -58,6 +58,14 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/howto/guard.md", "noiser guard"): "a model that the hub has; test_guard.py",
     ("docs/howto/slim.md", "noiser slim"): "files with a prompt and cases; test_slim.py",
     ("docs/models.md", "from torchao"): "torchao; test_quantised.py",
+    (
+        "docs/howto/pictures.md",
+        "import noiser",
+    ): "a model that reads pictures; test_images.py",
+    (
+        "docs/howto/pictures.md",
+        "noiser attribute",
+    ): "a model that reads pictures; test_image_doors.py",
     ("docs/coming_from.md", "import shap"): "another library",
     (
         "docs/coming_from.md",

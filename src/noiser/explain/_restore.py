@@ -20,10 +20,16 @@ async def restore(lm: LanguageModel, att: Attribution) -> Query:
 
     Raises:
         ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise, or the
-            attribution explains a number of the caller's own.
+            attribution explains a number of the caller's own, or a prompt with pictures.
         PromptError: the text exceeds the model's context.
     """
     check_probabilities(lm, "a measure of an attribution")
+    if "images" in att.info:
+        raise ParameterError(
+            "A result keeps previews of the pictures in its prompt, and not the pictures, so that "
+            "nothing more can be asked about it. Ask noiser.attribute or noiser.rule, with the "
+            "pictures."
+        )
     if "of" in att.info:
         raise ParameterError(
             f"The attribution explains a number of your own, {att.info['of']}, which its file does "
