@@ -747,13 +747,13 @@ STRONG, WEAK, NONE = (6.3, 0.1, 0.0), (0.0, 0.8, 0.0), (0.0, 0.0, 0.0)
     [
         (
             made((STRONG, WEAK), (7.0, 4.0)),
-            "The answer follows the sources, most of all “[1] Animals”.",
+            "The answer was written from the sources, most of all “[1] Animals”.",
         ),
-        (made((STRONG,), (7.0,)), "The answer follows source “[1] Animals”."),
-        (made(((0.0, 0.0, 9.0),), (9.0,)), "The answer follows source “[3]”."),
+        (made((STRONG,), (7.0,)), "The answer was written from source “[1] Animals”."),
+        (made(((0.0, 0.0, 9.0),), (9.0,)), "The answer was written from source “[3]”."),
         (
             made((STRONG, STRONG, NONE), (7.0, 7.0, 0.0)),
-            "Two sentences follow source “[1] Animals”; one is “from memory”.",
+            "Two sentences were written from source “[1] Animals”; one is “from memory”.",
         ),
         (made((NONE, NONE), (0.0, 0.0)), "The answer is “from memory”."),
     ],

@@ -45,6 +45,12 @@ def said(att, row=0):
             id="a call that nobody asked for",
         ),
         pytest.param(
+            attribution(without=Without(0.01, " German", 0.059)),
+            "The model says “Portuguese” (36 %), most of all because of “Lisbon”; without it, its "
+            "first guess would be “German” (5.9 %).",
+            id="a guess",
+        ),
+        pytest.param(
             attribution(without=STILL),
             "The model says “Portuguese” (36 %), most of all because of “Lisbon”; without it 36 % "
             "becomes 4.0 %.",

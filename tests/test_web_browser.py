@@ -299,11 +299,13 @@ def test_a_rule_stands_under_the_heat_map_and_its_units_are_ringed(visit):
     assert len(expected.terms) == 2
     for _ in range(2):  # once more: the line takes the place of the one before
         press(page, "Find a rule")
-        line = page.locator("#answer .map + .ruled .rule")
+        line = page.locator("#answer .map ~ .ruled .rule")
         expect(line).to_contain_text("stays if")
         expect(line).to_contain_text(expected.facts[0])
         expect(page.locator("#answer .map .r")).to_have_count(4)
         expect(page.locator("#answer .map .r2")).to_have_count(1)
+        page.locator("#answer .map .u").first.hover()
+        expect(line).to_contain_text("stays if")  # the line of the word takes another place
 
 
 def test_save_as_picture_page_and_markdown(visit):

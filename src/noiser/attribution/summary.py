@@ -26,6 +26,8 @@ Role = Literal["", "said", "cause", "instead"]
 
 # A unit without which so much of the target's probability is left does not matter much.
 _HARDLY_CHANGED = 0.8
+# What a model says with less probability than this is a guess.
+_GUESS = 0.1
 # Characters of a target or unit in the sentence.
 _LONGEST = 80
 
@@ -366,8 +368,11 @@ def _without(att: AttributionRecord, row: int, entry: Without) -> list[Piece]:
         if leader.startswith("<") and leader.endswith(">"):
             return [Piece(f"{begin}say nothing")]
         if any(map(str.isalnum, leader)):
-            chance = f" ({percentage(entry.leader_probability)})"
-            return [Piece(f"{begin}say "), Piece(leader, "instead"), Piece(chance)]
+            chance = Piece(f" ({percentage(entry.leader_probability)})")
+            says = f"{begin}say "
+            if entry.leader_probability < _GUESS:
+                says = "; without it, its first guess would be "
+            return [Piece(says), Piece(leader, "instead"), chance]
     if changed:
         return [Piece(f"; without it {changed}")]
     if entry.probability < target.probability:

@@ -166,15 +166,20 @@ class Diff(SavedResult):
             ]
         direction = "likelier" if change > 0 else "less likely"
         strongest = max(self.edits, key=lambda edit: edit.score if change > 0 else -edit.score)
-        shares = (
-            f"{percentage(math.exp(self.log_p_before))} to {percentage(math.exp(self.log_p_after))}"
-        )
         return [
             answer,
-            Piece(f" became {direction} ({shares}), most of all because of "),
+            Piece(f" became {direction} ({self._change_in_words()}), most of all because of "),
             *_change(strongest),
             *end,
         ]
+
+    def _change_in_words(self) -> str:
+        """Both probabilities; of long answers, whose probabilities are tiny, the nats."""
+        before = percentage(math.exp(self.log_p_before))
+        after = percentage(math.exp(self.log_p_after))
+        if before == after:
+            return f"by {abs(self.log_p_after - self.log_p_before):.1f} nats"
+        return f"{before} to {after}"
 
     def _facts(self) -> Iterator[str]:
         before = self.log_p_before

@@ -37,6 +37,7 @@ from noiser.types import Source
 _AT_ONCE = 8
 
 # Characters of a question that are shown: where the sources stand in it, it is long.
+_CAUTION = "Whether the answer agrees with its sources is not checked."
 _ASKED = 300
 
 # Quotes in the table of the strongest, and characters of the sentence that one is for.
@@ -78,9 +79,12 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
     if any(sentence.citations for sentence in citations.sentences):
         legend = "<p class=facts>The longer the bar, the more the answer needs the source.</p>"
     footnotes = "".join(f"<p>{escape(text)}</p>" for text in citations.footnotes)
+    is_cited = any(sentence.citations for sentence in citations.sentences)
+    caution = f"<p class=facts>{_CAUTION}</p>" if is_cited else ""
     return (
         f"<style>{''.join(_rules(citations, identifier, strength))}</style>"
         f'<div class="noiser-att" id="{identifier}">{sentence_html(about_citations(citations))}'
+        f"{caution}"
         f"<div class=noiser-cite><div>{_question(citations)}<h3>Answer</h3>"
         f"<p class=answer dir=auto>{answer}</p>{without}</div>"
         f"<div><h3>Sources</h3>{legend}{_sources(citations, identifier, strength)}</div></div>"

@@ -13,8 +13,8 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def about_citations(citations: CitationsRecord) -> list[Piece]:
-    """The sentence, such as "Two sentences follow the sources, most of all **[1] Prices**; one is
-    from memory."
+    """The sentence, such as "Two sentences were written from the sources, most of all **[1]
+    Prices**; one is from memory."
 
     The verdicts are those of the sentences' own marks.
     """
@@ -35,9 +35,9 @@ def about_citations(citations: CitationsRecord) -> list[Piece]:
         title = shorten(label(citations.sources[best - 1].title), _LONGEST)
         name = f"[{best}] {title}" if citations.sources[best - 1].title else f"[{best}]"
         subject = "The answer" if cited == total else _sentences(cited)
-        verb = "follows" if cited in (1, total) else "follow"
+        verb = "was written" if cited in (1, total) else "were written"
         most = "source " if len(scores) == 1 else "the sources, most of all "
-        pieces += [Piece(f"{subject} {verb} {most}"), Piece(name, "cause")]
+        pieces += [Piece(f"{subject} {verb} from {most}"), Piece(name, "cause")]
     for verdict, count in verdicts.items():
         if not pieces:
             subject = "The answer is" if count == total else _are(count)

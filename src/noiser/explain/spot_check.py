@@ -159,7 +159,8 @@ def _verdict(check: Mapping[str, Any]) -> str:
     found = f"({rho:.2f} of at most 1{width})"
     versions = f"On {check['masks']} other versions of this prompt, each with half of its {units},"
     if math.isnan(check["p"]):
-        return f"{versions} the agreement is {found}: four {units} are too few for a verdict."
+        few = f"four {units} are too few for a verdict"
+        return f"{versions} the scores agree with the model {found}; {few}."
     if check["predicts"]:
         advice = f"believe the order of the strongest {units}"
         return f"{versions} the scores foretold the model {found}: {advice}."

@@ -361,7 +361,7 @@ async function findRule() { // a line under the heat map that is on top, and rin
   section.querySelector(".ruled")?.remove();
   for (const unit of map.querySelectorAll(".r, .numbered")) unit.classList.remove("r", "r1", "r2", "r3", "against", "numbered");
   line.className = "ruled";
-  map.after(line);
+  lineOf(map).after(line); // the line of the word pointed at stays next to the map
   const question = { model: shown.question.model, answer: shown.saved[rowOf(map)], target: targetOf(section), seed: shown.question.seed };
   const found = await ask("findrule", question, line);
   for (const [unit, ring] of Object.entries(found?.rings ?? {}))
