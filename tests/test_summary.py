@@ -133,8 +133,8 @@ def said(att, row=0):
         ),
         pytest.param(
             attribution(target=Target(" Mondrian", 100, 0.5, 1, (101,)), without=STILL),
-            "The model says “Mondrian” (25 %), most of all because of “Lisbon”; without it, it "
-            "would say “Portuguese” (4.0 %).",
+            "The model says “Mondrian” (25 %), most of all because of “Lisbon”; without it, its "
+            "first guess would be “Portuguese” (4.0 %).",
             id="a word of two tokens",
         ),
         pytest.param(
