@@ -93,7 +93,8 @@ def test_the_text_shows_each_score_at_its_place(att):
     second = next(i for i, line in enumerate(lines) if "[image 2]: each region" in line)
     shown = [re.findall(r"-?[\d.]+ %", line) for line in lines[second + 1 : second + 3]]
     assert [len(row) for row in shown] == [2, 2]
-    table = [line for line in lines if line.strip().startswith("image 2 row")]
+    # A line of the strongest units, "for: ...", may go on with the name of a region.
+    table = [line for line in lines if re.match(r" *image 2 row \d column \d  +-?[\d.]+ %", line)]
     scores = [re.search(r"-?[\d.]+ %", line)[0] for line in table]
     assert scores == [*shown[0], *shown[1]]
     text = next(line for line in lines if "user:" in line)

@@ -36,7 +36,8 @@ def quicker_ways(unit: object, *methods: str) -> list[str]:
     (['larger units (auto or sentence)', 'the method occlusion'], [])
     """
     ways: list[str] = []
-    if unit in ("word", "token", None):
+    is_small = unit is None or (isinstance(unit, str) and unit in ("word", "token"))
+    if is_small:
         ways.append("larger units (auto or sentence)")
     # A name may go on with a version, joint@2, or with settings, joint:samples=64.
     names = [re.split("[@:]", method)[0] for method in methods]
