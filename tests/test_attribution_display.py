@@ -230,7 +230,7 @@ def test_the_colours_are_explained_in_words(coloured):
     signed, positive = make((" a", " b"), ((0.4, -0.2),)), make((" a", " b"), ((0.4, 0.2),))
     distance = replace(positive, method="noiser@2", parameters={"objective": "hellinger"})
     meanings = [
-        "without it the prediction gets less likely",
+        "noise on it makes the prediction less likely",
         "without it the model's prediction changes",
     ]
     contrast = replace(signed, foil=Target(" foot", 9, 0.1, 2), stderr=torch.tensor([[0.1, 0.2]]))
@@ -255,6 +255,23 @@ def test_the_colours_are_explained_in_words(coloured):
                 1,
                 int(pair[1] is distance),
             ]
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "expected"),
+    [
+        ("occlusion@1", {"removal": "zero"}, "without it the prediction gets less likely"),
+        (
+            "joint@2",
+            {"removal": "zero", "samples": None},
+            "makes the prediction likelier, in the mean with and without the others",
+        ),
+        ("input_x_gradient@1", {}, "without it the prediction gets less likely"),
+    ],
+)
+def test_orange_says_what_the_method_measures(method, parameters, expected):
+    att = make((" a", " b"), ((0.4, -0.2),), method=method, parameters=parameters)
+    assert f"orange: {expected}; blue: " in words_of(att.to_html())
 
 
 def test_the_strongest_have_numbers_whichever_their_sign_and_what_is_within_its_error_is_grey(

@@ -18,6 +18,7 @@ from noiser.attribution.regions import (
 from noiser.attribution.relations import sentences
 from noiser.attribution.speakers import chat_messages, message_places, speaker
 from noiser.numbers import number_format
+from noiser.registry import unversioned
 from noiser.text.chat import part_texts
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
@@ -246,6 +247,14 @@ def _meaning_of_signs(att: AttributionRecord, row: int) -> tuple[str, str]:
     if att.foil is not None:
         target = label(att.targets[row].text)
         return f"speaks for “{target}”", f"speaks for “{label(att.foil.text)}”"
+    if unversioned(att.method) in ("noiser", "noiser_relative"):
+        return "noise on it makes the prediction less likely", "more likely"
+    if "removal" in att.parameters and "samples" in att.parameters:
+        # What the model says without this unit alone may differ from such a mean.
+        return (
+            "makes the prediction likelier, in the mean with and without the others",
+            "less likely",
+        )
     return "without it the prediction gets less likely", "more likely"
 
 
