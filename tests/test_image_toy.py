@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import noiser
-from tiny_images import TEXT, tokenizer_with
+from tiny_images import TEXT, llava_processor, square_crops, tokenizer_with
 
 pytest.importorskip("PIL")
 from PIL import Image, ImageDraw
@@ -85,17 +85,7 @@ def untrained():
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         vision_feature_layer=-1,
     )
-    images = transformers.CLIPImageProcessorPil(
-        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
-    )
-    processor = transformers.LlavaProcessor(
-        images,
-        tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=tokenizer.chat_template,
-    )
+    processor = llava_processor(transformers.LlavaProcessor, square_crops(), tokenizer)
     return transformers.LlavaForConditionalGeneration(config), processor
 
 

@@ -136,6 +136,25 @@ def qwen3vl() -> tuple[Any, Any]:
     return _qwen("3")
 
 
+def llava_processor(kind: Any, images: Any, tokenizer: Any) -> Any:
+    """A processor of the LLaVA family, for a tower with a class token and patches of 14 pixels."""
+    return kind(
+        images,
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def square_crops() -> Any:
+    """Pictures cut to a square of 56 pixels."""
+    return transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+    )
+
+
 def llava() -> tuple[Any, Any]:
     """A square crop of each picture, 16 tokens."""
     tokenizer = tokenizer_with({"image_token": "<image>"}, "<image>")
@@ -144,17 +163,7 @@ def llava() -> tuple[Any, Any]:
         vision_config=transformers.CLIPVisionConfig(**VISION),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
-    images = transformers.CLIPImageProcessorPil(
-        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
-    )
-    processor = transformers.LlavaProcessor(
-        images,
-        tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=tokenizer.chat_template,
-    )
+    processor = llava_processor(transformers.LlavaProcessor, square_crops(), tokenizer)
     return transformers.LlavaForConditionalGeneration(config), processor
 
 
@@ -173,14 +182,7 @@ def llava_next() -> tuple[Any, Any]:
         crop_size={"height": 56, "width": 56},
         image_grid_pinpoints=tiles,
     )
-    processor = transformers.LlavaNextProcessor(
-        images,
-        tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=tokenizer.chat_template,
-    )
+    processor = llava_processor(transformers.LlavaNextProcessor, images, tokenizer)
     return transformers.LlavaNextForConditionalGeneration(config), processor
 
 

@@ -147,12 +147,12 @@ class Registry(Generic[T]):
         Raises ValueError where another factory has the name, in this version or a newer one.
         """
         entry = Entry(name=name, version=version, factory=factory, summary=summary)
-        for taken in self._own.values():
-            is_newer = taken.name == name and taken.version > version
-            is_same = taken.versioned_name == entry.versioned_name
-            if not (is_newer or is_same) or _is_same_code(taken.factory, factory):
+        of_name = [taken for taken in self._own.values() if taken.name == name]
+        newer = max((taken.version for taken in of_name), default=0) + 1
+        for taken in of_name:
+            is_older = taken.version < version
+            if is_older or _is_same_code(taken.factory, factory):
                 continue
-            newer = max(each.version for each in self._own.values() if each.name == name) + 1
             raise ValueError(
                 f"{self.kind} {name!r} is registered twice: {taken.factory} is "
                 f"{taken.versioned_name}. Take another name, or version={newer} to replace it."

@@ -27,13 +27,16 @@ def message_places(att: AttributionRecord) -> list[tuple[int, int, int]]:
     for index, message in enumerate(chat_messages(att)):
         count = count_pictures(message)
         if count:
-            own, pictures = pictures[:count], pictures[count:]
-            start, end = own[0], own[-1] + 1
+            own = pictures[:count]
+            pictures = pictures[count:]
+            start = own[0]
+            end = own[-1] + 1
             for text in map(str.strip, part_texts(message)):
                 found = att.text.find(text, position, att.prompt_length) if text else -1
                 if found >= 0:
                     position = found + len(text)
-                    start, end = min(start, found), max(end, position)
+                    start = min(start, found)
+                    end = max(end, position)
             position = end
             places.append((index, start, end))
             continue

@@ -217,11 +217,11 @@ def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     if not is_largest:
         words = words.replace("most of all", "not least")
     named = [Piece(words), *_named(att, column)]
-    own_messages = _own_messages(att)
-    if message_of_units(att).get(column) not in own_messages:
+    own_units = _own_units(att)
+    if column not in own_units:
         return [*named, *without]
     own = Piece(", its own earlier message")
-    return [*named, own, *without, *_strongest_of_others(att, row, own_messages)]
+    return [*named, own, *without, *_strongest_of_others(att, row, own_units)]
 
 
 def _most_inside(att: AttributionRecord, row: int, messages: Sequence[int]) -> list[Piece]:
@@ -234,25 +234,28 @@ def _most_inside(att: AttributionRecord, row: int, messages: Sequence[int]) -> l
     return [Piece(", most of all by "), *_named(att, strongest)]
 
 
-def _own_messages(att: AttributionRecord) -> set[int]:
-    """The indices of the chat's messages that the model itself has said."""
-    messages = enumerate(chat_messages(att))
-    return {index for index, message in messages if message.get("role") == "assistant"}
+def _own_units(att: AttributionRecord) -> set[int]:
+    """The columns of the units in earlier messages of the model itself."""
+    messages = chat_messages(att)
+    own: set[int] = set()
+    for column, message in message_of_units(att).items():
+        if messages[message].get("role") == "assistant":
+            own.add(column)
+    return own
 
 
 def _strongest_of_others(
-    att: AttributionRecord, row: int, own_messages: Collection[int]
+    att: AttributionRecord, row: int, own_units: Collection[int]
 ) -> list[Piece]:
     """What speaks most for the target of all that the model has not said itself.
 
     A model that has made one call writes the next one alike, which says nothing of what it was
     asked or told.
     """
-    message_of = message_of_units(att)
     scores: list[float] = att.scores[row].tolist()
     others: list[int] = []
     for column in with_signal(att, row):
-        if scores[column] > 0 and message_of.get(column) not in own_messages:
+        if scores[column] > 0 and column not in own_units:
             others.append(column)
     if not others:
         return []

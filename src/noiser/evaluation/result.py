@@ -405,7 +405,12 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
     @cached_property
     def differences(self) -> DataFrame:
         """The first evaluation minus each of the others; see `noiser.evaluation.differences`."""
-        return differences(self)
+        return _table_of_differences(self._gaps)
+
+    @cached_property
+    def _gaps(self) -> Mapping[tuple[str, str], Estimate]:
+        """The first evaluation minus each of the others, by the other's name and the number."""
+        return _corrected_differences(self)
 
     @property
     def _heading(self) -> str:
@@ -419,7 +424,7 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
     def answers(self) -> list[str]:
         """For each other method a sentence: is the first one better, by the primary numbers?"""
         (first_name, first), *others = self.items()
-        gaps = _primary_differences(self)
+        gaps = {key: gap for key, gap in self._gaps.items() if key[1] in first.primary}
         needed = prompts_needed(len(gaps), first.confidence)
         sentences: list[str] = []
         for other, _ in others:
@@ -499,15 +504,6 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         return "".join(tables)
 
 
-def _primary_differences(
-    evaluations: Mapping[str, Evaluation],
-) -> dict[tuple[str, str], Estimate]:
-    """The primary numbers of the first minus each of the others, by the other and the number."""
-    first = next(iter(evaluations.values()))
-    found = _corrected_differences(evaluations)
-    return {key: estimate for key, estimate in found.items() if key[1] in first.primary}
-
-
 def _corrected_differences(
     evaluations: Mapping[str, Evaluation],
 ) -> dict[tuple[str, str], Estimate]:
@@ -527,10 +523,15 @@ def differences(evaluations: Mapping[str, Evaluation]) -> DataFrame:
     Columns are other, number, value, low, high, n, reason, p, p_holm (corrected as by
     `Evaluation.minus`, for all others together) and clear (see `Estimate.is_clear`).
     """
+    return _table_of_differences(_corrected_differences(evaluations))
+
+
+def _table_of_differences(gaps: Mapping[tuple[str, str], Estimate]) -> DataFrame:
+    """A line for each difference; see `differences`."""
     import pandas as pd
 
     lines = [
         {"other": other, "number": number, **asdict(gap), "clear": gap.is_clear}
-        for (other, number), gap in _corrected_differences(evaluations).items()
+        for (other, number), gap in gaps.items()
     ]
     return pd.DataFrame(lines).drop(columns="confidence", errors="ignore")

@@ -151,30 +151,29 @@ def _processed(
 
 def _expanded(rendered: str, expansions: Sequence[_Expansion]) -> tuple[str, list[Offset]]:
     """The text that is tokenised, and the characters in it that stand for each picture."""
-    text = ""
-    inside: list[Offset] = []
-    position = 0
-    for expansion in expansions:
-        start, end = expansion.rendered
-        text += rendered[position:start]
-        inside.append((len(text), len(text) + len(expansion.written)))
-        text += expansion.written
-        position = end
-    return text + rendered[position:], inside
+    return _replaced(rendered, expansions, [expansion.written for expansion in expansions])
 
 
 def _shown(rendered: str, expansions: Sequence[_Expansion]) -> tuple[str, tuple[int, ...]]:
     """The text with a mark for each picture, and the places of the marks."""
-    text = ""
-    places: list[int] = []
+    text, marks = _replaced(rendered, expansions, [MARK] * len(expansions))
+    return text, tuple(start for start, _ in marks)
+
+
+def _replaced(
+    rendered: str, expansions: Sequence[_Expansion], texts: Sequence[str]
+) -> tuple[str, list[Offset]]:
+    """The rendered chat with a text for each picture, and the characters of these texts."""
+    whole = ""
+    inside: list[Offset] = []
     position = 0
-    for expansion in expansions:
+    for expansion, text in zip(expansions, texts, strict=True):
         start, end = expansion.rendered
-        text += rendered[position:start]
-        places.append(len(text))
-        text += MARK
+        whole += rendered[position:start]
+        inside.append((len(whole), len(whole) + len(text)))
+        whole += text
         position = end
-    return text + rendered[position:], tuple(places)
+    return whole + rendered[position:], inside
 
 
 def _inside(offset: Offset, inside: Sequence[Offset]) -> int | None:

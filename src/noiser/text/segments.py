@@ -174,8 +174,9 @@ def _is_long(field: str) -> bool:
     """Whether a field has many words and marks, or several sentences."""
     if len(_WORD.findall(field)) > _LONG_FIELD:
         return True
-    ends = [match.end() for match in _SENTENCE_END.finditer(field.strip())]
-    return any(regex.search(r"\p{L}", field.strip()[end:]) for end in ends)
+    text = field.strip()
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    return any(regex.search(r"\p{L}", text[end:]) for end in ends)
 
 
 def bare_words(text: str) -> list[str]:
