@@ -14,21 +14,9 @@ import torch
 import transformers
 from PIL import Image, ImageDraw
 
-from tiny import tiny_tokenizer
+from tiny import SIZES, tiny_tokenizer
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 2048,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+TEXT: dict[str, Any] = {**SIZES, "vocab_size": 512, "max_position_embeddings": 2048}
 VISION: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
