@@ -58,7 +58,7 @@ class Rule(SavedResult):
         text: the prompt; of a chat, as the template writes it.
         units: the parts of the prompt.
         unit: the name of the segmentation, or "spans".
-        terms: the rule; empty where none is right more often than "always" or "never".
+        terms: the rule; empty where none is clearly right more often than "always" or "never".
         best: the rule that was tried: `terms`, or the one that failed.
         same: when an answer is the same: "tokens", "logprob", "text", "foil", or the name of the
             caller's function.
@@ -174,7 +174,7 @@ class Rule(SavedResult):
             return f"{self._verb} {'' if alone else 'if '}{in_words(self.terms)}"
         if self.from_memory:
             return "from memory or the question: no unit is needed"
-        return "no short rule: the answer rests on many parts"
+        return f"no short rule: no few parts decide whether it {self._verb}"
 
     @property
     def from_memory(self) -> bool:
@@ -198,7 +198,7 @@ class Rule(SavedResult):
     def _rate(self) -> str:
         """How often the rule is right, and how often a constant."""
         kind = "fresh inputs" if self.fresh else "inputs, all there are"
-        constant = f'the guess "{self.control}" is right on {self.base}'
+        constant = f'guessing "it {self.control} {self._verb}" is right on {self.base}'
         if self.best in (NEVER, ALWAYS):
             return f"{constant} of {self.tries} {kind}"
         name = "" if self.terms else f"the best one, {in_words(self.best)}, is "

@@ -147,8 +147,9 @@ class TruthTable:
     def findings(self) -> dict[str, Any]:
         """The fields of a `Rule` that the inputs say.
 
-        There is a rule only where it is right more often than the better constant, by the lower end
-        of its interval; or where it is right on all inputs that there are.
+        There is a rule only where it is right more often than the better constant: on fresh inputs
+        by the lower end of its interval; on all inputs, to which it was fitted, where it is wrong
+        on fewer than half as many as the constant.
         """
         kept = self._kept[self.tries].numpy()
         stays = self._stays[self.tries].numpy()
@@ -156,8 +157,10 @@ class TruthTable:
         stayed = int(stays.sum())
         base = max(stayed, tries - stayed)
         hits = int((holds(self.terms, kept) == stays).sum())
-        is_exact = not self.has_fresh and hits == tries > base
-        is_better = is_exact or wilson(hits, tries)[0] > base / tries
+        if self.has_fresh:
+            is_better = wilson(hits, tries)[0] > base / tries
+        else:
+            is_better = 2 * (tries - hits) < tries - base
         best = tuple(self._number_of_units(term) for term in self.terms)
         playing = set(self.units.tolist())
         units = range(self._game.mask.shape[1])
