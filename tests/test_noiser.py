@@ -141,10 +141,23 @@ def test_a_search_saturates_where_no_unit_flips_at_its_largest_k(search):
     assert raw.info["saturated"] == [False]
     assert att.info["saturated"] == [True]
     assert float(att.k_min) == 1 - 2**-steps
+    assert "no unit changes the prediction" in att.to_html()
     # In a naive search every unit, and not only the one that decides, keeps the prediction.
     _, thresholds, scores = expected(lm, att, divisor=norm_of_noise("l2", 32))
     assert set(thresholds.tolist()) == {1 - 2**-steps}
     torch.testing.assert_close(att.scores[0], scores, atol=1e-5, rtol=1e-4)
+
+
+def test_a_flip_at_the_smallest_noise_of_the_search_is_called_a_near_tie():
+    lm = tiny("gpt2")
+    fine, coarse = (
+        noiser.attribute(lm, PROMPT, method=noiser.Noiser(samples=3, steps=steps), unit="token")
+        for steps in (10, 4)
+    )
+    assert 2**-10 < float(fine.k_min) < 2**-4
+    assert (fine.info["near_tie"], coarse.info["near_tie"]) == ([False], [True])
+    assert "nearly tied" in coarse.to_html()
+    assert "nearly tied" not in fine.to_html()
 
 
 def test_saturated_scores_are_those_of_the_norm_to_the_resolution_of_the_search():

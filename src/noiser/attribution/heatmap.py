@@ -132,7 +132,7 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
     question = _question(att, row)
     facts = question
     if att.k_min is not None and not math.isnan(att.k_min[row]):
-        facts += f" · k_min {float(att.k_min[row]):.3g}"
+        facts += f" · k_min {float(att.k_min[row]):.3g}{_end_of_search(att, row)}"
     unasked = [UNASKED.format(message) for message in att.info.get("unasked", ())]
     return HeatMap(
         target=label(att.targets[row].text),
@@ -164,6 +164,18 @@ def _prediction(target: Target, separator: str) -> str:
     """Probability and rank; of several tokens their largest rank."""
     up_to = "up to " if target.rest and target.rank > 1 else ""
     return f"{probability_text(target)}{separator}rank {up_to}{target.rank}"
+
+
+def _end_of_search(att: AttributionRecord, row: int) -> str:
+    """What k_min says at either end of the interval that was searched; else nothing."""
+    for key, meaning in (
+        ("near_tie", "hardly any noise: the first guess is nearly tied"),
+        ("saturated", "the largest noise: no unit changes the prediction"),
+    ):
+        told = att.info.get(key, ())
+        if row < len(told) and told[row]:
+            return f" ({meaning})"
+    return ""
 
 
 def _strongest_units(att: AttributionRecord, row: int) -> dict[str, list[tuple[str, str]]]:

@@ -78,6 +78,8 @@ class _Info(BaseModel, extra="allow"):
     special_tokens: list[_Natural] = []
     unasked: list[_Natural] = []
     through: list[list[_InfoNumber]] = []
+    near_tie: list[bool] = []
+    saturated: list[bool] = []
     token_forwards: _Natural | None = None
     passes: _Natural | None = None
 

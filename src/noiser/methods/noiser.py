@@ -367,11 +367,13 @@ class _Call:
         )
 
     def _saturation(self, least: Float64[Tensor, " targets"]) -> dict[str, list[bool]]:
-        """Whether no unit flips at the largest k of the search, for each target.
+        """Whether no unit flips at the largest k of the search, for each target, and whether one
+        does at the smallest.
 
-        k_min is then the end of the interval, 1 - 2^-steps, and not a noise that a unit fails to
-        tolerate: the noise then has a fixed size, as with bounding "norm_l2" if the noise
-        was divided by its l2 norm.
+        k_min is in the first case the end of the interval, 1 - 2^-steps, and not a noise that a
+        unit fails to tolerate: the noise then has a fixed size, as with bounding "norm_l2" if the
+        noise was divided by its l2 norm. In the second case it is at most 2^-steps: the target
+        and its rival are nearly tied, and the scores are of next to no noise.
         """
         if self.method.bounding not in ("k_min", "k_max_per_unit"):
             return {}
@@ -384,5 +386,6 @@ class _Call:
         return {
             "saturated": [
                 k == largest and target not in flipping for target, k in enumerate(least.tolist())
-            ]
+            ],
+            "near_tie": (least <= 2.0**-self.method.steps).tolist(),
         }

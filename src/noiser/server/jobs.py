@@ -172,7 +172,7 @@ class Models:
         self._load_lock = threading.Lock()
         self._line = Line()
         self.speeds: dict[str, float] = {}
-        """For each model by its name the most token-forwards per second that an answer has had."""
+        """For each model by its name the most expected token-forwards per second of an answer."""
         self._count_lock = threading.Lock()
         self._open = 0
 

@@ -110,13 +110,14 @@ class PageForm(BaseModel):
                 return self._diff(lm, self._parse(self.before, is_chat=is_chat), prompt, job)
             began = time.monotonic()
             speed = models.speeds.get(lm.identity.name)
-            if speed:
-                tokens = self._expected_token_forwards(lm, prompt, methods)
-                job.expected = tokens / speed + began - job.began if tokens else None
+            expected = self._expected_token_forwards(lm, prompt, methods)
+            if speed and expected:
+                job.expected = expected / speed + began - job.began
             comparison = self._compare(lm, prompt, methods, job)
-            done = sum(int(att.info.get("token_forwards") or 0) for att in comparison)
+            # The work that was expected, not the work done, over the time: inputs share prefixes
+            # and answers end early, here as in the next question.
             seconds = max(time.monotonic() - began, 1e-3)
-            models.speeds[lm.identity.name] = max(speed or 0.0, done / seconds)
+            models.speeds[lm.identity.name] = max(speed or 0.0, expected / seconds)
             return _answer(comparison, comparison)
 
     @staticmethod
