@@ -662,3 +662,9 @@ def test_markdown():
         ("<b>", "\\<b\\>"),
     ):
         assert f"\n\n{line} → " in make((prompt,), ((0.1,),)).to_markdown()
+
+
+def test_latex_has_a_table_for_each_target_in_which_nothing_is_a_command():
+    text = make((r"50% & \x",), ((0.1,),)).to_latex()
+    assert r"50\% \& \textbackslash{}x & " in text
+    assert rich_example().to_latex().count(r"\begin{tabular}") == 2

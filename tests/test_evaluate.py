@@ -224,6 +224,27 @@ def test_a_comparison_says_whether_one_is_better_and_how_many_prompts_that_takes
         assert found.answers[0] in text
 
 
+def test_a_difference_that_several_numbers_share_is_shown_once():
+    prompts = PROMPTS[:2]
+    metrics = ["mass_matched_rank"]
+    found = noiser.evaluation.Evaluations(
+        {
+            name: noiser.evaluate(tiny("llama"), prompts, name, metrics)
+            for name in ("occlusion", "random")
+        }
+    )
+    gaps = found.differences.set_index("number")["value"]
+    assert gaps["rank_area_minus_random"] == pytest.approx(gaps["rank_area"], rel=1e-9)
+    for text in (found.to_text(), found.to_latex()):
+        _, of_differences = text.split("minus each other method")
+        table = of_differences.split("The same difference")[0]
+        assert "area" in table
+        assert "minus" not in table
+    note = "The same difference as rank_area: rank_area_minus_random, rank_area_minus_position."
+    for text in (found.to_text(), found.to_markdown().replace("\\", ""), found.to_html()):
+        assert text.count(note) == 1
+
+
 def failing_metric():
     def measure(case):
         return 1 / 0

@@ -19,6 +19,9 @@ _COMMANDS = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\u00a0": "~",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "↵": r"$\hookleftarrow$",
+    "…": r"\dots{}",
+    "→": r"$\rightarrow$",
 }
 _TABLE = str.maketrans(_COMMANDS)
 

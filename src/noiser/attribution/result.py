@@ -201,6 +201,10 @@ class Attribution(AttributionRecord, SavedResult):
         """A Markdown table of the scores for each target."""
         return markdown.markdown(self)
 
+    def to_latex(self) -> str:
+        """A table of the scores for each target, for a paper; it needs booktabs."""
+        return markdown.latex(self)
+
     def plot(
         self, *others: Attribution, target: int = 0, width: float = 6.5, pairs: bool = False
     ) -> Figure:

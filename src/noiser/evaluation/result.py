@@ -440,6 +440,52 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
                 )
         return sentences
 
+    def _cells(self) -> list[tuple[str, ...]]:
+        """The printed table of differences, its heading first."""
+        cells = [("other", "number", "difference", "interval", "p_holm", "n")]
+        repeated = self._repeated
+        for (other, name), gap in self._gaps.items():
+            if (other, name) not in repeated:
+                value = numbers.number(gap.value)
+                interval = numbers.interval(gap.low, gap.high)
+                p = "" if math.isnan(gap.p_holm) else f"{gap.p_holm:.2g}"
+                cells.append((label(other), label(name), value, interval, p, str(gap.n)))
+        return cells
+
+    @property
+    def _repeated(self) -> dict[tuple[str, str], str]:
+        """Differences that repeat one above them, by their keys, with the number that it is of.
+
+        Two methods differ as much by "area" as by "area minus that of random scores", which are
+        the same for both.
+        """
+        repeated: dict[tuple[str, str], str] = {}
+        shown: list[tuple[str, str]] = []
+        for key, gap in self._gaps.items():
+            for other, name in shown:
+                of = self._gaps[other, name]
+                is_equal = math.isclose(of.value, gap.value, rel_tol=1e-9, abs_tol=1e-12)
+                if other == key[0] and of.n == gap.n and is_equal:
+                    repeated[key] = name
+                    break
+            else:
+                shown.append(key)
+        return repeated
+
+    def _notes(self) -> list[str]:
+        """What the table leaves out, and what is missing, one line each."""
+        also: dict[str, list[str]] = {}
+        for (_, name), of in self._repeated.items():
+            names = also.setdefault(of, [])
+            if name not in names:
+                names.append(name)
+        notes = [
+            f"The same difference as {label(of)}: {', '.join(map(label, names))}."
+            for of, names in also.items()
+        ]
+        reasons = dict.fromkeys(gap.reason for gap in self._gaps.values() if gap.reason)
+        return notes + [f"{label(reason)}." for reason in reasons]
+
     def __str__(self) -> str:
         return self.to_text()
 
@@ -447,8 +493,10 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         """Each evaluation, and the differences, safe for a terminal."""
         texts = [evaluation.to_text() for evaluation in self.values()]
         if len(self) > 1:
-            table = self.differences.to_string(index=False)
-            texts += ["\n".join([self._heading, *self.answers]), table]
+            texts.append("\n".join([self._heading, *self.answers]))
+            texts.append("\n".join(aligned(self._cells())))
+            if self._notes():
+                texts.append("\n".join(self._notes()))
         return "\n\n".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -485,11 +533,17 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         """Each evaluation, and the differences, as Markdown."""
         parts = [evaluation.to_markdown() for evaluation in self.values()]
         if len(self) > 1:
-            gaps = self.differences
-            rows = [[str(cell) for cell in row] for row in gaps.itertuples(index=False)]
-            table = markdown_table([list(gaps.columns), *rows])
-            parts += [*map(escaped_line, [self._heading, *self.answers]), table]
+            parts += map(escaped_line, [self._heading, *self.answers])
+            parts.append(markdown_table(self._cells()))
+            parts += map(escaped_line, self._notes())
         return "\n\n".join(parts) + "\n"
+
+    def to_latex(self) -> str:
+        """The tables of numbers, and the differences, for a paper; they need booktabs."""
+        tables = [evaluation.to_latex() for evaluation in self.values()]
+        if len(self) > 1:
+            tables.append(latex_table(self._cells(), self._heading))
+        return "\n".join(tables)
 
     def to_html(self, path: str | PathLike[str] | None = None) -> str:
         """A complete page without network and scripts, also written to `path` if given."""
@@ -498,9 +552,10 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
     def _repr_html_(self) -> str:
         tables = [evaluation.fragment() for evaluation in self.values()]
         if len(self) > 1:
-            gaps: Any = self.differences
-            lines = "".join(f"<p>{escape(line)}</p>" for line in [self._heading, *self.answers])
-            tables.append(f"{lines}{gaps.to_html(index=False, border=0)}")
+            head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
+            tables += [f"<p>{escape(line)}</p>" for line in [self._heading, *self.answers]]
+            tables.append(html_table(head, rows))
+            tables += [f"<p>{escape(line)}</p>" for line in self._notes()]
         return "".join(tables)
 
 
