@@ -313,6 +313,7 @@ def test_a_chat_shows_roles_in_place_of_the_templates_marks():
     assert (
         "".join(cell.text for cell in cells(att, 0)) == "system: Be brief.\nuser: Who?\nassistant: "
     )
+    assert "<title>Who? – " in att.to_html()
     other = replace(att, prompt=({"role": "user", "content": "changed by the template"},))
     assert "<|im_start|>system" in str(other)
     text = text.replace("system\n", "system\nYou are SmolLM. ")

@@ -586,7 +586,8 @@ def made(**changes):
 def test_shown_as_text():
     assert str(made()) == (
         "attic: stays if [1] and [3], or [4] unless [2]\n"
-        '  right on 39 of 40 fresh inputs (0.87 to 1.00); guessing "it always stays" is right on 24\n'
+        "  right on 39 of 40 fresh inputs (0.87 to 1.00); "
+        'guessing "it always stays" is right on 24\n'
         '  [1] and [3] alone are enough · an exception: with [4] alone it becomes "hall" · '
         'without [1] and [4] it becomes "barn"\n'
         "  same tokens · 125 inputs · m (float32) · unit sentence · seed 0\n"

@@ -5,7 +5,7 @@ import torch
 
 from attribution_for_tests import make, spans_of
 from noiser.attribution.summary import about, as_markdown, as_text
-from noiser.types import Pair, Target, Without
+from noiser.types import ANOTHER_ANSWER, Pair, Target, Without
 
 WORDS = (" who", " left", " Germany", " for", " Lisbon,", " speaks")
 PORTUGUESE = Target(" Portuguese", 100, 0.36, 1)
@@ -117,8 +117,20 @@ def said(att, row=0):
         pytest.param(
             attribution(target=PHRASE, without=GERMAN_WITHOUT),
             "The model says “Portuguese and Spanish”, most of all because of “Lisbon”; without "
-            "it, it would say something else.",
+            "it, it would say something else, from “German” on.",
             id="a phrase",
+        ),
+        pytest.param(
+            attribution(target=PHRASE, without=Without(0.001, "<|im_end|>", 0.6)),
+            "The model says “Portuguese and Spanish”, most of all because of “Lisbon”; without "
+            "it, it would say something else.",
+            id="a phrase that would be cut off",
+        ),
+        pytest.param(
+            attribution(target=PHRASE, without=Without(0.001, ANOTHER_ANSWER, 0.6)),
+            "The model says “Portuguese and Spanish”, most of all because of “Lisbon”; without "
+            "it, it would say something else.",
+            id="a phrase of a model that gives text only",
         ),
         pytest.param(
             attribution(target=PHRASE, without=Without(0.2, PHRASE.text, 0.2)),

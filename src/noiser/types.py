@@ -182,6 +182,10 @@ class Pair(NamedTuple):
     kind: Literal["together", "either"]
 
 
+ANOTHER_ANSWER = "another answer"
+"""The `leader` where a model gives text only, and no token is known."""
+
+
 class Without(NamedTuple):
     """What the model says to the prompt without one unit.
 

@@ -24,6 +24,7 @@ from noiser.attribution.display import (
     provenance,
     remarks,
     short,
+    shorten,
 )
 from noiser.attribution.heatmap import (
     Cell,
@@ -36,8 +37,10 @@ from noiser.attribution.heatmap import (
 )
 from noiser.attribution.picture_html import figures
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
+from noiser.attribution.speakers import chat_messages
 from noiser.attribution.summary import Piece, about, plain_label
 from noiser.html import html_page, html_table
+from noiser.text.chat import part_texts
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -59,10 +62,16 @@ def page(attributions: Sequence[AttributionRecord], targets: Sequence[int] | Non
     """A complete page with one attribution, or with several of one prompt: a row per method."""
     card = _card(attributions, "noiser", targets)
     first = attributions[0]
-    prompt = label(first.text[: first.prompt_length])[:80]
+    prompt = shorten(label(_question_of(first).strip()), 80)
     count = len(attributions)
     what = label(first.method) if count == 1 else f"{count} methods"
     return page_of_card(card, f"{prompt} – {what}")
+
+
+def _question_of(att: AttributionRecord) -> str:
+    """The prompt, or of a chat what its user said last, without the template around it."""
+    asked = [each for each in chat_messages(att) if each["role"] == "user"]
+    return " ".join(part_texts(asked[-1])) if asked else att.text[: att.prompt_length]
 
 
 def fragment(attributions: Sequence[AttributionRecord]) -> str:

@@ -17,7 +17,7 @@ from noiser.attribution.regions import pictures_of
 from noiser.attribution.speakers import chat_messages, message_of_units
 from noiser.numbers import percentage
 from noiser.registry import unversioned
-from noiser.types import Target, Without
+from noiser.types import ANOTHER_ANSWER, Target, Without
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -365,12 +365,17 @@ def _without(att: AttributionRecord, row: int, entry: Without) -> list[Piece]:
     begin = "; without it, it would "
     changed = _changed_share(target, entry)
     if target.rank == 1 and entry.leader != target.text:
-        if len(target.text.split()) > 1:
-            return [Piece(f"{begin}say something else")]
         leader = label(entry.leader)
-        if leader.startswith("<") and leader.endswith(">"):
+        ends = leader.startswith("<") and leader.endswith(">")
+        is_word = any(map(str.isalnum, leader)) and not ends
+        if len(target.text.split()) > 1:
+            says = [Piece(f"{begin}say something else")]
+            if is_word and entry.leader != ANOTHER_ANSWER:
+                says += [Piece(", from "), Piece(leader, "instead"), Piece(" on")]
+            return says
+        if ends:
             return [Piece(f"{begin}say nothing")]
-        if any(map(str.isalnum, leader)):
+        if is_word:
             chance = Piece(f" ({percentage(entry.leader_probability)})")
             says = f"{begin}say "
             if entry.leader_probability < _GUESS:

@@ -39,6 +39,7 @@ from noiser.registry import __version__, version_of
 from noiser.text import Encoding, token_texts
 from noiser.text.pictures import has_pictures, preview, sha256_of_pixels, without_data
 from noiser.types import (
+    ANOTHER_ANSWER,
     AutoUnit,
     ImageRemoval,
     ImageUnit,
@@ -457,7 +458,7 @@ def _leader_text(lm: LanguageModel, query: Query, token: int) -> str:
         return text
     if query.foil is not None and token == query.foil.token_id:
         return query.foil.text
-    return "another answer"
+    return ANOTHER_ANSWER
 
 
 async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int] | None:
