@@ -678,6 +678,19 @@ def test_html_rings_the_units_of_each_term(tmp_path):
     assert "<script" not in page
 
 
+def test_html_shows_roles_in_place_of_a_templates_text():
+    rule = noiser.rule(chatty(), CHAT, max_new_tokens=3)
+    words = re.sub(r"<[^>]*>", "", rule.to_html())
+    assert [heading.words.strip() for heading in rule.headings] == [
+        "system:",
+        "user:",
+        "assistant:",
+    ]
+    assert "system: " in words
+    assert "&lt;|" not in words
+    assert noiser.Rule.from_dict(rule.to_dict()).to_html() == rule.to_html()
+
+
 def test_markdown():
     text = made(answer=" a*b").to_markdown()
     assert text.startswith("**a\\*b: stays if \\[1\\] and \\[3\\], or \\[4\\] unless \\[2\\]**\n")

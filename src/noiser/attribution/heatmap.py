@@ -16,10 +16,9 @@ from noiser.attribution.regions import (
     region_columns,
 )
 from noiser.attribution.relations import sentences
-from noiser.attribution.speakers import chat_messages, message_places, speaker
+from noiser.attribution.speakers import role_headings
 from noiser.numbers import number_format
 from noiser.registry import unversioned
-from noiser.text.chat import part_texts
 from noiser.text.segments import join_overlapping
 from noiser.types import Target
 
@@ -298,7 +297,7 @@ def cells_and_regions(att: AttributionRecord, row: int) -> tuple[list[Cell], lis
     """The cells of the text, and the regions of pictures, with colours on one scale."""
     scores: list[float] = att.scores[row].tolist()
     errors = errors_of(att, row)
-    roles = _roles(att)
+    roles = {heading.start: heading.words for heading in role_headings(att)}
     texts: list[tuple[str, tuple[int, ...]]] = []
     totals: list[float] = []
     total_errors: list[float] = []
@@ -319,43 +318,6 @@ def cells_and_regions(att: AttributionRecord, row: int) -> tuple[list[Cell], lis
     for (column, (picture, box)), weight in zip(boxes.items(), weights[len(totals) :], strict=True):
         regions.append(ShownRegion(column, picture, box, scores[column], weight))
     return target_cells, regions
-
-
-def _roles(att: AttributionRecord) -> dict[int, str]:
-    r"""From each place where a chat template's text begins to the role that it announces.
-
-    "<|im_start|>user\n" becomes "user: ". A template that writes more words keeps them above the
-    role. There are no places if a content is not found, since the template changes it.
-    """
-    places = message_places(att)
-    found = {index for index, _, _ in places}
-    for index, message in enumerate(chat_messages(att)):
-        if index not in found and "".join(part_texts(message)).strip():
-            return {}
-    if not places:
-        return {}
-    roles: dict[int, str] = {}
-    position = 0
-    for index, start, end in places:
-        if start > position:
-            role = str(chat_messages(att)[index].get("role"))
-            roles[position] = _heading(att.text, position, start, role, speaker(att, index))
-        position = end
-    if att.prompt_length > position:
-        roles[position] = _heading(att.text, position, att.prompt_length, "assistant", "assistant")
-    return roles
-
-
-def _heading(text: str, start: int, end: int, role: str, who: str) -> str:
-    """The template's text from `start` to `end`: its own words on a line, and who speaks then."""
-    words = re.sub(r"<[^<>]*>|\[/?\w+\]", " ", text[start:end]).split()
-    own_words = ""
-    if len(words) > 2:  # more than the roles before and after
-        if words[0] in ("system", "developer"):
-            words[0] += ":"
-        own_words = " ".join(words).removesuffix(role) + "\n"
-    line_break = "\n" if start > 0 else ""
-    return f"{line_break}{own_words}{who}: "
 
 
 def _end_of_text(att: AttributionRecord, row: int, scores: Sequence[float]) -> int:

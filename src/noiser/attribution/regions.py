@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -31,7 +31,16 @@ class ShownRegion(NamedTuple):
     weight: float | None
 
 
-def pictures_of(att: AttributionRecord) -> Sequence[Mapping[str, Any]]:
+class HasInfo(Protocol):
+    """What has further facts by name, such as those of pictures."""
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """The facts."""
+        ...
+
+
+def pictures_of(att: HasInfo) -> Sequence[Mapping[str, Any]]:
     """The pictures of the prompt as they are saved."""
     images = att.info.get("images")
     return images["pictures"] if images else ()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from noiser.attribution import Attribution
+from noiser.attribution.speakers import Heading, role_headings
 from noiser.checks import check_count, check_seed, plain
 from noiser.engine import LiveGame, Query, prepare, remover, run_one
 from noiser.errors import ParameterError, UnitError, UnsupportedModelError
@@ -203,8 +204,26 @@ async def tried_rule(sameness: Sameness, table: TruthTable, seed: int) -> Rule:
         trials=tuple(await _trials(sameness, table, findings["terms"])),
         seed=seed,
         model=query.model,
+        headings=_headings(query),
         **findings,
     )
+
+
+class _Asked(NamedTuple):
+    """A question's prompt, for `role_headings`."""
+
+    prompt: Prompt
+    text: str
+    prompt_length: int
+    info: Mapping[str, Any]
+
+
+def _headings(query: Query) -> tuple[Heading, ...]:
+    """The pieces of a chat template; none beside pictures, whose marks are the template's too."""
+    if query.scene is not None:
+        return ()
+    asked = _Asked(query.prompt, query.encoding.text, query.prompt_length, {})
+    return tuple(role_headings(asked))
 
 
 async def _trials(sameness: Sameness, table: TruthTable, terms: Terms) -> list[Trial]:

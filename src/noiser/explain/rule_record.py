@@ -12,6 +12,7 @@ from noiser.attribution.display import label, shorten, visible
 from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.markup import css, page_of_card, with_breaks
 from noiser.attribution.saved import SavedResult
+from noiser.attribution.speakers import Heading
 from noiser.attribution.store import restored, to_jsonable
 from noiser.errors import ParameterError
 from noiser.files import write_if
@@ -73,6 +74,7 @@ class Rule(SavedResult):
         inputs: how many inputs were run.
         seed: of the inputs.
         model: what was asked; None of a stored game.
+        headings: the pieces of a chat template in `text`, with what is shown in their places.
     """
 
     answer: str
@@ -94,6 +96,7 @@ class Rule(SavedResult):
     inputs: int
     seed: int
     model: ModelIdentity | None
+    headings: tuple[Heading, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.units)
@@ -337,8 +340,7 @@ class Rule(SavedResult):
                 continue
             if is_region and index not in self.rings:
                 continue  # the mark itself stands for the picture
-            between = self.text[position : unit.start + is_region]
-            yield f"<span class=x>{self._between(between)}</span>"
+            yield f"<span class=x>{self._between(position, unit.start + is_region)}</span>"
             body = unit.text.lstrip()
             space = unit.text[: len(unit.text) - len(body)]
             ring = self.rings.get(index)
@@ -347,12 +349,19 @@ class Rule(SavedResult):
                 shown = f'<span class="{ring}"><sup>{index + 1}</sup>{shown}</span>'
             yield f"{with_breaks(visible(space))}{shown}"
             position = unit.end
-        yield f"<span class=x>{self._between(self.text[position:])}</span>"
+        yield f"<span class=x>{self._between(position, len(self.text))}</span>"
 
-    @staticmethod
-    def _between(text: str) -> str:
-        """Text that is in no unit, and pictures by name."""
-        return with_breaks(visible(text)).replace(MARK, "[image] ")
+    def _between(self, start: int, end: int) -> str:
+        """Text that is in no unit, with roles in place of a template's text, and pictures by
+        name.
+        """
+        shown = ""
+        for heading in self.headings:
+            if start <= heading.start and heading.end <= end:
+                shown += self.text[start : heading.start] + heading.words
+                start = heading.end
+        shown += self.text[start:end]
+        return with_breaks(visible(shown)).replace(MARK, "[image] ")
 
 
 def _in_order(units: Sequence[Span]) -> list[tuple[int, Span]]:

@@ -135,7 +135,11 @@ def _count_of_source(source: Record) -> Utf16Count:
 
 def _rule(answer: Record) -> Record:
     count = utf16_count(answer["text"])
-    return {**answer, "units": [_moved(unit, count) for unit in answer["units"]]}
+    return {
+        **answer,
+        "units": [_moved(unit, count) for unit in answer["units"]],
+        "headings": [_moved(heading, count) for heading in answer["headings"]],
+    }
 
 
 def _diff(answer: Record) -> Record:

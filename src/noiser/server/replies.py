@@ -197,6 +197,14 @@ class TrialReply(Reply):
     answer: str
 
 
+class HeadingReply(Reply):
+    """A piece of a chat template in the prompt."""
+
+    start: int
+    end: int
+    words: str = Field(description="What is shown in its place.")
+
+
 class RuleFields(Reply):
     """The saved file of a rule."""
 
@@ -223,6 +231,7 @@ class RuleFields(Reply):
     inputs: int
     seed: int
     model: ModelIdentityReply | None
+    headings: list[HeadingReply]
     rule: str = Field(description="The rule in words.")
     interval: list[float]
 
