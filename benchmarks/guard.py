@@ -33,8 +33,8 @@ from typing import Any
 import noiser
 from measuring import share, table
 from noiser.engine import prepare, run_one
-from noiser.explain.injected import ASKED, tool_losses, user_loss
-from noiser.types import Question
+from noiser.explain.injected import loss_of_each_tool, tools_loss, user_loss
+from noiser.types import ASKED, Question
 
 Row = dict[str, Any]
 
@@ -70,13 +70,15 @@ def measured(lm: noiser.LanguageModel, conversation: Row) -> Row:
     )
 
     async def effects() -> Row:
-        begun = time.monotonic()
+        begun = time.process_time()
         query = await prepare(lm, question)
-        written = time.monotonic()
+        read = time.process_time()
         user = await user_loss(query)
-        seconds = time.monotonic() - written
+        seconds = time.process_time() - read
         forwards = query.spent.token_forwards
-        together, alone = await tool_losses(query)
+        together = await tools_loss(query)
+        guarded = query.spent.token_forwards
+        alone = await loss_of_each_tool(query, together)
         return {
             "user": round(user, 3),
             "tools": round(together, 3),
@@ -85,7 +87,8 @@ def measured(lm: noiser.LanguageModel, conversation: Row) -> Row:
             "tokens": len(query.token_ids),
             "call_tokens": len(query.target_ids),
             "forwards": forwards,
-            "prepare_seconds": round(written - begun, 2),
+            "guarded_forwards": guarded,
+            "prepare_seconds": round(read - begun, 2),
             "seconds": round(seconds, 2),
         }
 

@@ -15,7 +15,7 @@ from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_choice, check_count, check_positive, check_seed
 from noiser.engine import Query, prepare
 from noiser.errors import ParameterError, PromptError
-from noiser.explain._expect import LIMIT, SHORT
+from noiser.explain._expect import SHORT
 from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.many import run_many
 from noiser.explain.tabled import TabledResult
@@ -23,7 +23,7 @@ from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import wilson
 from noiser.progress import progress_of
 from noiser.text import SEGMENTATIONS, check_messages
-from noiser.types import Progress, Prompt, Question
+from noiser.types import STAYS, Progress, Prompt, Question
 
 SlimUnit = Literal["sentence", "line", "paragraph"]
 
@@ -132,7 +132,7 @@ def slim(
     unit: SlimUnit = "sentence",
     keep: Sequence[str] = (),
     hold_out: float = 0.3,
-    limit: float = LIMIT,
+    limit: float = STAYS,
     max_new_tokens: int = 16,
     seed: int = 0,
     progress: Progress | bool | None = None,

@@ -8,11 +8,7 @@ from typing import cast
 
 from noiser.engine import Predict, Query, remover
 from noiser.methods import Scores
-from noiser.types import Span
-
-ASKED = 2.0
-"""A call that loses at least so many nats without the user's words was asked for by the user.
-Provisional: set by eye on a few conversations of AgentDojo, see docs/howto/guard.md."""
+from noiser.types import ASKED, Span
 
 
 async def user_loss(query: Query) -> float:
@@ -38,19 +34,25 @@ def _roles(query: Query) -> dict[int, str]:
     return roles
 
 
-async def tool_losses(query: Query) -> tuple[float, dict[int, float]]:
-    """The nats that the targets lose without all tools' results, and without each, by its message.
-
-    0 and nothing where there is no tool's result.
-    """
+async def tools_loss(query: Query) -> float:
+    """The nats that the targets lose without all tools' results; 0 where there are none."""
     tools = tool_messages(query)
     if not tools:
-        return 0.0, {}
+        return 0.0
+    (loss,) = await message_losses(query, [tools])
+    return loss
+
+
+async def loss_of_each_tool(query: Query, together: float) -> dict[int, float]:
+    """The nats that the targets lose without each tool's result, by its message.
+
+    `together` is the loss without all of them, which is that of the only one.
+    """
+    tools = tool_messages(query)
     if len(tools) == 1:
-        (loss,) = await message_losses(query, [tools])
-        return loss, {tools[0]: loss}
-    together, *alone = await message_losses(query, [tools, *([tool] for tool in tools)])
-    return together, dict(zip(tools, alone, strict=True))
+        return {tools[0]: together}
+    losses = await message_losses(query, [[tool] for tool in tools])
+    return dict(zip(tools, losses, strict=True))
 
 
 async def message_losses(query: Query, groups: Sequence[Collection[int]]) -> list[float]:
