@@ -10,7 +10,7 @@ import noiser
 from noiser.errors import ParameterError
 from noiser.explain import rule_of
 from noiser.explain.spot_check import spot_check
-from tiny_images import build, picture
+from tiny_images import picture, wrapped
 
 pytest.importorskip("PIL")
 
@@ -22,7 +22,7 @@ def chat_of(*images, text="What stands near the river?"):
 
 @pytest.fixture(scope="module")
 def lm():
-    return noiser.wrap(*build("llava"))
+    return wrapped("llava")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize(("family", "images", "options"), SETTINGS.values(), ids=SETTINGS)
 def test_what_is_said_without_each_part_is_what_occlusion_finds(family, images, options):
-    lm = noiser.wrap(*build(family))
+    lm = wrapped(family)
     chat = chat_of(*images)
     asked = {"target": " fox", **options}
     expected = ask(lm, chat, **asked)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-import noiser
-from tiny_images import build, picture
+from tiny_images import picture, wrapped
 
 pytest.importorskip("PIL")
 from test_web_browser import browser, done, expect, field, press, settings, visit
@@ -31,7 +30,7 @@ COLOURS = """async () => {
 
 @pytest.fixture(scope="module")
 def lm():
-    return noiser.wrap(*build("llava"))
+    return wrapped("llava")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from noiser.cli.options import parse_image_unit, with_images
 from noiser.errors import ParameterError, PromptError
 from noiser.explain import rule_of
 from noiser.explain.spot_check import spot_check
-from tiny_images import build, picture
+from tiny_images import picture, wrapped
 
 pytest.importorskip("PIL")
 QUESTION = "What stands near the river?"
@@ -25,7 +25,7 @@ QUESTION = "What stands near the river?"
 
 @pytest.fixture(scope="module")
 def lm():
-    return noiser.wrap(*build("llava"))
+    return wrapped("llava")
 
 
 @pytest.fixture
