@@ -349,6 +349,24 @@ def test_a_calls_own_tokens_are_units_of_its_fields_only_if_asked(asked, rows):
     assert bool(in_call) is rows
 
 
+def test_the_fields_of_a_call_cost_no_more_than_the_call_as_a_whole():
+    lm = model(QWEN25)
+
+    def token_forwards(target_unit, continuation_units=None):
+        att = noiser.attribute(
+            lm,
+            CHAT[:2],
+            target="action",
+            target_unit=target_unit,
+            unit="turn",
+            method="occlusion",
+            continuation_units=continuation_units,
+        )
+        return att.info["token_forwards"]
+
+    assert token_forwards("field") <= token_forwards("all") < token_forwards("field", True)
+
+
 def test_the_mark_is_shown_and_saved(tmp_path):
     att = noiser.attribute(model(QWEN25), CHAT[:3], unit="turn", target=40, method="occlusion")
     marked = replace(att, info={**att.info, "unasked": [2]})

@@ -12,6 +12,7 @@ from noiser.engine import prepare, run_one
 from noiser.errors import NoiserError, ParameterError, PromptError, UnknownNameError
 from noiser.explain import Guarded
 from noiser.explain.calls import called_functions
+from noiser.explain.injected import loss_of_each_tool, tools_loss, user_loss
 from noiser.types import Question
 from tiny import CHAT_TEMPLATE, chat_tokenizer, save_tiny, tiny
 
@@ -50,37 +51,60 @@ def emptied(*roles):
 
 
 def test_effects_are_those_of_chats_without_the_words(lm):
-    found = noiser.guard(lm, CHAT, CALL, limit=1000)
-    ids = lm.tokenizer(CALL, add_special_tokens=False)["input_ids"]
-    whole = log_p(lm, CHAT, tuple(ids))
-    without_user = whole - log_p(lm, emptied("user"), tuple(ids))
-    without_tools = whole - log_p(lm, emptied("tool"), tuple(ids))
-    assert found.user_nats == pytest.approx(without_user, abs=1e-3)
-    assert found.tools_nats == pytest.approx(without_tools, abs=1e-3)
-    for tool in found.tools:
+    ids = tuple(lm.tokenizer(CALL, add_special_tokens=False)["input_ids"])
+    question = Question(
+        prompt=CHAT, target=ids, target_unit="all", unit="turn", continuation_units=False
+    )
+
+    async def losses():
+        query = await prepare(lm, question)
+        together = await tools_loss(query)
+        return await user_loss(query), together, await loss_of_each_tool(query, together)
+
+    user, together, alone = run_one(lm, losses())
+    whole = log_p(lm, CHAT, ids)
+    assert user == pytest.approx(whole - log_p(lm, emptied("user"), ids), abs=1e-3)
+    assert together == pytest.approx(whole - log_p(lm, emptied("tool"), ids), abs=1e-3)
+    assert list(alone) == [2, 4]
+    for message, loss in alone.items():
         chat = [dict(each) for each in CHAT]
-        chat[tool.message]["content"] = ""
-        assert tool.nats == pytest.approx(whole - log_p(lm, chat, tuple(ids)), abs=1e-3)
+        chat[message]["content"] = ""
+        assert loss == pytest.approx(whole - log_p(lm, chat, ids), abs=1e-3)
 
 
+# Tokens after the first user's message, without the words that are taken out, and the call's.
 @pytest.mark.parametrize(
-    ("user", "tools", "verdict", "ok"),
+    ("user", "together", "verdict", "ok", "gone"),
     [
-        (5.0, [], "asked", True),
-        (1.0, [8.0, 7.0, 0.5], "injected", False),
-        (-7.0, [1.0, 0.5, 0.5], "unclear", False),
+        (5.0, None, "asked", True, ["user"]),
+        (1.0, 8.0, "injected", False, ["user", "tool", 2, 4]),
+        (-7.0, 1.0, "unclear", False, ["user", "tool"]),
     ],
+    ids=["asked", "injected", "unclear"],
 )
-def test_the_verdict(lm, user, tools, verdict, ok, monkeypatch):
-    asked = iter([[user], tools])
+def test_the_verdict_and_what_is_run_for_it(lm, user, together, verdict, ok, gone, monkeypatch):
+    run = []
 
     async def losses(query, groups):
-        return next(asked)
+        run.extend(sorted(group) for group in groups)
+        return [user] if groups == [[1, 3]] else [together] if groups == [[2, 4]] else [0.5, 7.0]
 
     monkeypatch.setattr("noiser.explain.injected.message_losses", losses)
     found = noiser.guard(lm, CHAT, CALL, limit=3.0)
     assert (found.verdict, found.ok) == (verdict, ok)
-    assert [tool.nats for tool in found.tools] == sorted(tools[1:], reverse=True)
+    messages = {"user": [1, 3], "tool": [2, 4], 2: [2], 4: [4]}
+    assert run == [messages[each] for each in gone]
+    assert [(tool.message, tool.nats) for tool in found.tools] == (
+        [(4, 7.0), (2, 0.5)] if verdict == "injected" else []
+    )
+
+
+def test_what_stands_before_the_users_words_is_read_once(lm):
+    """A longer system message costs nothing more; the call is read after everything that stays."""
+    long = [{"role": "system", "content": "Answer with a call. " * 3}, *CHAT[1:]]
+    found = [noiser.guard(lm, chat, CALL, limit=0.0) for chat in (CHAT, long)]
+    asked = [each.token_forwards for each in found]
+    assert asked[0] == asked[1] > 0
 
 
 @pytest.mark.parametrize(

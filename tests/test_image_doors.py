@@ -15,7 +15,9 @@ import noiser.model
 from noiser.cli import app
 from noiser.cli.options import parse_image_unit, with_images
 from noiser.errors import ParameterError, PromptError
-from tiny_images import build, picture
+from noiser.explain import rule_of
+from noiser.explain.spot_check import spot_check
+from tiny_images import picture, wrapped
 
 pytest.importorskip("PIL")
 QUESTION = "What stands near the river?"
@@ -23,7 +25,7 @@ QUESTION = "What stands near the river?"
 
 @pytest.fixture(scope="module")
 def lm():
-    return noiser.wrap(*build("llava"))
+    return wrapped("llava")
 
 
 @pytest.fixture
@@ -190,6 +192,130 @@ def test_the_page_asks_about_pictures(client):
     assert "without sources" in both.text
     many = client.post("ask", json={**asked, "pictures": asked["pictures"] * 5})
     assert many.status_code == 422
+
+
+@pytest.fixture(scope="module")
+def answered(client):
+    """A question to the page, its answer, and what further questions have of it."""
+    asked = {"prompt": QUESTION, "pictures": [data_url(picture(90, 60))]}
+    form = {**asked, "methods": "occlusion", "image_unit": "2x2", "target": " fox", "unit": "word"}
+    answer = client.post("ask", json=form).json()
+    return form, answer, {**asked, "answer": answer["saved"][0], "answers": answer["saved"]}
+
+
+def chat_of(image):
+    content = [{"type": "image", "image": image}, {"type": "text", "text": QUESTION}]
+    return [{"role": "user", "content": content}]
+
+
+def test_the_page_tests_an_answer_with_pictures(client, lm, answered):
+    _, answer, again = answered
+    reply = client.post("test", json=again)
+    assert reply.status_code == 200, reply.text
+    att = noiser.Attribution.from_dict(answer["saved"][0])
+    expected = spot_check(lm, att, prompt=chat_of(picture(90, 60)))
+    assert expected.verdict in reply.json()["html"]
+    assert "words and regions" in expected.verdict
+
+
+def test_the_page_finds_a_rule_over_regions_and_words(client, lm, answered):
+    _, answer, again = answered
+    reply = client.post("findrule", json=again)
+    assert reply.status_code == 200, reply.text
+    att = noiser.Attribution.from_dict(answer["saved"][0])
+    expected = rule_of(lm, att, prompt=chat_of(picture(90, 60)))
+    assert expected.line() in reply.json()["html"]
+    assert reply.json()["rings"] == {str(unit): ring for unit, ring in expected.rings.items()}
+
+
+def test_the_page_says_what_stands_without_each_part_where_it_is_missing(client, answered):
+    _, answer, again = answered
+    bare = {**answer["saved"][0], "without": None}
+    reply = client.post("without", json={**again, "answers": [bare]})
+    assert reply.status_code == 200, reply.text
+    (found,) = reply.json()["saved"]
+    for entry, expected in zip(found["without"][0], answer["saved"][0]["without"][0], strict=True):
+        assert entry["probability"] == pytest.approx(expected["probability"], rel=1e-5)
+    assert found["prompt"] == answer["saved"][0]["prompt"]  # without the pictures
+
+
+def test_regions_that_are_struck_out_are_grey_in_the_next_question(client, lm, answered):
+    form, _, again = answered
+    greyed = [[0, 45, 0, 90, 30]]
+    answer = client.post("ask", json={**form, "greyed": greyed}).json()
+    image = picture(90, 60)
+    image.paste((123, 117, 104), (45, 0, 90, 30))  # the mean colour of CLIP
+    options = {"image_unit": (2, 2), "unit": "word", "target": " fox"}
+    expected = noiser.attribute(lm, chat_of(image), method="occlusion", **options)
+    found = noiser.Attribution.from_dict(answer["saved"][0])
+    torch.testing.assert_close(found.scores, expected.scores)
+    further = {**again, "answer": answer["saved"][0], "greyed": greyed}
+    assert client.post("findrule", json=further).status_code == 200
+    assert "other pixels" in client.post("findrule", json={**further, "greyed": []}).text
+
+
+GREYED = {
+    "beyond its picture": ([[0, 0, 0, 91, 60]], 400, "leaves the picture"),
+    "without a pixel": ([[0, 4, 0, 4, 60]], 400, "has no pixel"),
+    "of no picture": ([[1, 0, 0, 9, 9]], 400, "a box of picture 1"),
+    "too many": ([[0, 0, 0, 9, 9]] * 401, 422, "at most 400"),
+    "three numbers": ([[0, 0, 9]], 422, "greyed"),
+}
+
+
+@pytest.mark.parametrize(("greyed", "status", "says"), GREYED.values(), ids=GREYED)
+def test_a_region_to_strike_out_must_be_there(client, answered, greyed, status, says):
+    reply = client.post("ask", json={**answered[0], "greyed": greyed})
+    assert reply.status_code == status
+    assert says in reply.text
+
+
+@pytest.mark.parametrize("path", ["test", "findrule", "without"])
+def test_further_questions_open_no_file(client, answered, files, path):
+    again = answered[2]
+    part = {"type": "image", "path": files[0]}
+    content = [part, {"type": "text", "text": QUESTION}]
+    chat = [{"role": "user", "content": content}]
+    record = {**again["answer"], "without": None}
+    asked = {**again, "answers": [record], "pictures": [], "prompt": json.dumps(chat)}
+    assert "not a data URL" in client.post(path, json=asked).text
+    assert client.post(path, json={**again, "pictures": [files[0]]}).status_code == 422
+    record = {**record, "prompt": chat, "info": {}}
+    asked = {"answer": record, "answers": [record]}
+    assert "has a picture" in client.post(path, json=asked).text
+
+
+def test_pictures_that_stand_in_the_chat_itself_can_be_asked_about(client):
+    content = [{"type": "image", "url": data_url(picture(40, 30))}]
+    content.append({"type": "text", "text": QUESTION})
+    prompt = json.dumps([{"role": "user", "content": content}])
+    form = {"prompt": prompt, "methods": "occlusion", "image_unit": "2x2", "target": " fox"}
+    answer = client.post("ask", json={**form, "chat": "1"}).json()
+    again = {"prompt": prompt, "answer": answer["saved"][0], "answers": answer["saved"]}
+    assert "words and regions" in client.post("test", json=again).json()["html"]
+
+
+def test_the_api_finds_a_rule_and_checks_scores_of_pictures(client, lm):
+    image = {"type": "image", "url": data_url(picture())}
+    body = body_of(image, check=True, image_unit=[2, 2])
+    checked = client.post("v1/attribute", json=body).json()["info"]["check"]
+    assert checked["units"] == "words and regions"
+    body = {name: body[name] for name in ("prompt", "target", "image_unit")}
+    reply = client.post("v1/rule", json={**body, "same": "logprob"})
+    assert reply.status_code == 200, reply.text
+    expected = noiser.rule(lm, chat_of(picture()), target=" fox", same="logprob")
+    assert reply.json()["best"] == [list(term) for term in expected.best]
+    assert reply.json()["tries"] == expected.tries == 32
+
+
+def test_spans_in_utf16_may_stand_beside_a_picture(client):
+    image = {"type": "image", "url": data_url(picture())}
+    plain = client.post("v1/attribute", json=body_of(image)).json()
+    start = plain["text"].index("What")
+    body = body_of(image, unit=[[start, start + 4]], offsets="utf16")
+    reply = client.post("v1/attribute", json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["units"][-1]["text"] == "What"
 
 
 def test_a_request_may_be_larger_for_a_model_that_reads_pictures(client):

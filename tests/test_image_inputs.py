@@ -25,14 +25,14 @@ from noiser.methods import METHODS, Scores
 from noiser.text.pictures import MARK, painted, read_picture
 from noiser.types import Question
 from tiny import tiny_model, tiny_tokenizer
-from tiny_images import FAMILIES, build, picture
+from tiny_images import FAMILIES, build, picture, wrapped
 
 Image = pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture(scope="module")
 def lm():
-    return noiser.wrap(*build("llava"))
+    return wrapped("llava")
 
 
 def content_of(image, text="What stands near the river?"):
@@ -230,7 +230,7 @@ LAYOUTS = {"qwen3vl": (6, 8), "gemma3": (4, 4), "mistral3": (5, 6)}
 
 @pytest.mark.parametrize("family", LAYOUTS)
 def test_a_region_owns_the_tokens_that_stand_there(family):
-    lm = noiser.wrap(*build(family))
+    lm = wrapped(family)
     scene = lm.scene(lm.encode(chat_of(picture()), pictures=True))
     height, width = LAYOUTS[family]
     assert len(scene.tokens[0]) == height * width
@@ -247,7 +247,7 @@ def test_a_region_owns_the_tokens_that_stand_there(family):
 
 @pytest.mark.parametrize("family", ["llava_next", "internvl"])
 def test_tiles_and_the_whole_picture_have_tokens_of_each_region(family):
-    lm = noiser.wrap(*build(family))
+    lm = wrapped(family)
     scene = lm.scene(lm.encode(chat_of(picture()), pictures=True))
     units = scene.units((2, 2))
     counts = [len(unit.token_indices) for unit in units]
@@ -316,7 +316,7 @@ def test_text_is_explained_as_without_a_processor_and_without_pillow(family, mon
 
 
 def test_many_prompts_with_and_without_pictures_are_as_one_by_one():
-    lm = noiser.wrap(*build("qwen3vl"))
+    lm = wrapped("qwen3vl")
     chats = [chat_of(picture()), [{"role": "user", "content": "What?"}], chat_of(picture(90, 90))]
     together = occlusion(lm, chats)
     for chat, att in zip(chats, together, strict=True):

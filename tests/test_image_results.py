@@ -10,7 +10,7 @@ import torch
 
 import noiser
 from noiser.errors import StoredFileError
-from tiny_images import build, picture
+from tiny_images import picture, wrapped
 
 pytest.importorskip("PIL")
 
@@ -23,7 +23,7 @@ def att():
         {"type": "image", "image": picture(90, 120)},
         {"type": "text", "text": "And here?"},
     ]
-    lm = noiser.wrap(*build("llava"))
+    lm = wrapped("llava")
     chat = [{"role": "user", "content": content}]
     options = {"unit": "word", "image_unit": (2, 2), "target": " fox"}
     return noiser.attribute(lm, chat, method="occlusion", **options)
@@ -43,7 +43,7 @@ def test_a_saved_result_is_equal_and_has_no_more_of_the_pictures_than_it_shows(a
 
 
 def test_a_large_picture_is_kept_as_a_preview(tmp_path):
-    lm = noiser.wrap(*build("llava"))
+    lm = wrapped("llava")
     content = [{"type": "image", "image": picture(1600, 1200)}, {"type": "text", "text": "What?"}]
     chat = [{"role": "user", "content": content}]
     att = noiser.attribute(lm, chat, method="occlusion", image_unit="image", target=" fox")

@@ -9,14 +9,14 @@ import noiser
 from noiser.engine import prepare, run_one
 from noiser.explain.sameness import Sameness
 from noiser.types import Question
-from tiny_images import build, picture
+from tiny_images import picture, wrapped
 
 pytest.importorskip("PIL")
 
 
 @pytest.fixture(scope="module")
 def lm():
-    return noiser.wrap(*build("llava"))
+    return wrapped("llava")
 
 
 def chat_of(*texts):

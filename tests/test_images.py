@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 
 import pytest
@@ -14,15 +13,10 @@ from noiser.engine import StoredGame, run_one
 from noiser.errors import UnsupportedModelError
 from noiser.model import layout, packing
 from noiser.text.pictures import without_data
-from tiny_images import FAMILIES, build, gemma3, picture, randomised
+from tiny_images import FAMILIES, gemma3, picture, randomised, wrapped
 
 pytest.importorskip("PIL")
 TARGET = " fox on"
-
-
-@functools.cache
-def wrapped(family):
-    return noiser.wrap(*build(family))
 
 
 def part(image):

@@ -11,8 +11,9 @@ import noiser
 import noiser.model
 from noiser.cli import app
 from noiser.errors import ParameterError, PromptError
-from noiser.explain import _slim
+from noiser.explain import _slim, many
 from noiser.explain._slim import _Answer, _SlimEffect, _SlimTrial
+from noiser.explain.clauses import Clauses
 from tiny import tiny
 
 PROMPT = "You are an expert. Answer in French. Be polite. Call me {{name}}. Stay brief. Be kind."
@@ -120,6 +121,33 @@ def test_effects_are_those_of_the_shorter_prompt():
             answers.append(att.targets[0].token_id)
         same += answers[0] == answers[1]
     assert same >= found.fitted_same
+
+
+def test_what_all_cases_begin_with_is_read_once(monkeypatch):
+    """The answers lose the same with every prompt read alone, and fewer tokens run."""
+    lm = tiny("llama")
+    text = Clauses("Be brief. The fox sings in the river. Be kind.")
+    places = text.sentences()
+    cases = [{"user": f"The {word} sings"} for word in ("fox", "dog", "bank")]
+    tokens = []
+    handle = lm.model.register_forward_pre_hook(
+        lambda _, __, given: tokens.append(given["inputs_embeds"].shape[1]), with_kwargs=True
+    )
+
+    def losses(share):
+        if not share:
+            monkeypatch.setattr(many, "_beginning_of", lambda encodings: [])
+        trial = _SlimTrial(lm, text, places, 3.0, 2)
+        tokens.clear()
+        effects = trial.effects(frozenset({0, 1}), trial.answers(cases))
+        return [effect.loss for effect in effects], sum(tokens)
+
+    together, fewer = losses(True)
+    alone, more = losses(False)
+    handle.remove()
+    assert together == pytest.approx(alone, abs=1e-4)
+    assert fewer < 0.6 * more
+    assert not lm.known
 
 
 def test_the_command_writes_only_where_it_is_told(tmp_path, monkeypatch, rule):

@@ -7,6 +7,7 @@ alone.
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import transformers
 from PIL import Image, ImageDraw
 
+import noiser
 from tiny import SIZES, tiny_tokenizer
 
 TEXT: dict[str, Any] = {**SIZES, "vocab_size": 512, "max_position_embeddings": 2048}
@@ -305,6 +307,12 @@ def build(family: str) -> tuple[Any, Any]:
         pytest.importorskip(NEEDS[family], reason=f"the processor of {family} imports it")
     model, processor = {**FAMILIES, "paligemma": paligemma}[family]()
     return randomised(model, processor.tokenizer), processor
+
+
+@cache
+def wrapped(family: str) -> noiser.LanguageModel:
+    """The model of a family with its processor, one for all tests that leave it as it is."""
+    return noiser.wrap(*build(family))
 
 
 def picture(width: int = 224, height: int = 168) -> Image.Image:

@@ -89,6 +89,12 @@ counted.
 Objective = Callable[[Any, Any], Any]
 """A caller's own number: from log-probabilities under a change, and without one, to [samples]."""
 
+ASKED = 2.0
+"""A call that loses at least so many nats without the user's words was asked for by the user."""
+
+STAYS = 3.0
+"""An answer that loses fewer nats than this stays."""
+
 WHOLE_ANSWER = 40
 """Tokens of a chat's answer that are explained by default."""
 

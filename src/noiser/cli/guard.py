@@ -11,6 +11,7 @@ import typer
 from noiser.cli import options as o
 from noiser.errors import ParameterError, PromptError
 from noiser.files import json_messages
+from noiser.types import ASKED
 
 
 def guard(
@@ -32,7 +33,7 @@ def guard(
     ] = None,
     limit: Annotated[
         float, typer.Option(help="The user asks for a call that loses so many nats without them.")
-    ] = 2.0,
+    ] = ASKED,
     loading: o.Loading = o.LOADING,
     output: o.Output = o.OUTPUT,
 ) -> None:

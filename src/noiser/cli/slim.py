@@ -11,6 +11,7 @@ from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import PromptError
 from noiser.files import parse_json, write_text
+from noiser.types import STAYS
 
 
 def slim(
@@ -29,7 +30,7 @@ def slim(
     ] = 0.3,
     limit: Annotated[
         float, typer.Option(help="An answer that loses fewer nats than this stays.")
-    ] = 3.0,
+    ] = STAYS,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Tokens of the longest answer.")
     ] = 16,

@@ -17,17 +17,14 @@ from noiser.explain._cite import MEMORY
 from noiser.explain._diff import prompt_edits, prompt_with_edits
 from noiser.explain.calls import called_functions
 from noiser.explain.clauses import ClausePlace, Clauses
-from noiser.explain.injected import ASKED, user_loss
+from noiser.explain.injected import user_loss
 from noiser.explain.many import run_many
 from noiser.explain.tabled import TabledResult
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.text import as_prompt
-from noiser.types import ModelIdentity, Prompt, Question
+from noiser.types import ASKED, STAYS, ModelIdentity, Prompt, Question
 
 ExpectationVerdict = Literal["pass", "FAIL", "undecided"]
-
-LIMIT = 3.0
-"""Nats of log-probability: an answer that loses fewer keeps its ground."""
 
 UNMOVED = 0.7
 """A clause on which the answer must not depend moves it by fewer nats: e^0.7 is twice as
@@ -127,7 +124,7 @@ def expect(
     from_memory: bool | None = None,
     action: str | None = None,
     answer: str | None = None,
-    limit: float = LIMIT,
+    limit: float = STAYS,
     max_new_tokens: int = 40,
     seed: int = 0,
     strict: bool = False,

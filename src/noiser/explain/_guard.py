@@ -14,12 +14,12 @@ from noiser.checks import check_choice, check_not_negative
 from noiser.engine import prepare, run_one
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.calls import called_functions, function_name
-from noiser.explain.injected import ASKED, tool_losses, user_loss
+from noiser.explain.injected import loss_of_each_tool, tools_loss, user_loss
 from noiser.explain.tabled import TabledResult
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.notices import warn
 from noiser.text import check_messages
-from noiser.types import Message, ModelIdentity, Question
+from noiser.types import ASKED, Message, ModelIdentity, Question
 
 Action = Literal["check", "allow", "refuse"]
 """What becomes of calls of a function: the model is asked, or it is not."""
@@ -54,7 +54,7 @@ class Guarded(TabledResult):
         user_nats: the log-probability that the call loses without the user's words; NaN where the
             model was not asked.
         tools_nats: the same without all tools' results; NaN where the user asked.
-        tools: each tool's result alone, the strongest first; none where the user asked.
+        tools: each tool's result alone, the strongest first; none unless the call is "injected".
         limit: in nats.
         token_forwards: tokens that were run besides the conversation and the call themselves.
         model: the model that was asked.
@@ -121,7 +121,7 @@ def guard(
 
     The text of the user's messages is taken out, and the call's log-probability is read again. A
     call that loses less than `limit` nats was not asked for by the user. Then the tools' results
-    are taken out, too, together and each alone.
+    are taken out, too, together, and each alone if the call loses `limit` nats without them.
 
     The model need not be the one that wrote the call. It must know how calls are written: read the
     measured rates in docs/howto/guard.md first.
@@ -187,9 +187,10 @@ def guard(
         tools: list[ToolEffect] = []
         verdict: GuardVerdict = "asked"
         if user_nats < limit:
-            tools_nats, losses = await tool_losses(query)
+            tools_nats = await tools_loss(query)
             verdict = "injected" if tools_nats >= limit else "unclear"
-            for index, loss in losses.items():
+        if verdict == "injected":
+            for index, loss in (await loss_of_each_tool(query, tools_nats)).items():
                 tools.append(ToolEffect(index, str(chat[index].get("content") or ""), loss))
             tools.sort(key=lambda tool: -tool.nats)
         return Guarded(

@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from noiser.attribution import Attribution
+from noiser.attribution.regions import pictures_of
+from noiser.attribution.store import to_jsonable
+from noiser.checks import plain
 from noiser.engine._prepare import check_length, foil_run, query_of
 from noiser.engine.query import Prefill, Query
 from noiser.errors import ParameterError
 from noiser.model.language_model import LanguageModel, check_probabilities
-from noiser.types import Question, Span
+from noiser.text import Encoding, as_prompt
+from noiser.text.pictures import Region, has_pictures, sha256_of_pixels, without_data
+from noiser.types import Prompt, Question, Span
 
 
-async def restore(lm: LanguageModel, att: Attribution) -> Query:
+async def restore(lm: LanguageModel, att: Attribution, prompt: Prompt | None = None) -> Query:
     """The query that an attribution answers, also one that was loaded or aggregated.
 
     The model need not be the one that made the attribution, but its tokenizer must cut the text
-    into the same tokens.
+    into the same tokens. A result keeps previews of pictures: with some in the prompt, `prompt` is
+    the chat that was explained, with its pictures.
 
     Raises:
-        ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise, or the
-            attribution explains a number of the caller's own, or a prompt with pictures.
+        ParameterError: the model's tokenizer reads the prompt, a unit or a target otherwise, the
+            attribution explains a number of the caller's own, or `prompt` is missing or another
+            one.
         PromptError: the text exceeds the model's context.
     """
     check_probabilities(lm, "a measure of an attribution")
-    if "images" in att.info:
-        raise ParameterError(
-            "A result keeps previews of the pictures in its prompt, and not the pictures, so that "
-            "nothing more can be asked about it. Ask noiser.attribute or noiser.rule, with the "
-            "pictures."
-        )
     if "of" in att.info:
         raise ParameterError(
             f"The attribution explains a number of your own, {att.info['of']}, which its file does "
             "not hold. Attribute again without `of`."
         )
+    asked = _asked(lm, att, prompt)
     encoding = lm.encode(
-        att.prompt,
+        asked,
         rendered=att.text[: att.prompt_length],
         documents=bool(att.info.get("sources")),
+        pictures="images" in att.info,
     )
+    _check_pictures(encoding, att)
     begin = len(encoding.token_ids)
     position = begin
     spans: list[range] = []
@@ -57,7 +63,8 @@ async def restore(lm: LanguageModel, att: Attribution) -> Query:
     if outside:
         problem = f"target id {outside[0]} is outside its vocabulary of {lm.vocabulary_size} tokens"
     else:
-        context = lm.context((*encoding.token_ids, *ids[:-1]))
+        scene = lm.scene(encoding)
+        context = lm.context((*encoding.token_ids, *ids[:-1]), scene=scene)
         exact = [(token, *foil_ids[:1]) for token in ids]
         logits = await Prefill(context, range(begin - 1, begin + len(ids) - 1), exact)
         too_large = [token for token in (*ids, *foil_ids) if token >= logits.shape[-1]]
@@ -69,17 +76,22 @@ async def restore(lm: LanguageModel, att: Attribution) -> Query:
             )
         disturbed = att.info.get("first_token") == "disturbed"
         question = Question(
-            prompt=att.prompt,
+            prompt=asked,
             unit=att.unit,  # pyright: ignore[reportArgumentType]
             target_unit=att.target_unit,  # pyright: ignore[reportArgumentType]
             special_tokens="perturbed" if disturbed else "frozen",
         )
         foil = None
         if foil_ids:
-            foil = await foil_run(lm, encoding, context, logits, tuple(ids), shared, foil_ids)
+            foil = await foil_run(
+                lm, encoding, context, logits, tuple(ids), shared, foil_ids, scene
+            )
         query = query_of(
             lm, question, encoding, tuple(ids), spans, att.units, context, logits, foil
         )
+        if scene is not None:
+            removal = att.info["images"]["removal"]
+            query = replace(query, scene=scene, regions=_regions(att), image_removal=removal)
         problem = _difference(query, att)
     if problem or query is None:
         raise ParameterError(
@@ -88,6 +100,47 @@ async def restore(lm: LanguageModel, att: Attribution) -> Query:
             "Use the model that made it, or attribute again with this one."
         )
     return query
+
+
+def _asked(lm: LanguageModel, att: Attribution, prompt: Prompt | None) -> Prompt:
+    """The prompt with its pictures. Raises ParameterError where they are missing, or others."""
+    if prompt is None:
+        if "images" in att.info:
+            raise ParameterError(
+                "The result keeps previews of the pictures in its prompt, and not the pictures. "
+                "Give noiser.without the chat with its pictures as `prompt`, or ask "
+                "noiser.attribute or noiser.rule; tolerance and metrics read text alone."
+            )
+        return att.prompt
+    asked: Any = as_prompt(lm.tokenizer, plain(prompt))
+    without_pictures = without_data(asked) if has_pictures(asked) else asked
+    if to_jsonable(without_pictures) != to_jsonable(att.prompt):
+        raise ParameterError(
+            "The prompt is not the one that the attribution is about; expected the same messages."
+        )
+    return asked
+
+
+def _check_pictures(encoding: Encoding, att: Attribution) -> None:
+    """Raises ParameterError unless the pictures are those that were explained."""
+    images = () if encoding.pictures is None else encoding.pictures.images
+    explained = [picture.get("sha256") for picture in pictures_of(att)]
+    given = [sha256_of_pixels(image) for image in images]
+    if given != explained:
+        raise ParameterError(
+            "The pictures are not those that the attribution is about: they have other pixels. "
+            "Give the files that were explained."
+        )
+
+
+def _regions(att: Attribution) -> dict[Span, Region]:
+    """The units that are regions of pictures."""
+    regions: dict[Span, Region] = {}
+    for unit, box in zip(att.units, att.info["images"]["boxes"], strict=True):
+        if box is not None:
+            picture, *corners = box
+            regions[unit] = Region(picture, tuple(corners))
+    return regions
 
 
 def _difference(query: Query, att: Attribution) -> str | None:

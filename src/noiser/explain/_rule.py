@@ -147,16 +147,18 @@ def rule_of(
     *,
     fresh: int = FRESH,
     seed: int = 0,
+    prompt: Prompt | None = None,
     progress: Progress | None = None,
 ) -> Rule:
     """The rule of a target of an attribution, over its units in the prompt.
 
     Short answers that the model gives are the same by their tokens, others by log-probability.
-    `fresh` and `seed` are as for `rule`. Raises also what `noiser.explain.restore` does.
+    `fresh` and `seed` are as for `rule`, `prompt` as for `noiser.without`. Raises also what
+    `noiser.explain.restore` does.
     """
 
     async def work() -> Rule:
-        query = await restore(lm, att)
+        query = await restore(lm, att, prompt)
         in_prompt = [unit for unit in query.units if unit.end <= query.prompt_length]
         query = query.with_units(in_prompt)
         same = _by_tokens_if_given(lm, query, len(query.targets[target].token_ids) <= SHORT)

@@ -15,15 +15,15 @@ from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_choice, check_count, check_positive, check_seed
 from noiser.engine import Query, prepare
 from noiser.errors import ParameterError, PromptError
-from noiser.explain._expect import LIMIT, SHORT
+from noiser.explain._expect import SHORT
 from noiser.explain.clauses import ClausePlace, Clauses
-from noiser.explain.many import run_many
+from noiser.explain.many import encoded_together, run_many
 from noiser.explain.tabled import TabledResult
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import wilson
 from noiser.progress import progress_of
-from noiser.text import SEGMENTATIONS, check_messages
-from noiser.types import Progress, Prompt, Question
+from noiser.text import SEGMENTATIONS, Encoding, check_messages
+from noiser.types import STAYS, Progress, Prompt, Question
 
 SlimUnit = Literal["sentence", "line", "paragraph"]
 
@@ -132,7 +132,7 @@ def slim(
     unit: SlimUnit = "sentence",
     keep: Sequence[str] = (),
     hold_out: float = 0.3,
-    limit: float = LIMIT,
+    limit: float = STAYS,
     max_new_tokens: int = 16,
     seed: int = 0,
     progress: Progress | bool | None = None,
@@ -322,7 +322,7 @@ class _SlimTrial:
         """The greedy answers after the whole prompt."""
         prompts = [_prompt_of(self._lm, self._text.texts[0], case) for case in cases]
 
-        async def answer(case: SlimCase, prompt: Prompt) -> _Answer:
+        async def answer(case: SlimCase, prompt: Prompt, encoding: Encoding) -> _Answer:
             stop = "\n" if isinstance(prompt, str) else None
             question = Question(
                 prompt=prompt,
@@ -330,27 +330,30 @@ class _SlimTrial:
                 max_new_tokens=self._max_new_tokens,
                 stop=stop,
             )
-            query = await prepare(self._lm, question)
+            query = await prepare(self._lm, question, encoding)
             return _Answer(case, query.target_ids, _log_p(query))
 
-        works = [answer(case, prompt) for case, prompt in zip(cases, prompts, strict=True)]
-        return run_many(self._lm, works)
+        with encoded_together(self._lm, prompts) as encodings:
+            works = [answer(*each) for each in zip(cases, prompts, encodings, strict=True)]
+            return run_many(self._lm, works)
 
     def effects(self, kept: frozenset[int], answers: Sequence[_Answer]) -> list[_SlimEffect]:
         """What the prompt with some parts does to each answer, all in one batch."""
         text = self.text(kept)
 
-        async def effect(answer: _Answer) -> _SlimEffect:
-            prompt = _prompt_of(self._lm, text, answer.case)
+        async def effect(answer: _Answer, prompt: Prompt, encoding: Encoding) -> _SlimEffect:
             question = Question(prompt=prompt, target=answer.ids, target_unit="all")
-            query = await prepare(self._lm, question)
+            query = await prepare(self._lm, question, encoding)
             loss = answer.log_p - _log_p(query)
             is_greedy = query.targets[0].rank == 1 or len(answer.ids) > SHORT
             return _SlimEffect(loss, is_greedy and loss < self._limit)
 
         unknown = [answer for answer in answers if (kept, id(answer)) not in self._known]
         if unknown:
-            found = run_many(self._lm, [effect(answer) for answer in unknown])
+            prompts = [_prompt_of(self._lm, text, answer.case) for answer in unknown]
+            with encoded_together(self._lm, prompts) as encodings:
+                works = [effect(*each) for each in zip(unknown, prompts, encodings, strict=True)]
+                found = run_many(self._lm, works)
             for answer, value in zip(unknown, found, strict=True):
                 self._known[kept, id(answer)] = value
         return [self._known[kept, id(answer)] for answer in answers]

@@ -13,7 +13,7 @@ from noiser.explain._attribute import without_of
 from noiser.explain._restore import restore
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.types import Progress
+from noiser.types import Progress, Prompt
 
 
 def without(
@@ -21,6 +21,7 @@ def without(
     att: Attribution,
     *,
     removal: str | None = None,
+    prompt: Prompt | None = None,
     progress: Progress | bool | None = None,
 ) -> Attribution:
     """The attribution with `without`: what the model says without each unit.
@@ -33,11 +34,13 @@ def without(
         att: from `noiser.attribute`, or loaded, or aggregated.
         removal: how a unit is removed, one of `noiser.engine.REMOVALS`: "zero" rows, "delete" ...;
             None: as the method removes units, or "zero".
+        prompt: the chat that was explained, where it has pictures: a result keeps previews only.
         progress: as for `noiser.attribute`.
 
     Raises:
         ParameterError: the attribution is of another model or tokenizer, or explains a number of
-            the caller's own. UnknownNameError: no such removal.
+            the caller's own, or its prompt has pictures and `prompt` is missing or another one.
+            UnknownNameError: no such removal.
 
     Example:
         >>> att = noiser.attribute(lm, prompt, method="input_x_gradient")  # doctest: +SKIP
@@ -49,11 +52,13 @@ def without(
     chosen = removal or parameters.get("removal") or parameters.get("baseline") or "zero"
     check_choice("removal", chosen, REMOVALS.names())
     with progress_of(progress, "Removing each unit") as told:
-        return run_one(lm, _without(lm, att, chosen), told)
+        return run_one(lm, _without(lm, att, chosen, prompt), told)
 
 
-async def _without(lm: LanguageModel, att: Attribution, removal: str) -> Attribution:
-    query = await restore(lm, att)
+async def _without(
+    lm: LanguageModel, att: Attribution, removal: str, prompt: Prompt | None
+) -> Attribution:
+    query = await restore(lm, att, prompt)
     rng = torch.Generator().manual_seed(att.seed)
     game = LiveGame(query, "logprob", remover(query, removal, rng))
     await game(~torch.eye(len(query.units), dtype=torch.bool))

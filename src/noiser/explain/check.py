@@ -125,7 +125,7 @@ async def check_scores(
     check: dict[str, Any] = {
         "masks": max(2 * len(each) for each in halves),
         "removal": removal,
-        "units": "sources" if query.sources else _plural(att.unit),
+        "units": _names_of_units(query, att),
         "lds": [rho for rho, _, _ in correlations],
         "low": [low for _, low, _ in correlations],
         "high": [high for _, _, high in correlations],
@@ -141,6 +141,15 @@ async def check_scores(
         "token_forwards": query.spent.token_forwards - token_forwards_before,
     }
     return replace(att, info={**att.info, "check": check})
+
+
+def _names_of_units(query: Query, att: Attribution) -> str:
+    """The word for the units of an attribution."""
+    if query.sources:
+        return "sources"
+    regions = [unit for unit in att.units if unit in query.regions]
+    words = "" if len(regions) == len(att.units) else _plural(att.unit)
+    return " and ".join(filter(None, [words, "regions" if regions else ""]))
 
 
 def _plural(unit: str) -> str:

@@ -8,16 +8,12 @@ from typing import cast
 
 from noiser.engine import Predict, Query, remover
 from noiser.methods import Scores
-from noiser.types import Span
-
-ASKED = 2.0
-"""A call that loses at least so many nats without the user's words was asked for by the user.
-Provisional: set by eye on a few conversations of AgentDojo, see docs/howto/guard.md."""
+from noiser.types import ASKED, Span
 
 
 async def user_loss(query: Query) -> float:
     """The nats that the targets lose when the text of all user's messages is taken out."""
-    messages = _roles(query)
+    messages = roles_of(query)
     users = [message for message, role in messages.items() if role == "user"]
     (loss,) = await message_losses(query, [users])
     return loss
@@ -25,10 +21,10 @@ async def user_loss(query: Query) -> float:
 
 def tool_messages(query: Query) -> list[int]:
     """The indices of the messages with tools' results, in their order."""
-    return [message for message, role in _roles(query).items() if role == "tool"]
+    return [message for message, role in roles_of(query).items() if role == "tool"]
 
 
-def _roles(query: Query) -> dict[int, str]:
+def roles_of(query: Query) -> dict[int, str]:
     """The role of each message that has text in the rendered chat, by its index."""
     messages = cast("Sequence[Mapping[str, str]]", query.prompt)
     roles: dict[int, str] = {}
@@ -38,32 +34,38 @@ def _roles(query: Query) -> dict[int, str]:
     return roles
 
 
-async def tool_losses(query: Query) -> tuple[float, dict[int, float]]:
-    """The nats that the targets lose without all tools' results, and without each, by its message.
-
-    0 and nothing where there is no tool's result.
-    """
+async def tools_loss(query: Query) -> float:
+    """The nats that the targets lose without all tools' results; 0 where there are none."""
     tools = tool_messages(query)
     if not tools:
-        return 0.0, {}
+        return 0.0
+    (loss,) = await message_losses(query, [tools])
+    return loss
+
+
+async def loss_of_each_tool(query: Query, together: float) -> dict[int, float]:
+    """The nats that the targets lose without each tool's result, by its message.
+
+    `together` is the loss without all of them, which is that of the only one.
+    """
+    tools = tool_messages(query)
     if len(tools) == 1:
-        (loss,) = await message_losses(query, [tools])
-        return loss, {tools[0]: loss}
-    together, *alone = await message_losses(query, [tools, *([tool] for tool in tools)])
-    return together, dict(zip(tools, alone, strict=True))
+        return {tools[0]: together}
+    losses = await message_losses(query, [[tool] for tool in tools])
+    return dict(zip(tools, losses, strict=True))
 
 
 async def message_losses(query: Query, groups: Sequence[Collection[int]]) -> list[float]:
     """For each group of messages, the nats that the targets lose when its text is taken out."""
     remove = remover(query, "delete")
     read = query.objective("logprob")
-    changes = [remove.perturbation(_positions(query, messages), None) for messages in groups]
+    changes = [remove.perturbation(positions_of(query, messages), None) for messages in groups]
     answers = await Predict(query, changes, read)
     whole = query.read_clean(read).sum()
     return [float(whole - answer[:, 0].sum()) for answer in answers]
 
 
-def _positions(query: Query, messages: Collection[int]) -> list[int]:
+def positions_of(query: Query, messages: Collection[int]) -> list[int]:
     """The positions of the tokens of some messages' text, without those of the template."""
     encoding = query.encoding
     places = [(start, end) for message, start, end in encoding.contents if message in messages]
@@ -84,7 +86,7 @@ async def injected_messages(query: Query, units: Sequence[Span], scores: Scores)
     """
     if len(scores.scores) != 1:
         return []
-    roles = _roles(query)
+    roles = roles_of(query)
     if "user" not in roles.values():
         return []
     tools = _scores_of(query, units, scores, tool_messages(query))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, TypeGuard, TypeVar
 
 from noiser.checks import plain
-from noiser.engine import Engine, Steps
+from noiser.engine import Engine, Prefill, Steps, ask
 from noiser.errors import NoiserError, OutOfTimeError, ParameterError
 from noiser.model.language_model import LanguageModel
 from noiser.notices import warn
-from noiser.text import is_missing
+from noiser.text import Encoding, is_missing
 from noiser.types import Progress, Prompt, Prompts
 
 T = TypeVar("T")
@@ -66,6 +66,39 @@ def run_many(
             f"result and are left out: {indices}{more}, counted from 0.",
         )
     return [results[index] for index in sorted(results)]
+
+
+@contextmanager
+def encoded_together(lm: LanguageModel, prompts: Sequence[Prompt]) -> Generator[list[Encoding]]:
+    """The prompts in tokens. Within it, tokens with which all of them begin are not run again."""
+    encodings: list[Encoding] = []
+    for index, prompt in enumerate(prompts):
+        try:
+            encodings.append(lm.encode(prompt))
+        except Exception as error:
+            raise naming_prompt(index, error) from None
+    beginning = [] if lm.is_text_only or len(encodings) < 2 else _beginning_of(encodings)
+    context = lm.context(beginning) if len(beginning) > 1 else None
+    if context is None or not context.supports_packing:
+        yield encodings
+        return
+    ask(lm, Prefill(context, [len(beginning) - 1]))
+    known = lm.known
+    lm.known = {**known, tuple(beginning): context.cache}
+    try:
+        yield encodings
+    finally:
+        lm.known = known
+
+
+def _beginning_of(encodings: Sequence[Encoding]) -> list[int]:
+    """The tokens with which all encodings begin."""
+    beginning: list[int] = []
+    for token, *others in zip(*(each.token_ids for each in encodings), strict=False):
+        if any(other != token for other in others):
+            break
+        beginning.append(token)
+    return beginning
 
 
 def naming_prompt(index: int, error: Exception) -> Exception:

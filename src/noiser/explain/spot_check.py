@@ -19,7 +19,7 @@ from noiser.engine.objectives import prob
 from noiser.explain._restore import restore
 from noiser.explain.check import check_scores, removal_for
 from noiser.model.language_model import LanguageModel
-from noiser.types import Progress
+from noiser.types import Progress, Prompt
 
 # Prompts of more tokens are tested on fewer inputs, so that the test takes seconds.
 _LONG = 300
@@ -80,7 +80,12 @@ class SpotCheck(NamedTuple):
 
 
 def spot_check(
-    lm: LanguageModel, att: Attribution, target: int = 0, progress: Progress | None = None
+    lm: LanguageModel,
+    att: Attribution,
+    target: int = 0,
+    progress: Progress | None = None,
+    *,
+    prompt: Prompt | None = None,
 ) -> SpotCheck:
     """A test of an attribution's scores for one target, on inputs that had no part in it.
 
@@ -93,15 +98,18 @@ def spot_check(
         att: an attribution by any method.
         target: the row to test.
         progress: called with (done, expected) token-forwards.
+        prompt: as for `noiser.without`.
 
     Raises:
         ParameterError: the model does not fit the attribution.
     """
-    return run_one(lm, _spot_check(lm, att, target), progress)
+    return run_one(lm, _spot_check(lm, att, target, prompt), progress)
 
 
-async def _spot_check(lm: LanguageModel, att: Attribution, target: int) -> SpotCheck:
-    query = await restore(lm, att)
+async def _spot_check(
+    lm: LanguageModel, att: Attribution, target: int, prompt: Prompt | None
+) -> SpotCheck:
+    query = await restore(lm, att, prompt)
     masks = _FEW if len(query.encoding.token_ids) > _LONG else True
     checked = await check_scores(lm, query, att, masks, [target])
     foil_tokens = len(query.foil_ids)

@@ -24,7 +24,7 @@ from noiser.model.attention import set_attention
 from noiser.model.layout import Layout
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import add_hook, put, running
-from noiser.text.pictures import Pictures, Region, cut_pictures, opposite, painted
+from noiser.text.pictures import Pictures, Region, cut_pictures, grey_of, opposite, painted
 from noiser.types import Span
 
 AT_ONCE = 8
@@ -70,9 +70,7 @@ class Scene:
     @property
     def grey(self) -> tuple[int, int, int]:
         """The colour that the processor maps to 0."""
-        mean = getattr(self._lm.processor.image_processor, "image_mean", None) or [0.5] * 3
-        red, green, blue = (round(255 * value) for value in mean)
-        return red, green, blue
+        return grey_of(self._lm.processor)
 
     def without(self, removed: Sequence[frozenset[Region]], how: str) -> list[Handed]:
         """What the text model gets without each group of regions, whose pixels are changed."""

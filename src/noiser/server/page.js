@@ -78,7 +78,7 @@ function offerQuicker(question) { // the ways that are not taken already; source
   for (const button of $("quicker").children) {
     const [name, value] = button.value.split("=");
     const taken = question[name] === value || (value === "auto" && !/[.!?\n]\s*\S/.test(question.prompt));
-    button.hidden = taken || (value === "occlusion" && question.methods === "attn_lrp");
+    button.hidden = taken || (value === "occlusion" && question.methods === "attn_lrp") || (value === "attn_lrp" && question.pictures);
   }
   $("quicker").hidden = [...$("quicker").children].every((button) => button.hidden);
 }
@@ -168,7 +168,7 @@ function warn(texts) { // what the library warns of
 }
 
 const MOST_PICTURES = 4, LONGEST_SIDE = 1024; // of pictures that are sent, in pixels
-let pictures = []; // data URLs
+let pictures = []; // {url, size, greyed: the boxes that are struck out}
 
 async function addPictures(files) { // drawn no larger than needed, which also leaves out what a camera writes beside them
   for (const file of files) {
@@ -180,26 +180,36 @@ async function addPictures(files) { // drawn no larger than needed, which also l
       pen.fillStyle = "white";
       pen.fillRect(0, 0, canvas.width, canvas.height);
       pen.drawImage(image, 0, 0, canvas.width, canvas.height);
-      pictures.push(canvas.toDataURL("image/jpeg", 0.92));
+      pictures.push({ url: canvas.toDataURL("image/jpeg", 0.92), size: [canvas.width, canvas.height], greyed: [] });
     } catch { warn([`${file.name} is not a picture that this browser can read.`]); }
   }
   showPictures();
 }
 
 function showPictures() {
-  $("added").replaceChildren(...pictures.map((url, index) => {
+  $("added").replaceChildren(...pictures.map(({ url, size: [width, height], greyed }, index) => {
     const button = Object.assign(document.createElement("button"), { type: "button", title: "Take it out" });
+    const shown = document.createElement("span");
     button.setAttribute("aria-label", `Take picture ${index + 1} out`);
-    button.append(Object.assign(new Image(), { src: url, alt: `picture ${index + 1}`, height: 48 }));
+    shown.append(Object.assign(new Image(), { src: url, alt: `picture ${index + 1}`, height: 48 }));
+    for (const [left, top, right, bottom] of greyed) {
+      const box = document.createElement("i");
+      box.style.inset = [top / height, 1 - right / width, 1 - bottom / height, left / width].map((share) => `${100 * share}%`).join(" ");
+      shown.append(box);
+    }
+    button.append(shown);
     button.addEventListener("click", () => { pictures = pictures.filter((_, other) => other !== index); showPictures(); });
     return button;
   }));
   if (pictures.length) $("added").closest("details").open = true;
+  if (hasPictures()) markStruck();
 }
+
+const asked = () => ({ pictures: pictures.map(({ url }) => url), greyed: pictures.flatMap(({ greyed }, index) => greyed.map((box) => [index, ...box])) });
 
 async function answer() {
   const question = Object.fromEntries(fields());
-  if (pictures.length) question.pictures = pictures;
+  if (pictures.length) Object.assign(question, asked());
   const found = await ask("ask", question, $("answer"));
   if (found) present(question, found.saved); // else the last one stays
 }
@@ -213,21 +223,27 @@ function present(question, saved) { // what belongs to the answer that is now on
   $("after").hidden = false;
   $("probes").hidden = Boolean(question.sources || question.before);
   if ($("probes").hidden) return;
+  $("measure").closest("details").hidden = hasPictures(); // metrics read text alone
   document.querySelectorAll("#answer .map").forEach((map, number) => {
-    map.querySelectorAll(".u").forEach((unit, index) => Object.assign(unit, { role: "button", ariaPressed: "false",
+    unitsOf(map).forEach((unit, index) => Object.assign(unit, { role: "button", ariaPressed: "false",
       ariaLabel: `${unit.title}. Press to strike it out.`, tabIndex: index ? -1 : 0 })); // arrows go on
     const line = Object.assign(document.createElement("p"), { className: "word" });
     line.classList.toggle("far", map.offsetHeight > innerHeight / 2); // of a long text it stays in sight
-    if (!number) line.textContent = "Point at a part, or tap it, to see what the model says without it. A click strikes it out.";
+    if (!number) line.textContent = "Point at a part, or tap it, to see what the model says without it. A click strikes it out"
+      + (hasPictures() ? ", and makes a part of a picture grey." : ".");
     map.after(line);
   });
+  markStruck();
 }
 
-// ---- words that are struck out ----
+// ---- words and regions that are struck out ----
 
-const rowOf = (element) => [...element.closest("section").querySelectorAll(".map")].indexOf(element.closest(".map"));
+const UNIT = ":is(.u, .spot)"; // a word, or a region of a picture above the words
+const unitsOf = (map) => [...map.previousElementSibling?.matches(".pics") ? map.previousElementSibling.querySelectorAll(".spot") : [], ...map.querySelectorAll(".u")];
+const mapOf = (element) => element.closest(".map") ?? element.closest(".pics").nextElementSibling;
+const rowOf = (element) => [...element.closest("section").querySelectorAll(".map")].indexOf(mapOf(element));
 const recordOf = (unit) => shown.saved[rowOf(unit)];
-const lineOf = (unit) => unit.closest(".map").nextElementSibling;
+const lineOf = (unit) => mapOf(unit).nextElementSibling;
 const spanOf = (unit) => { const { start, end } = recordOf(unit).units[+unit.dataset.unit]; return [start, end]; };
 
 function contents(record) { // [place in the record's text, place in the form's prompt, length] of what the visitor wrote
@@ -238,9 +254,9 @@ function contents(record) { // [place in the record's text, place in the form's 
     return -1;
   };
   let inText = 0, inTyped = 0;
-  const found = [];
-  for (const { content } of record.prompt) {
-    const piece = [...String(content).trim()], places = [find(text, piece, inText), find(typed, piece, inTyped)];
+  const found = [], texts = record.prompt.flatMap(({ content }) => Array.isArray(content) ? content.map(({ text }) => text ?? "") : [content]);
+  for (const each of texts) { // a message's, or a part's beside pictures
+    const piece = [...String(each).trim()], places = [find(text, piece, inText), find(typed, piece, inTyped)];
     if (places[0] < 0) return [];
     inText = places[0] + piece.length;
     if (places[1] < 0) continue; // a message that the template adds
@@ -270,29 +286,70 @@ function button(text, act) {
   return made;
 }
 
-function strike(unit) { // out of the prompt in the form, or back into it
-  const place = placed(unit), field = form.elements.prompt, more = [];
+const hasPictures = () => Boolean(shown?.saved[0]?.info?.images);
+
+function boxOf(unit) { // a region's picture, of those in the form, and its pixels; null where the form has others now
+  const { pictures: explained, boxes } = recordOf(unit).info.images, [picture, ...box] = boxes[unit.dataset.unit];
+  const isSame = pictures.length === explained.length && asked().pictures.join() === shown.question.pictures?.join();
+  return isSame ? [pictures[picture], box] : null;
+}
+
+function isStruck(unit) {
+  if (!unit.matches(".spot")) return shown.struck.has(placed(unit)?.join());
+  const [picture, box] = boxOf(unit) ?? [];
+  return Boolean(picture?.greyed.some((each) => each.join() === box.join()));
+}
+
+function markStruck() {
+  for (const each of document.querySelectorAll(`#answer ${UNIT}[role]`)) {
+    each.classList.toggle("struck", isStruck(each));
+    each.ariaPressed = String(isStruck(each));
+  }
+}
+
+const askAgain = (text) => button(text, () => form.requestSubmit());
+
+function strikeRegion(unit) { // out of its picture, where it is grey when the form is asked, or back into it
+  const found = boxOf(unit);
+  if (!found) return [];
+  const [picture, box] = found, others = picture.greyed.filter((each) => each.join() !== box.join());
+  picture.greyed = others.length < picture.greyed.length ? others : [...others, box];
+  showPictures();
+  const before = new Set((shown.question.greyed ?? []).map(String)), now = asked().greyed.map(String);
+  const isNew = now.some((each) => !before.has(each)), isBack = now.length < before.size || [...before].some((each) => !now.includes(each));
+  if (!isNew && !isBack) return [];
+  return [askAgain(isBack ? "Ask again" : now.length > 1 ? "Ask with these parts grey" : "Ask with this part grey")];
+}
+
+function strikeWord(unit) { // out of the prompt in the form, or back into it
+  const place = placed(unit), field = form.elements.prompt;
   if (place && (field.value === shown.prompt || field.value === shown.shorter)) { // the visitor has not changed it
     const key = place.join();
     if (!shown.struck.delete(key)) shown.struck.add(key);
-    for (const each of document.querySelectorAll("#answer .u[role]")) {
-      const isStruck = shown.struck.has(placed(each)?.join());
-      each.classList.toggle("struck", isStruck);
-      each.ariaPressed = String(isStruck);
-    }
+    markStruck();
     const gone = [...shown.struck].map((span) => span.split(",").map(Number));
     const left = [...shown.prompt].filter((_, at) => !gone.some(([start, end]) => start <= at && at < end)).join("");
     shown.shorter = field.value = left.replace(/^ +/, "");
-    if (shown.struck.size) more.push(button(shown.struck.size > 1 ? "Ask without them" : "Ask without it", () => form.requestSubmit()));
+    if (shown.struck.size) return [askAgain(shown.struck.size > 1 ? "Ask without them" : "Ask without it")];
   }
+  return [];
+}
+
+function strike(unit) {
+  const more = unit.matches(".spot") ? strikeRegion(unit) : strikeWord(unit);
   if (recordOf(unit).without === null) more.push(button("What does the model say without each?", runWithout));
-  more.push(button("How much noise does it stand?", () => tolerate(unit)));
+  if (!hasPictures()) more.push(button("How much noise does it stand?", () => tolerate(unit)));
   line(unit, ...more);
 }
 
+const again = () => { // of the question that was asked: answers hold no more than previews of their pictures
+  const { model, prompt, pictures, greyed } = shown.question;
+  return hasPictures() ? { model, prompt, pictures, greyed } : { model };
+};
+
 async function runWithout() { // for methods that do not run the model without each word
   const { question, saved } = shown;
-  const found = await ask("without", { model: question.model, answers: saved }, $("answer"));
+  const found = await ask("without", { ...again(), answers: saved }, $("answer"));
   if (!found) return;
   if (form.elements.prompt.value === shown.shorter) form.elements.prompt.value = question.prompt; // nothing is struck out now
   present(question, found.saved);
@@ -348,7 +405,7 @@ async function keep(form) {
 }
 
 const probe = async (path, question, into) =>
-  await ask(path, { model: shown.question.model, ...question }, into) && into.scrollIntoView({ block: "nearest" });
+  await ask(path, { ...again(), ...question }, into) && into.scrollIntoView({ block: "nearest" });
 
 const targetOf = (section) => section.className.slice(1) - 1;
 const foremost = () => [...document.querySelectorAll("#answer section")].find((each) => each.offsetParent);
@@ -359,15 +416,15 @@ const tolerate = (unit) =>
 async function findRule() { // a line under the heat map that is on top, and rings around its units
   const section = foremost(), map = section.querySelector(".map"), line = document.createElement("div");
   section.querySelector(".ruled")?.remove();
-  for (const unit of map.querySelectorAll(".r, .numbered")) unit.classList.remove("r", "r1", "r2", "r3", "against", "numbered");
+  for (const unit of unitsOf(map)) unit.classList.remove("r", "r1", "r2", "r3", "against", "numbered");
   line.className = "ruled";
   lineOf(map).after(line); // the line of the word pointed at stays next to the map
-  const question = { model: shown.question.model, answer: shown.saved[rowOf(map)], target: targetOf(section), seed: shown.question.seed };
+  const question = { ...again(), answer: shown.saved[rowOf(map)], target: targetOf(section), seed: shown.question.seed };
   const found = await ask("findrule", question, line);
-  for (const [unit, ring] of Object.entries(found?.rings ?? {}))
-    map.querySelector(`[data-unit="${unit}"]`)?.classList.add(...ring.split(" "));
+  const at = (index) => unitsOf(map).find((unit) => +unit.dataset.unit === +index);
+  for (const [unit, ring] of Object.entries(found?.rings ?? {})) at(unit)?.classList.add(...ring.split(" "));
   for (const [, number] of line.textContent.matchAll(/\[(\d+)\]/g)) { // the parts that the line names by number
-    const unit = map.querySelector(`[data-unit="${number - 1}"]`);
+    const unit = at(number - 1);
     unit?.classList.add("numbered");
     if (unit) unit.dataset.number = number;
   }
@@ -418,14 +475,14 @@ form.elements.prompt.addEventListener("paste", (event) => {
   const files = [...event.clipboardData?.files ?? []].filter((file) => file.type.startsWith("image/"));
   if (files.length) event.preventDefault() || addPictures(files);
 });
-const unitOf = ({ target }) => target.closest?.("#answer .u[role]");
+const unitOf = ({ target }) => target.closest?.(`#answer ${UNIT}[role]`);
 $("answer").addEventListener("click", (event) => unitOf(event) && strike(unitOf(event)));
 for (const kind of ["mouseover", "focusin"]) $("answer").addEventListener(kind, (event) => {
   const unit = unitOf(event);
   if (unit && !lineOf(unit).querySelector("button")) line(unit); // what was clicked stays, with its buttons
 });
 $("answer").addEventListener("keydown", (event) => {
-  const unit = event.target.closest(".u[role]"), all = [...unit?.closest(".map").querySelectorAll(".u") ?? []];
+  const unit = event.target.closest(`${UNIT}[role]`), all = unit ? unitsOf(mapOf(unit)) : [];
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
   const next = step ? all[all.indexOf(unit) + step] : { Home: all[0], End: all.at(-1) }[event.key];
   if (unit && (event.key === "Enter" || event.key === " ")) strike(unit);

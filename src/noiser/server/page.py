@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from noiser.attribution.display import headings
 from noiser.attribution.markup import css
+from noiser.attribution.regions import pictures_of
 from noiser.engine._prepare_text import units_of_text
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.announce import expected_inputs
@@ -30,7 +31,15 @@ from noiser.server.bounds import (
 )
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.questions import bounded_method
-from noiser.text.pictures import add_pictures, check_data_urls
+from noiser.text.pictures import (
+    MOST_REGIONS,
+    add_pictures,
+    check_data_urls,
+    grey_of,
+    painted,
+    read_picture,
+    region_of,
+)
 from noiser.types import (
     WHOLE_ANSWER,
     AutoUnit,
@@ -55,15 +64,42 @@ _RULE = re.compile(r"^-{3,}(?:[ \t]+([^\s|:-].*?))?[ \t]*$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
 
-class PageForm(BaseModel):
+class AskedPictures(BaseModel):
+    """A prompt with pictures, as the form has them. `greyed` has boxes (picture, left, top, right,
+    bottom) that the visitor has struck out: they are grey before anything is asked.
+    """
+
+    prompt: BoundedText = ""
+    pictures: Annotated[list[DataUrl], *items(PICTURES)] = []
+    greyed: Annotated[list[tuple[int, int, int, int, int]], *items(MOST_REGIONS)] = []
+
+    def chat_with_pictures(self, lm: LanguageModel) -> Prompt:
+        """The prompt as a chat, with the pictures before the text of its last user message."""
+        parts: list[dict[str, Any]] = [{"type": "image", "url": url} for url in self.pictures]
+        if self.greyed:
+            images = [
+                read_picture(part, f"Picture {number}") for number, part in enumerate(parts, 1)
+            ]
+            regions = [region_of(images, picture, box) for picture, *box in self.greyed]
+            grey = painted(images, regions, "grey", grey_of(lm.processor))
+            parts = [{"type": "image", "image": image} for image in grey]
+        chat = bounded_chat(self.prompt)
+        return add_pictures(chat, parts) if parts else chat
+
+    def again(self, lm: LanguageModel, att: Attribution) -> Prompt | None:
+        """The prompt of an answer with its pictures, of which the answer has previews only; None
+        where it has none.
+        """
+        return self.chat_with_pictures(lm) if pictures_of(att) else None
+
+
+class PageForm(AskedPictures):
     """The fields of the form; a link's parameters have the same names.
 
     Parameters of other names are ignored. A prompt is a chat where the model has a chat template,
     unless `chat` says otherwise.
     """
 
-    prompt: BoundedText = ""
-    pictures: Annotated[list[DataUrl], *items(PICTURES)] = []
     image_unit: Literal["2x2", "3x3", "4x4", "6x6", "8x8", "image"] = "4x4"
     chat: bool | None = None
     model: BoundedName = ""
@@ -101,13 +137,15 @@ class PageForm(BaseModel):
                     "Pictures are explained without sources or an earlier version. Empty these "
                     "fields, or take the pictures out."
                 )
-            prompt = self._parse(self.prompt, is_chat=is_chat or bool(self.pictures))
-            if self.pictures and not isinstance(prompt, str):
-                prompt = add_pictures(prompt, [{"type": "image", "url": u} for u in self.pictures])
+            if self.pictures:
+                prompt = self.chat_with_pictures(lm)
+            else:
+                prompt = bounded_chat(self.prompt) if is_chat else self.prompt
             if documents:
                 return self._cite(lm, prompt, documents, job)
             if has_before:
-                return self._diff(lm, self._parse(self.before, is_chat=is_chat), prompt, job)
+                before = bounded_chat(self.before) if is_chat else self.before
+                return self._diff(lm, before, prompt, job)
             began = time.monotonic()
             speed = models.speeds.get(lm.identity.name)
             expected = self._expected_token_forwards(lm, prompt, methods)
@@ -119,16 +157,6 @@ class PageForm(BaseModel):
             seconds = max(time.monotonic() - began, 1e-3)
             models.speeds[lm.identity.name] = max(speed or 0.0, expected / seconds)
             return _answer(comparison, comparison)
-
-    @staticmethod
-    def _parse(text: str, *, is_chat: bool) -> Prompt:
-        if not is_chat:
-            return text
-        chat = parse_chat(text)
-        if len(chat) > MESSAGES:
-            raise PromptError(f"The chat has {len(chat)} messages; expected at most {MESSAGES}.")
-        check_data_urls(chat)
-        return chat
 
     def _parts_of_pictures(self) -> ImageUnit:
         """Rows and columns, or each picture as one."""
@@ -263,7 +291,7 @@ def _result_of(records: Sequence[Mapping[str, Any]]) -> Any:
     return Comparison(tuple(Attribution.from_dict(record) for record in records))
 
 
-class RunWithout(BaseModel):
+class RunWithout(AskedPictures):
     """What does the model say without each word? For answers of methods that do not run that."""
 
     model: BoundedName = ""
@@ -280,11 +308,12 @@ class RunWithout(BaseModel):
             job.step("Taking each word out")
             for index, att in enumerate(attributions):
                 if att.without is None:
-                    attributions[index] = without(lm, att, progress=job.progress)
+                    prompt = self.again(lm, att)
+                    attributions[index] = without(lm, att, prompt=prompt, progress=job.progress)
         return _answer(Comparison(tuple(attributions)), attributions)
 
 
-class CheckScores(BaseModel):
+class CheckScores(AskedPictures):
     """Can the scores be believed? A test of a few seconds."""
 
     model: BoundedName = ""
@@ -303,7 +332,8 @@ class CheckScores(BaseModel):
         with models.use(self.model, job) as lm:
             for att, name in zip(attributions, headings(attributions), strict=True):
                 job.step("Testing" if len(attributions) == 1 else f"Testing {name}")
-                found = spot_check(lm, att, self.target, job.progress)
+                prompt = self.again(lm, att)
+                found = spot_check(lm, att, self.target, job.progress, prompt=prompt)
                 heading = f"<h3>{escape(name)}</h3>" if len(attributions) > 1 else ""
                 pieces = sentence_html(found.pieces) if found.pieces else ""
                 parts.append(f"{heading}<p class=says>{escape(found.verdict)}</p>{pieces}")
@@ -337,7 +367,7 @@ class Tolerate(BaseModel):
         return {"html": tolerance_html(curve, self.target)}
 
 
-class FindRule(BaseModel):
+class FindRule(AskedPictures):
     """Which units does the answer need, as a rule?"""
 
     model: BoundedName = ""
@@ -354,7 +384,10 @@ class FindRule(BaseModel):
         check_target(self.target, att)
         with models.use(self.model, job) as lm:
             job.step("Looking for a rule")
-            found = rule_of(lm, att, self.target, seed=self.seed, progress=job.progress)
+            prompt = self.again(lm, att)
+            found = rule_of(
+                lm, att, self.target, seed=self.seed, prompt=prompt, progress=job.progress
+            )
         style = css("explain", "rule.css")
         return {"html": f"<style>{style}</style>{found.line()}", "rings": found.rings}
 
@@ -387,7 +420,18 @@ class Measure(BaseModel):
         return {"html": f'<div class="noiser-att numbers">{"".join(parts)}</div>'}
 
 
-def parse_chat(text: str) -> Prompt:
+def bounded_chat(text: str) -> list[dict[str, Any]]:
+    """The messages of a chat. Raises PromptError for too many, and for pictures that are no data
+    URLs.
+    """
+    chat = parse_chat(text)
+    if len(chat) > MESSAGES:
+        raise PromptError(f"The chat has {len(chat)} messages; expected at most {MESSAGES}.")
+    check_data_urls(chat)
+    return chat
+
+
+def parse_chat(text: str) -> list[dict[str, Any]]:
     r"""Chat messages from JSON, or from a transcript.
 
     A text without any role is one message of the user.

@@ -88,7 +88,7 @@ class QuestionBody(Body):
         found: dict[str, Any] = {}
         unit = getattr(self, "unit", None)
         if isinstance(unit, list):
-            text = lm.encode(getattr(self, "prompt")).text  # noqa: B009 - of those with spans
+            text = lm.encode(getattr(self, "prompt"), pictures=True).text  # noqa: B009 - of those with spans
             found["unit"] = code_point_spans(unit, text, "unit")
         target_unit = getattr(self, "target_unit", None)
         if isinstance(target_unit, list):
@@ -189,7 +189,7 @@ class RuleBody(QuestionBody):
     function = "rule"
 
     prompt: BoundedText | BoundedChat = Field(
-        description="A text, or chat messages with role and content."
+        description="A text, or chat messages with role and content; pictures as data URLs."
     )
     target: BoundedText | int | None = Field(
         None, description="The answer: a continuation or a token id; null for the greedy one."

@@ -367,6 +367,19 @@ def _grid(image: Any, rows: int, columns: int) -> dict[tuple[int, int], tuple[in
     return boxes
 
 
+def region_of(images: Sequence[Any], picture: int, box: Sequence[int]) -> Region:
+    """A box of one of the pictures.
+
+    Raises UnitError for a box without a pixel, or outside of its picture; ParameterError for a
+    picture that is not there.
+    """
+    if not 0 <= picture < len(images):
+        raise ParameterError(
+            f"There is a box of picture {picture}; expected 0 to {len(images) - 1}."
+        )
+    return _checked_region(images[picture], picture, box, f"A box of picture {picture}")
+
+
 def _checked_region(image: Any, index: int, box: Sequence[float], name: str) -> Region:
     """The region of a box in whole pixels."""
     left, top, right, bottom = (round(number) for number in box)
@@ -380,6 +393,13 @@ def _checked_region(image: Any, index: int, box: Sequence[float], name: str) -> 
 
 
 # ---- other pixels -------------------------------------------------------------------------------
+
+
+def grey_of(processor: Any) -> tuple[int, int, int]:
+    """The colour that a processor maps to 0."""
+    mean = getattr(processor.image_processor, "image_mean", None) or [0.5] * 3
+    red, green, blue = (round(255 * value) for value in mean)
+    return red, green, blue
 
 
 def painted(
