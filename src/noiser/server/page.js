@@ -142,7 +142,8 @@ async function ask(path, question, into) { // what is answered, if it is
       if (name === "answer") {
         into.innerHTML = value.html;
         warn(value.warnings ?? []);
-        say(`Done in ${((performance.now() - began) / 1000).toFixed(1)} s.`);
+        const [first] = value.saved ?? [], asked = first?.model ?? first?.attribution?.model;
+        say(`Done in ${((performance.now() - began) / 1000).toFixed(1)} s${asked ? ` by ${asked.name}` : ""}.`);
         return value;
       }
       const share = value.share === null ? "" : `${Math.round(100 * value.share)} %, `;
