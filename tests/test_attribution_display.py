@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from rich.console import Console, Group
 
 from attribution_for_tests import NAN, make, rich_example
 from noiser.attribution import Attribution, markup
@@ -18,7 +18,7 @@ from noiser.attribution.display import DARK_PAPER, dark_ink, headings, label, ti
 from noiser.attribution.heatmap import cells
 from noiser.attribution.markup import page
 from noiser.attribution.relations import Arc, arcs
-from noiser.attribution.terminal import to_text
+from noiser.attribution.terminal import sections, to_text
 from noiser.errors import ParameterError
 from noiser.numbers import number_format
 from noiser.types import Span, Target, Without
@@ -264,7 +264,7 @@ def test_the_colours_are_explained_in_words(coloured):
         (
             "joint@2",
             {"removal": "zero", "samples": None},
-            "makes the prediction likelier, in the mean with and without the others",
+            "makes the prediction likelier, on average, with other parts there or gone",
         ),
         ("input_x_gradient@1", {}, "without it the prediction gets less likely"),
     ],
@@ -595,7 +595,7 @@ def test_scores_without_a_unit_are_shares_of_all_effects(form):
     assert "-25 %" in shown.replace("\\", "")
     assert "e-0" not in shown.lower()
     assert "exact" not in shown
-    assert "A share is of the effects of all units, added without their signs." in shown
+    assert "All effects, for and against, add up to 100 %." in shown
     assert "A share" not in form(make())
 
 
@@ -669,3 +669,19 @@ def test_latex_has_a_table_for_each_target_in_which_nothing_is_a_command():
     text = make((r"50% & \x",), ((0.1,),)).to_latex()
     assert r"50\% \& \textbackslash{}x & " in text
     assert rich_example().to_latex().count(r"\begin{tabular}") == 2
+
+
+def test_of_sixteen_colours_a_weak_effect_is_not_the_grey_of_none():
+    att = make(
+        ("weak", " none", " strong"),
+        ((0.25, 0.01, 1.0),),
+        stderr=torch.tensor([[0.01, 0.02, 0.01]]),
+    )
+    console = Console(file=io.StringIO(), color_system="standard", force_terminal=True, width=80)
+    console.print(Group(*sections([att], console)))
+    shown = console.file.getvalue()
+    backgrounds = [
+        re.search(rf"\x1b\[\d+;(\d+)m{word}", shown)[1] for word in ("weak", "none", "strong")
+    ]
+    assert backgrounds[0] == backgrounds[2]
+    assert backgrounds[0] != backgrounds[1]

@@ -84,7 +84,7 @@ def test_sources_are_cited_in_order_of_their_shares_by_rules_that_are_parameters
         "[1]",
         "[3][1][2]",
     ]
-    assert citations(least_share=1.0, memory=2.0).sentences[1].mark == "(unclear)"
+    assert citations(least_share=1.0, memory=2.0).sentences[1].mark == "(of unclear origin)"
     with pytest.raises(ParameterError, match="There are 1 losses; expected 2"):
         citations(losses=(1.0,))
 

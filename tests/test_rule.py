@@ -615,7 +615,8 @@ def test_shown_as_text():
         ),
         (
             {"fresh": False, "hits": 16, "tries": 16, "base": 12, "control": "never"},
-            'right on 16 of 16 inputs, all there are; guessing "it never stays" is right on 12\n',
+            "right on 16 of 16 inputs, all ways to take parts out; "
+            'guessing "it never stays" is right on 12\n',
         ),
         (
             {"foil": " barn", "terms": ((-2,),), "trials": ()},

@@ -47,7 +47,7 @@ def said(att, row=0):
         pytest.param(
             attribution(without=Without(0.01, " German", 0.059)),
             "The model says “Portuguese” (36 %), most of all because of “Lisbon”; without it, its "
-            "first guess would be “German” (5.9 %).",
+            "first guess would be “German” (only 5.9 %).",
             id="a guess",
         ),
         pytest.param(
@@ -146,7 +146,7 @@ def said(att, row=0):
         pytest.param(
             attribution(target=Target(" Mondrian", 100, 0.5, 1, (101,)), without=STILL),
             "The model says “Mondrian” (25 %), most of all because of “Lisbon”; without it, its "
-            "first guess would be “Portuguese” (4.0 %).",
+            "first guess would be “Portuguese” (only 4.0 %).",
             id="a word of two tokens",
         ),
         pytest.param(

@@ -25,7 +25,7 @@ _POSITIVE = (230, 159, 0)
 _NEGATIVE = (86, 180, 233)
 _GREY = (128, 128, 128)
 
-_SHARES = "A share is of the effects of all units, added without their signs."
+_SHARES = "All effects, for and against, add up to 100 %."
 
 # Invisible characters, except joiners and Arabic signs.
 _HIDDEN = regex.compile(
@@ -254,6 +254,16 @@ def short(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"tensor{list(value.shape)}"
     return shorten(f"{value:g}" if isinstance(value, float) else str(value), 80)
+
+
+def open_ended(text: str) -> str:
+    """The text, with an ellipsis where it stops in the middle of a sentence.
+
+    >>> open_ended("It is the"), open_ended("It is.")
+    ('It is the …', 'It is.')
+    """
+    text = text.rstrip()
+    return text if not text or text[-1] in '.!?…"”’)]:;|`*>}' else f"{text} …"
 
 
 def shorten(text: str, most: int) -> str:

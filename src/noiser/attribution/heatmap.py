@@ -88,11 +88,16 @@ class HeatMap(NamedTuple):
 
 
 def strongest(heat: HeatMap) -> str:
-    """The strongest scores in words: "for: Lisbon 6.6 · who 1.9 · against: Germany -4.4"."""
+    """The strongest scores in words: "for: Lisbon 6.6 · who 1.9 · against: Germany -4.4".
+
+    Of shares, "for: Lisbon 32 % of all effects · who 9 % · against: Germany -21 %".
+    """
     sides: list[str] = []
     for side, units in heat.strongest.items():
-        words = " · ".join(f"{name} {score}" for name, score in units)
-        sides.append(f"{side}: {words}")
+        parts = [f"{name} {score}" for name, score in units]
+        if not sides and parts[0].endswith("%"):
+            parts[0] += " of all effects"
+        sides.append(f"{side}: {' · '.join(parts)}")
     return " · ".join(sides) or "no unit has a signal"
 
 
@@ -263,7 +268,7 @@ def _meaning_of_signs(att: AttributionRecord, row: int) -> tuple[str, str]:
     if "removal" in att.parameters and "samples" in att.parameters:
         # What the model says without this unit alone may differ from such a mean.
         return (
-            "makes the prediction likelier, in the mean with and without the others",
+            "makes the prediction likelier, on average, with other parts there or gone",
             "less likely",
         )
     return "without it the prediction gets less likely", "more likely"

@@ -376,11 +376,11 @@ def _without(att: AttributionRecord, row: int, entry: Without) -> list[Piece]:
         if ends:
             return [Piece(f"{begin}say nothing")]
         if is_word:
-            chance = Piece(f" ({percentage(entry.leader_probability)})")
-            says = f"{begin}say "
+            chance = percentage(entry.leader_probability)
             if entry.leader_probability < _GUESS:
-                says = "; without it, its first guess would be "
-            return [Piece(says), Piece(leader, "instead"), chance]
+                begin = "; without it, its first guess would be "
+                return [Piece(begin), Piece(leader, "instead"), Piece(f" (only {chance})")]
+            return [Piece(f"{begin}say "), Piece(leader, "instead"), Piece(f" ({chance})")]
     if changed:
         return [Piece(f"; without it {changed}")]
     if entry.probability < target.probability:

@@ -53,6 +53,7 @@ _INK = (225, 228, 235)
 _SOFT_INK = (150, 155, 165)
 _WHITE = (255, 255, 255)
 _BLACK = (0, 0, 0)
+_LEAST_TINT = 0.5  # which sixteen colours show as orange or blue
 _ASCII = str.maketrans("→±·█░↵⇥␣…“”⟨⟩", '>~|#-$>_.""<>')
 """Substitutes for terminals that have no Unicode."""
 
@@ -96,11 +97,15 @@ def sections(
     if len(attributions) == 1 and count > 1:
         yield from _matrix(attributions[0], rows, console.width)
     else:
-        section = _coloured if has_colours else _plain
+        # Of sixteen colours, the one next to a weak orange is the grey of no clear effect.
+        least = _LEAST_TINT if console.color_system == "standard" else 0.0
         for row in rows:
             if row > 0:
                 yield Text()
-            yield from section(attributions, row)
+            if has_colours:
+                yield from _coloured(attributions, row, least)
+            else:
+                yield from _plain(attributions, row)
     hidden = count - len(rows)
     if hidden:
         yield Text()
@@ -110,7 +115,9 @@ def sections(
     yield _line(display.provenance(*attributions), "dim")
 
 
-def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[RenderableType]:
+def _coloured(
+    attributions: Sequence[AttributionRecord], row: int, least: float
+) -> Iterator[RenderableType]:
     """A heat map with its captions for each attribution; long texts come after them."""
     maps = [heat_map(att, row) for att in attributions]
     is_comparison = len(maps) > 1
@@ -124,7 +131,7 @@ def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[R
         is_long = sum(len(cell.text) for cell in heat.cells) > _LONG
         yield from _picture_grids(attributions[0], row, heat)
         if not is_long:
-            yield _heat_map(heat)
+            yield _heat_map(heat, least)
         if not is_comparison:
             yield _line(heat.facts, "dim")
         if heat.largest:
@@ -135,7 +142,7 @@ def _coloured(attributions: Sequence[AttributionRecord], row: int) -> Iterator[R
             words = "; ".join(f"{colour}: {meaning}" for colour, meaning in legend.items())
             yield _line(words, "dim")
         if is_long:
-            yield _heat_map(heat)
+            yield _heat_map(heat, least)
 
 
 def _plain(attributions: Sequence[AttributionRecord], row: int) -> Iterator[RenderableType]:
@@ -281,12 +288,18 @@ def _line(text: str, style: str = "", *, indent: int = 2) -> RenderableType:
     return Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent))
 
 
-def _heat_map(heat: HeatMap) -> RenderableType:
-    """The text before a target on dark paper, in light and in dark terminals."""
+def _heat_map(heat: HeatMap, least: float = 0.0) -> RenderableType:
+    """The text before a target on dark paper, in light and in dark terminals.
+
+    A cell that has a signal gets a tint of at least `least`.
+    """
     text = Text(style=_style(_INK), overflow="fold")
     for cell in heat.cells:
         space, body = cell.parts()
-        text.append(space).append(body, _style(_ink(cell), tint(cell.weight, DARK_PAPER)))
+        weight = cell.weight
+        if weight:
+            weight = math.copysign(max(abs(weight), least), weight)
+        text.append(space).append(body, _style(_ink(cell), tint(weight, DARK_PAPER)))
     text.append(" → ", _style(_SOFT_INK)).append(heat.target, _style(_WHITE, strong=True))
     if heat.foil:
         text.append(f" rather than {heat.foil}", _style(_SOFT_INK))

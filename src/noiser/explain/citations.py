@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from noiser.attribution.display import label
+from noiser.attribution.display import label, open_ended
 from noiser.attribution.markdown import escaped_line
 from noiser.attribution.relations import WORDS
 from noiser.attribution.saved import SavedResult
@@ -92,7 +92,7 @@ class Citations(CitationsRecord, SavedResult):
                 yield 1, self._line_of_opponent(opponent)
             yield 1, sentence.numbers
         if self.answer_without is not None:
-            yield 0, f"Answer without the sources: {label(self.answer_without)}"
+            yield 0, f"Answer without the sources: {label(open_ended(self.answer_without))}"
 
     @property
     def _nats(self) -> str:

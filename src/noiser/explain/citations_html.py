@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import NamedTuple
 
-from noiser.attribution.display import label, shorten, visible
+from noiser.attribution.display import label, open_ended, shorten, visible
 from noiser.attribution.markup import css, page_of_card, sentence_html, with_breaks
 from noiser.explain.citations_record import (
     MEANINGS,
@@ -73,11 +73,14 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
         position = sentence.end
     without = ""
     if citations.answer_without is not None:
-        text = with_breaks(visible(citations.answer_without.strip()))
+        text = with_breaks(visible(open_ended(citations.answer_without.strip())))
         without = f"<h3>The answer without the sources</h3><p class=facts dir=auto>{text}</p>"
     legend = ""
     if any(sentence.citations for sentence in citations.sentences):
-        legend = "<p class=facts>The longer the bar, the more the answer needs the source.</p>"
+        legend = (
+            "<p class=facts>The longer a bar, the more the answer, or its sentence, needs the "
+            "source. How true it is, no bar says.</p>"
+        )
     footnotes = "".join(f"<p>{escape(text)}</p>" for text in citations.footnotes)
     is_cited = any(sentence.citations for sentence in citations.sentences)
     caution = f"<p class=facts>{_CAUTION}</p>" if is_cited else ""

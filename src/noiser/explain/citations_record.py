@@ -35,7 +35,7 @@ VERDICTS: dict[Origin, str] = {
     "used": "used",
     "memory": "from memory",
     "unsupported": "not supported",
-    "unclear": "unclear",
+    "unclear": "of unclear origin",
 }
 """Verdicts in words."""
 
@@ -164,7 +164,7 @@ class Sentence(NamedTuple):
         """The mark after the sentence.
 
         It is such as "[1][3]", "[2] or [5]", "[1] with [4]", "(from memory)", "(not supported)" or
-        "(unclear)"; with a rule such as "[1] and [4], or [6]".
+        "(of unclear origin)"; with a rule such as "[1] and [4], or [6]".
         """
         if self.verdict != "used":
             return f"({VERDICTS[self.verdict]})"

@@ -8,7 +8,7 @@ from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from noiser.attribution.display import label, shorten, visible
+from noiser.attribution.display import label, open_ended, shorten, visible
 from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.markup import css, page_of_card, with_breaks
 from noiser.attribution.saved import SavedResult
@@ -200,7 +200,7 @@ class Rule(SavedResult):
 
     def _rate(self) -> str:
         """How often the rule is right, and how often a constant."""
-        kind = "fresh inputs" if self.fresh else "inputs, all there are"
+        kind = "fresh inputs" if self.fresh else "inputs, all ways to take parts out"
         constant = f'guessing "it {self.control} {self._verb}" is right on {self.base}'
         if self.best in (NEVER, ALWAYS):
             return f"{constant} of {self.tries} {kind}"
@@ -214,7 +214,9 @@ class Rule(SavedResult):
     def _claims(self) -> Iterator[str]:
         """What was tried by generating from text that was written anew."""
         for trial in self.trials:
-            said = f'"{shorten(label(trial.answer), _LENGTH)}"' if trial.answer else ""
+            # It has as many tokens as the answer: where that is a sentence, it may end in one.
+            whole = open_ended(trial.answer) if self.answer.rstrip()[-1:] in ".!?" else trial.answer
+            said = f'"{shorten(label(whole), _LENGTH)}"' if trial.answer else ""
             if trial.claim == "enough":
                 there = tuple(number for number in trial.units if number > 0)
                 if trial.stays:
@@ -347,6 +349,8 @@ class Rule(SavedResult):
             shown = with_breaks(visible(body))
             if ring:
                 shown = f'<span class="{ring}"><sup>{index + 1}</sup>{shown}</span>'
+            elif self.unit not in ("word", "token"):
+                shown = f"<sup>{index + 1}</sup>{shown}"
             yield f"{with_breaks(visible(space))}{shown}"
             position = unit.end
         yield f"<span class=x>{self._between(position, len(self.text))}</span>"

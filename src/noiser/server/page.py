@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from noiser.explain import Comparison
     from noiser.model import LanguageModel
 
-FACT = "LeBron James professionally plays the sport of"
+FACT = "Anna was born in Lisbon. Her mother tongue is"
 
 _ROLE = re.compile(r"^(system|user|assistant|tool):[ \t]*", re.MULTILINE | re.IGNORECASE)
 # A rule between sources may have the title of the one that follows, as in "--- Opening hours".
