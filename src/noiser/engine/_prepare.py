@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -68,6 +68,76 @@ async def prepare(
         raise ParameterError(
             f"max_calls is for chat models, and {lm.identity.name} is none; leave it out."
         )
+    asked = _in_tokens(lm, question, encoding, pictures=pictures)
+    encoding = asked.encoding
+    longest, more_tokens = _room_for(lm, asked)
+    scene = lm.scene(encoding)
+    context, logits = await _run_prompt(
+        lm, encoding, asked.targets, asked.foils, longest + more_tokens, scene
+    )
+    _check_predictable(lm, logits, asked.targets, asked.foils)
+    answer = await _answer(lm, asked, context, logits, more_tokens)
+
+    whole = extend(lm.tokenizer, encoding, answer.ids)
+    spans = make_target_spans(whole, asked.prompt_tokens + answer.shared, answer.target_unit)
+    # Nothing is asked about the tokens after the last target.
+    ids = answer.ids[: spans[-1][-1] + 1 - asked.prompt_tokens]
+    logits = answer.logits
+    if len(ids) > len(logits):
+        logits = await _run_target(lm, context, asked.prompt_tokens, ids, logits)
+    foil = None
+    if answer.foil_ids:
+        foil = await foil_run(
+            lm, encoding, context, logits, ids, answer.shared, answer.foil_ids, scene
+        )
+
+    question = replace(asked.question, target_unit=answer.target_unit)
+    units = _cut_input(lm, question, encoding, ids, asked.sources)
+    regions: dict[Span, Region] = {}
+    if scene is not None and not asked.sources:
+        regions = scene.units(question.image_unit)
+        units = _with_regions(units, regions, scene)
+    end = spans[-1][0] if _has_continuation_units(question) else asked.prompt_tokens
+    units_before = [unit for unit in units if _stands_before(unit, end, asked.prompt_tokens)]
+    query = query_of(
+        lm, question, encoding, ids, spans, units_before, context, logits, foil, asked.sources
+    )
+    if scene is not None:
+        removal = question.image_removal
+        query = replace(query, scene=scene, regions=regions, image_removal=removal)
+    _check_players(query, units)
+    return replace(query, near_ties=answer.near_ties) if answer.near_ties else query
+
+
+class _InTokens(NamedTuple):
+    """A question whose texts are tokens.
+
+    Attributes:
+        question: with the prompt as it is encoded, and a length of the answer.
+        encoding: of the prompt.
+        sources: their places in it.
+        targets: the readings of the target; none where the model's own answer is explained.
+        foils: those of the foil.
+        explains_answer: whether the model's own answer to a chat is explained.
+    """
+
+    question: Question
+    encoding: Encoding
+    sources: tuple[Source, ...]
+    targets: Readings
+    foils: Readings
+    explains_answer: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        return len(self.encoding.token_ids)
+
+
+def _in_tokens(
+    lm: LanguageModel, question: Question, encoding: Encoding | None, *, pictures: bool
+) -> _InTokens:
+    """The prompt, sources, target and foil of a question in tokens."""
     question, encoding, is_literal = _settle_prompt(lm, question, encoding)
     explains_answer = _explains_answer(question)
     if not question.max_new_tokens:
@@ -75,69 +145,80 @@ async def prepare(
     if encoding is None:
         documents = question.sources is not None
         encoding = lm.encode(question.prompt, documents=documents, pictures=pictures)
-    prompt_tokens = len(encoding.token_ids)
     sources: tuple[Source, ...] = ()
     if question.sources is not None:
         sources = find_sources(encoding, question.sources, question.sources_begin)
     _check_unit_of_foil(question)
-
     targets = _readings(lm, encoding, question.target, "target", literal=is_literal)
     foils = _readings(lm, encoding, question.foil, "foil", literal=is_literal)
     _check_vocabulary(lm, encoding, targets, foils)
-    longest = _longest_sequence(question, prompt_tokens, targets, foils)
-    check_length(lm, longest)
-    more_tokens = 0  # that may complete the last word of a greedy continuation
-    if _completes_words(question):
-        more_tokens = LONGEST_WORD
-        if lm.context_length is not None:
-            more_tokens = min(more_tokens, lm.context_length - longest)
+    return _InTokens(question, encoding, sources, targets, foils, explains_answer)
 
-    scene = lm.scene(encoding)
-    context, logits = await _run_prompt(lm, encoding, targets, foils, longest + more_tokens, scene)
-    _check_predictable(lm, logits, targets, foils)
+
+def _room_for(lm: LanguageModel, asked: _InTokens) -> tuple[int, int]:
+    """How many tokens the prompt and its longest continuation have, and how many more may complete
+    the last word of a greedy one.
+    """
+    longest = _longest_sequence(asked.question, asked.prompt_tokens, asked.targets, asked.foils)
+    check_length(lm, longest)
+    if not _completes_words(asked.question):
+        return longest, 0
+    if lm.context_length is None:
+        return longest, LONGEST_WORD
+    return longest, min(LONGEST_WORD, lm.context_length - longest)
+
+
+class _Answer(NamedTuple):
+    """The continuation that is explained.
+
+    Attributes:
+        ids: its tokens.
+        logits: of its first tokens, as far as they are known.
+        shared: how many tokens the foil begins with, too.
+        foil_ids: the foil's tokens after these; none without a foil.
+        target_unit: how the continuation is cut into targets.
+        near_ties: see `Query.near_ties`.
+    """
+
+    ids: tuple[int, ...]
+    logits: Float[Tensor, "tokens vocab"]
+    shared: int
+    foil_ids: tuple[int, ...]
+    target_unit: TargetUnit
+    near_ties: tuple[int, ...]
+
+
+async def _answer(
+    lm: LanguageModel,
+    asked: _InTokens,
+    context: Context,
+    logits: Float[Tensor, "tokens vocab"],
+    more_tokens: int,
+) -> _Answer:
+    """The target or, without one, what the model goes on with; and how the foil differs from it."""
+    question = asked.question
     first_logits = logits[0]
     ties: tuple[int, ...] = ()
+    generated = None
+    if question.target is None:
+        generated = _generated(lm, asked.encoding, question, more_tokens)
     if question.target is not None:
-        ids = _likeliest(targets, first_logits)
+        ids = _likeliest(asked.targets, first_logits)
+    elif generated is not None:
+        ids = generated
     else:
-        generated = _generated(lm, encoding, question, more_tokens)
-        if generated is None:
-            ids, logits = await _greedy(lm, encoding, context, first_logits, question, more_tokens)
-            ties = near_ties(lm, logits)
-        else:
-            ids = generated
-    shared = 0  # tokens with which both the target and the foil begin
+        ids, logits = await _greedy(
+            lm, asked.encoding, context, first_logits, question, more_tokens
+        )
+        ties = near_ties(lm, logits)
+    shared = 0
     foil_ids: tuple[int, ...] = ()
     if question.foil is not None:
-        whole_foil = _likeliest(foils, first_logits)
+        whole_foil = _likeliest(asked.foils, first_logits)
         shared = _first_difference(lm, ids, whole_foil)
         foil_ids = whole_foil[shared:]
-
-    target_unit = _target_unit(question, ids, shared, explains_answer)
-    question = replace(question, target_unit=target_unit)
-    whole = extend(lm.tokenizer, encoding, ids)
-    spans = make_target_spans(whole, prompt_tokens + shared, target_unit)
-    ids = ids[: spans[-1][-1] + 1 - prompt_tokens]  # nothing is asked about the rest
-    if len(ids) > len(logits):
-        logits = await _run_target(lm, context, prompt_tokens, ids, logits)
-    foil = None
-    if foil_ids:
-        foil = await foil_run(lm, encoding, context, logits, ids, shared, foil_ids, scene)
-    units = _cut_input(lm, question, encoding, ids, sources)
-    regions: dict[Span, Region] = {}
-    if scene is not None and not sources:
-        regions = scene.units(question.image_unit)
-        units = _with_regions(units, regions, scene)
-    end = spans[-1][0] if _has_continuation_units(question) else prompt_tokens
-    units_before = [unit for unit in units if _stands_before(unit, end, prompt_tokens)]
-    query = query_of(
-        lm, question, encoding, ids, spans, units_before, context, logits, foil, sources
-    )
-    if scene is not None:
-        removal = question.image_removal
-        query = replace(query, scene=scene, regions=regions, image_removal=removal)
-    _check_players(query, units)
-    return replace(query, near_ties=ties) if ties else query
+    target_unit = _target_unit(question, ids, shared, asked.explains_answer)
+    return _Answer(ids, logits, shared, foil_ids, target_unit, ties)
 
 
 def _settle_prompt(
