@@ -232,6 +232,112 @@ def test_diff_of_many_edits_stays_within_the_requests():
             noiser.diff(model_at(server, max_calls=15), before, after)
 
 
+FOUR = [*FACTS[GOLD - 2 : GOLD + 1], ASKED]
+
+
+@pytest.mark.parametrize(
+    ("logic", "sentence"),
+    [
+        pytest.param(knows, "stays if [3] and [4]", id="and"),
+        pytest.param(
+            lambda text: "In the yard." if any(f in text for f in FOUR[:3:2]) else "No.",
+            "stays if [1], or [3]",
+            id="or",
+        ),
+    ],
+)
+def test_a_rule_says_which_sentences_the_answer_needs(logic, sentence):
+    with OpenAI(logic) as server:
+        found = noiser.rule(model_at(server), [{"role": "user", "content": " ".join(FOUR)}])
+        assert len(server.bodies) <= 2 + 2**4
+    assert sentence in found.sentence
+    assert (found.hits, found.tries, found.same) == (16, 16, "text")
+    assert all(trial.stays == (trial.claim == "enough") for trial in found.trials)
+    assert {trial.answer for trial in found.trials} == {logic(" ".join(FOUR)), logic("")}
+
+
+def test_a_rule_of_documents_and_of_citations():
+    with OpenAI(knows) as server:
+        lm = model_at(server, max_calls=200)
+        found = noiser.rule(lm, ASKED, sources=FACTS[GOLD - 1 : GOLD + 2])
+        cited = noiser.cite(lm, ASKED, FACTS[GOLD - 1 : GOLD + 2], rule=True)
+    assert "stays if [2]" in found.sentence
+    assert "stays if [2]" in cited.rules[0].sentence
+
+
+def test_a_rule_that_takes_more_requests_than_allowed_makes_none():
+    with OpenAI(knows) as server:
+        with pytest.raises(ParameterError, match=r"of 13 parts takes up to \d+ requests"):
+            noiser.rule(model_at(server), CHAT)
+        with pytest.raises(ParameterError, match="load the model with same="):
+            noiser.rule(model_at(server), CHAT[:1], same="text", unit="turn", max_new_tokens=3)
+        assert not server.bodies
+
+
+def test_the_rule_of_an_answer_that_is_not_given_is_refused():
+    with OpenAI(knows) as server, pytest.raises(TargetError, match=r"answers 'In the yard\.', not"):
+        noiser.rule(model_at(server), [{"role": "user", "content": " ".join(FOUR)}], target="Rome")
+
+
+def test_the_command_finds_a_rule():
+    from typer.testing import CliRunner
+
+    from noiser.cli import app
+
+    with OpenAI(knows) as server:
+        arguments = ["rule", "-", "-m", "chat:planted", "--chat"]
+        arguments += ["--engine-arg", f"base_url={server.url}"]
+        result = CliRunner().invoke(app, arguments, input=" ".join(FOUR))
+    assert result.exit_code == 0, result.stderr
+    assert "requests, at most 100" in result.stderr
+    assert "In the yard: stays if [3] and [4]" in result.stdout
+
+
+# ---- answers that are much longer than the one explained ------------------------------------
+
+
+def limits_of(server):
+    """The limit of each request, of which the first two ask the whole prompt."""
+    names = ("max_tokens", "max_completion_tokens")
+    return [next((body[name] for name in names if name in body), None) for body in server.bodies]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, [None] * 2 + [2 * 2 + 128], id="none of the user's"),
+        pytest.param({"parameters": {"max_tokens": 30}}, [30] * 3, id="the user's"),
+        pytest.param({"parameters": {"max_completion_tokens": 9}}, [9] * 3, id="by its new name"),
+    ],
+)
+def test_an_answer_to_a_part_is_not_much_longer(options, expected):
+    with OpenAI(knows) as server:
+        sentences(model_at(server, **options), method="occlusion", max_calls=3)
+    assert limits_of(server) == expected
+
+
+@pytest.mark.parametrize(
+    "reasoning",
+    [
+        pytest.param({"usage": {"completion_tokens_details": {"reasoning_tokens": 64}}}, id="told"),
+        pytest.param({"usage": {"total_tokens": 500}}, id="in the total alone"),
+        pytest.param({"message": {"reasoning": "Let me see."}}, id="as text"),
+        pytest.param({"message": {"reasoning_content": "Let me see."}}, id="as a content"),
+    ],
+)
+def test_a_model_that_reasons_has_no_limit(reasoning):
+    class Reasoning(OpenAI):
+        def completion(self, body, answer):
+            found = super().completion(body, answer)
+            found["usage"] |= reasoning.get("usage", {})
+            found["choices"][0]["message"] |= reasoning.get("message", {})
+            return found
+
+    with Reasoning(knows) as server:
+        sentences(model_at(server), method="occlusion", max_calls=4)
+    assert limits_of(server) == [None] * 4
+
+
 def test_a_game_is_played_and_saved(tmp_path):
     with OpenAI(knows) as server:
         game = noiser.Game(model_at(server), CHAT, unit="sentence", objective="prob")
