@@ -15,7 +15,7 @@ import torch
 
 import noiser
 import noiser.endpoint
-from chat_stubs import Anthropic, Fault, Gemini, Ollama, OpenAI
+from chat_stubs import Anthropic, Azure, Fault, Gemini, Ollama, OpenAI, Refusing
 from noiser.errors import (
     ModelError,
     NoiserError,
@@ -630,6 +630,12 @@ def test_a_lost_request_is_an_error_and_no_answer(fault, expected):
     assert FACTS[0] not in str(caught.value)
 
 
+@pytest.mark.parametrize("form", [OpenAI, Gemini])
+def test_an_error_has_the_endpoints_own_words(form):
+    with form(lambda text: 400) as server, pytest.raises(ModelError, match="a request that fails"):
+        sentences(model_at(server))
+
+
 def test_refusals_count_as_another_answer_and_are_counted():
     def logic(text):
         return knows(text) if FACTS[0] in text else 400
@@ -774,6 +780,73 @@ def test_models_that_take_no_temperature_are_asked_five_times_by_their_own_names
     assert att.info["found"] == [{"needed": [GOLD, QUESTION], "either": []}]
 
 
+FORMS = [OpenAI, Azure, Refusing, Anthropic, Gemini, Ollama]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_filtered_answer_is_another_answer_in_every_form(form):
+    def logic(text):
+        return knows(text) if FACTS[0] in text else "FILTERED"
+
+    with form(logic) as server:
+        att = sentences(model_at(server), method="occlusion")
+    assert att.info["unanswered"] == 1
+    expected = [1.0, *[0.0] * 11]
+    expected[GOLD] = 1.0
+    assert att.scores[0, :12].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_filtered_whole_prompt_is_an_error_in_every_form(form):
+    advice = "refused the whole prompt: rephrase it" if form is Azure else "or rephrase it"
+    with form(lambda text: "FILTERED") as server, pytest.raises(ModelError, match=advice):
+        sentences(model_at(server))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tool_call_is_explained_in_every_form(form):
+    def logic(text):
+        return [("pay", {"sum": 20})] if "twenty" in text else "How much?"
+
+    chat = [{"role": "user", "content": "It rains. Pay twenty."}]
+    with form(logic) as server:
+        att = sentences(model_at(server), chat, target="action")
+    assert att.targets[0].text == 'pay({"sum": 20})'
+    assert att.scores[0].tolist() == pytest.approx([0, 1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [(OpenAI, {"reasons": True}), (Gemini, {}), (Anthropic, {}), (Ollama, {})],
+    ids=["reasoning", "unknown field", "ignored", "not sent"],
+)
+def test_a_form_without_log_probabilities_says_what_to_take(form, options):
+    with form(knows, **options) as server, pytest.raises(ModelError, match="take same='text'"):
+        sentences(model_at(server, same="first"))
+
+
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        pytest.param(OpenAI, Fault(429, **{"Retry-After": "0"}), id="429 that says when"),
+        pytest.param(Gemini, Fault(429), id="429 in a list"),
+        pytest.param(Anthropic, Fault(529), id="529 overloaded"),
+    ],
+)
+def test_overload_passes_in_every_form(form, fault):
+    with form(knows, trouble=lambda n: fault if n % 3 == 1 else None) as server:
+        att = sentences(model_at(server))
+    assert att.info["found"] == [{"needed": [GOLD, QUESTION], "either": []}]
+
+
+def test_a_model_that_thinks_is_not_cut_by_our_limit():
+    with Gemini(knows, thinks=900) as server:
+        att = sentences(model_at(server))
+        assert att.info["found"] == [{"needed": [GOLD, QUESTION], "either": []}]
+        with pytest.raises(ModelError, match=r"'length'.*longer answers with max_new_tokens"):
+            sentences(model_at(server), max_new_tokens=50)
+
+
 # ---- commands and the server --------------------------------------------------------------------
 
 
@@ -792,6 +865,18 @@ def test_the_command_explains_a_chat(tmp_path):
     found = json.loads(result.stdout)
     assert found["method"] == "search@1"
     assert found["info"]["calls"] <= 30
+
+
+@pytest.mark.parametrize("option", ["--base-url", "--api-key-env"])
+def test_a_setting_that_is_taken_for_an_option_is_named(option):
+    from typer.testing import CliRunner
+
+    from noiser.cli import app
+
+    result = CliRunner().invoke(app, ["attribute", "-", "-m", "chat:planted", option, "x"])
+    assert result.exit_code == 2
+    said = " ".join(result.output.replace("│", " ").split())
+    assert f"Did you mean --engine-arg {option[2:].replace('-', '_')}=...?" in said
 
 
 def test_the_server_cites_what_an_endpoint_upstream_writes():

@@ -43,7 +43,7 @@ try:
     import openai
 
     from noiser.answers import AnswerStore, ChatAnswer, UnansweredError, complete
-    from noiser.endpoint import Endpoint, choose, client, is_fatal, problem
+    from noiser.endpoint import Endpoint, choose, client, is_fatal, problem, reason_of
 except ImportError as error:
     raise DependencyError("A chat model needs the package openai.", "openai") from error
 
@@ -570,6 +570,10 @@ class ChatModel(LanguageModel):
             advice += " Or give it longer than timeout= seconds, or ask less at once: concurrency=."
         if is_fatal(error) or isinstance(error, openai.BadRequestError):
             advice = "Check the model's name, base_url (most end in /v1), the key and the account."
+        if getattr(error, "code", None) == "content_filter":
+            advice = "Its filter refused the whole prompt: rephrase it."
+        if self.same_name == "first" and "logprob" in reason_of(error):
+            advice = "It sends no log-probabilities, which same='first' reads; take same='text'."
         return ModelError(f"{self.where} did not answer: {problem(error, self.endpoint)}. {advice}")
 
     def _check_unanswered(self, jobs: Sequence[_Job]) -> None:
