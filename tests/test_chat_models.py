@@ -147,6 +147,28 @@ def test_the_methods_that_remove_units_find_the_fact(method):
         assert att.info["calls"] == len(server.bodies)
 
 
+def test_displays_count_answers_and_name_no_probability():
+    said = iter(["In the yard.", "A rare word.", *["In the yard."] * 3])
+    two = " ".join([FACTS[0], FACTS[GOLD]])
+    with OpenAI(lambda text: next(said) if text == two else "I do not know.") as server:
+        lm = model_at(server, repeats=5, concurrency=1)
+        att = sentences(lm, [{"role": "user", "content": two}], method="occlusion")
+    text = " ".join(att.to_text().split())
+    assert "The model says “In the yard” (in 4 of 5 answers)" in text
+    assert "without “The lute is in the attic.”: another answer over 99.9 %, this one" in text
+    assert "rank" not in text
+    assert "first differs" not in text
+
+
+def test_citations_count_answers_and_name_no_nats():
+    with OpenAI(knows) as server:
+        text = " ".join(noiser.cite(model_at(server), ASKED, FACTS).to_text().split())
+    assert "in 100% of the answers, without any source in 0%" in text
+    assert "Not used: without all sources in more than 50% as many answers." in text
+    assert "log-probability" not in text
+    assert "nats" not in text
+
+
 def test_leave_one_out_is_what_a_loop_over_requests_gives():
     with OpenAI(knows) as server:
         att = sentences(model_at(server), method="occlusion")

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution, Attributions
+from noiser.attribution.amounts import ANOTHER_ANSWER
 from noiser.checks import check_positive, check_seed, plain
 from noiser.engine import OBJECTIVES, Prediction, Query, first_position, prepare, run_one
 from noiser.errors import OutOfTimeError
@@ -457,7 +458,7 @@ def _leader_text(lm: LanguageModel, query: Query, token: int) -> str:
         return text
     if query.foil is not None and token == query.foil.token_id:
         return query.foil.text
-    return "another answer"
+    return ANOTHER_ANSWER
 
 
 async def _unasked(query: Query, units: Sequence[Span], scores: Scores) -> list[int] | None:

@@ -118,6 +118,7 @@ class ChatContext(Context):
         calls: the requests so far.
         parameters: of each request.
         repeats: requests for each input; None until it is known.
+        same: the name of how answers are compared.
         answers: the answers to the whole chat.
         explained: the targets.
         foil: the first token of a foil, or "".
@@ -128,6 +129,7 @@ class ChatContext(Context):
     calls: Calls
     parameters: Mapping[str, Any]
     repeats: int | None = None
+    same: str = "text"
     answers: Sequence[ChatAnswer] = ()
     explained: tuple[Explained, ...] = ()
     foil: str = ""
@@ -153,6 +155,7 @@ class ChatContext(Context):
             "tokens_written": calls.written,
             "unanswered": calls.unanswered,
             "repeats": self.repeats,
+            "same": self.same,
             "max_calls": calls.most,
             "endpoint_model": ", ".join(sorted(calls.models)),
             "fingerprint": ", ".join(sorted(calls.fingerprints)),
@@ -372,6 +375,7 @@ class ChatModel(LanguageModel):
             calls=Calls(max_calls or self.max_calls),
             parameters={**parameters, **self.parameters},
             repeats=repeats,
+            same=self.same_name,
         )
 
     def run(
