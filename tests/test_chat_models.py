@@ -243,6 +243,22 @@ def test_diff_gives_the_change_to_the_edit_that_made_it():
     assert scores["short"] == pytest.approx(0, abs=1e-3)
 
 
+def test_diff_says_before_the_first_request_how_many_there_are(capfd):
+    before = [{"role": "user", "content": "Red hats and a tall man. Which word?"}]
+    after = [{"role": "user", "content": "Blue hats and a short man. Which word?"}]
+    heard = []
+
+    def logic(text):
+        heard.append(capfd.readouterr().err)
+        return "sea" if "Blue" in text else "fire"
+
+    with OpenAI(logic) as server:
+        noiser.diff(model_at(server, announce=True, concurrency=1), before, after)
+    assert "about 8 requests, at most 100" in heard[0]
+    assert not any(heard[1:])
+    assert len(heard) <= 8
+
+
 def test_diff_of_many_edits_stays_within_the_requests():
     before = [{"role": "user", "content": " ".join(f"a{i} same" for i in range(9))}]
     after = [{"role": "user", "content": " ".join(f"b{i} same" for i in range(9))}]

@@ -15,7 +15,8 @@ from noiser.methods import Method
 from noiser.model.language_model import LanguageModel
 from noiser.types import Question
 
-_FIRST = 2  # requests for the whole prompt, which show whether answers repeat
+FIRST = 2
+"""Requests for the whole prompt, which show whether answers repeat."""
 
 
 def announce(lm: LanguageModel, question: Question, method: Method, seed: int) -> None:
@@ -81,7 +82,7 @@ def _count_units(chat: Any, question: Question) -> int:
 
 def _requests(chat: Any, inputs: int) -> int:
     """The requests for the whole prompt and some inputs, where answers repeat."""
-    return (inputs + 1) * (chat.repeats or 1) + (_FIRST - 1 if chat.repeats is None else 0)
+    return (inputs + 1) * (chat.repeats or 1) + (FIRST - 1 if chat.repeats is None else 0)
 
 
 def expected_inputs(method: Any, units: int, seed: int) -> int:
