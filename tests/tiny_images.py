@@ -326,7 +326,9 @@ def build(family: str) -> tuple[Any, Any]:
     """A random model of a family and its processor."""
     if family in NEEDS:
         pytest.importorskip(NEEDS[family], reason=f"the processor of {family} imports it")
-    model, processor = {**FAMILIES, "paligemma": paligemma}[family]()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # also of what `randomised` leaves, such as a tower's class token
+        model, processor = {**FAMILIES, "paligemma": paligemma}[family]()
     return randomised(model, processor.tokenizer), processor
 
 
