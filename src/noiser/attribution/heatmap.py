@@ -398,7 +398,7 @@ def _between(
         if start <= place < end:
             if place > position:
                 pieces.append((position, _without_tags(att.text[position:place]), ()))
-            pieces.append((place, picture_name(att, number), ()))
+            pieces.append((place, f"{picture_name(att, number)} ", ()))
             position = place + 1
     if position < end:
         text = att.text[position:end]
