@@ -6,6 +6,7 @@ Needs the built-in models, matplotlib, and Chromium by playwright. `web.png` nee
 
 from __future__ import annotations
 
+import random
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -121,6 +122,16 @@ def _first(page: str, name: str) -> Any:
     return names[name]
 
 
+def _of_a_picture() -> noiser.Attribution:
+    """An answer of the tests' toy about a picture; it is trained for that in two minutes."""
+    from toy_images import PLACES, chat_of, draw, train
+
+    image, _ = draw(random.Random(3), scale=8)
+    options = {"method": "occlusion", "unit": "word", "image_unit": (4, 4)}
+    lm = noiser.wrap(*train())
+    return noiser.attribute(lm, chat_of(PLACES[1], image), max_new_tokens=1, **options)
+
+
 def _plot(name: str, prompt: str, methods: Sequence[Any], **question: Any) -> None:
     first, *others = (_ask(prompt, method=method, **question) for method in methods)
     _save(name, partial(first.plot(*others).savefig, dpi=160))
@@ -173,6 +184,7 @@ PICTURES: dict[str, Callable[[str], None]] = {
     "chat": partial(
         _html, found=lambda: _ask(BANK, SMOL, max_new_tokens=30, target_unit="all", **SENTENCES)
     ),
+    "picture": partial(_html, found=_of_a_picture),
     "citations": partial(
         _html, width=860, found=lambda: noiser.cite(_model(SMOL), TICKET, MUSEUM, max_new_tokens=60)
     ),

@@ -66,7 +66,15 @@ class Planted:
             answer = f"other {self.draw(text)}"
         if isinstance(answer, int):
             return answer, self.error("a request that fails")
+        if answer == "FILTERED":
+            return self.filtered(body)
         return 200, self.completion(body, answer)
+
+    def filtered(self, body):
+        """The answer that a filter took away."""
+        found = self.completion(body, "")
+        found["choices"][0] |= {"finish_reason": "content_filter"}
+        return 200, found
 
     def error(self, text, **fields):
         return {"error": {"message": text, "type": "invalid_request_error", **fields}}
@@ -114,6 +122,9 @@ class OpenAI(Planted):
                 "'max_completion_tokens' instead."
             )
             return 400, self.error(text, param="max_tokens", code="unsupported_parameter")
+        if body.get("logprobs"):
+            text = "You are not allowed to request logprobs from this model"
+            return 403, self.error(text, param=None, code=None)
         if body.get("temperature", 1) != 1:
             text = (
                 "Unsupported value: 'temperature' does not support 0 with this model. Only the "
@@ -131,12 +142,37 @@ class OpenAI(Planted):
         return {"content": [said | {"top_logprobs": listed}], "refusal": None}
 
 
+class Azure(OpenAI):
+    """As learn.microsoft.com documents Azure's: a prompt that is filtered is an error."""
+
+    def filtered(self, body):
+        text = "The response was filtered due to the prompt triggering the content policy."
+        inner = {"code": "ResponsibleAIPolicyViolation"}
+        error = self.error(text, param="prompt", code="content_filter", innererror=inner)
+        return 400, error
+
+
+class Refusing(OpenAI):
+    """OpenAI's, whose model refuses: a text of its own, without content."""
+
+    def filtered(self, body):
+        found = self.completion(body, None)
+        found["choices"][0]["message"]["refusal"] = "I'm sorry, I can't help with that."
+        return 200, found
+
+
 class Anthropic(Planted):
     """As docs.anthropic.com documents its OpenAI-compatible address.
 
     Most fields are ignored; `logprobs`, `refusal` and `system_fingerprint` are always empty; system
-    messages are joined at the beginning; temperatures end at 1; empty texts are refused.
+    messages are joined at the beginning; temperatures end at 1; empty texts are refused. Overload
+    has a status of its own, 529. A refusal ends with "refusal".
     """
+
+    def filtered(self, body):
+        found = self.completion(body, "")
+        found["choices"][0] |= {"finish_reason": "refusal"}
+        return 200, found
 
     def refusal(self, body):
         for message in body["messages"]:
@@ -148,25 +184,46 @@ class Anthropic(Planted):
     def completion(self, body, answer):
         found = super().completion(body, answer)
         del found["system_fingerprint"]
-        del found["choices"][0]["message"]["refusal"]
+        found["choices"][0]["message"].pop("refusal", None)
         return found
 
 
 class Gemini(Planted):
     """As ai.google.dev documents its OpenAI-compatible address: another path, and fewer fields.
 
-    An answer that is filtered has no content.
+    An answer that is filtered has no content, errors stand in a list, and unknown fields are
+    refused. A model that `thinks` counts that in the total and in `max_tokens` alone.
     """
 
     path = "/v1beta/openai/chat/completions"
 
+    def __init__(self, logic, *, thinks=0, **options):
+        super().__init__(logic, **options)
+        self.thinks = thinks
+
+    def refusal(self, body):
+        for name in ("logprobs", "top_logprobs", "seed"):
+            if name in body:
+                text = f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.'
+                return 400, self.error(text)
+        return None
+
+    def error(self, text, **fields):
+        return [{"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}}]
+
+    def filtered(self, body):
+        found = self.completion(body, "")
+        found["choices"][0] |= {"message": {"role": "assistant"}, "finish_reason": "content_filter"}
+        return 200, found
+
     def completion(self, body, answer):
         found = super().completion(body, answer)
         choice = found["choices"][0]
-        del found["system_fingerprint"], choice["logprobs"], choice["message"]["refusal"]
-        if answer == "FILTERED":
-            choice["message"] = {"role": "assistant"}
-            choice["finish_reason"] = "content_filter"
+        del found["system_fingerprint"], choice["logprobs"]
+        choice["message"].pop("refusal", None)
+        found["usage"]["total_tokens"] += self.thinks
+        if self.thinks >= body.get("max_tokens", 10**6):
+            choice |= {"message": {"role": "assistant"}, "finish_reason": "length"}
         return found
 
 
@@ -176,7 +233,8 @@ class Ollama(Planted):
     def completion(self, body, answer):
         found = super().completion(body, answer)
         found["system_fingerprint"] = "fp_ollama"
-        del found["choices"][0]["message"]["refusal"], found["choices"][0]["logprobs"]
+        found["choices"][0]["message"].pop("refusal", None)
+        del found["choices"][0]["logprobs"]
         return found
 
 

@@ -15,7 +15,7 @@ import torch
 
 import noiser
 import noiser.endpoint
-from chat_stubs import Anthropic, Fault, Gemini, Ollama, OpenAI
+from chat_stubs import Anthropic, Azure, Fault, Gemini, Ollama, OpenAI, Refusing
 from noiser.errors import (
     ModelError,
     NoiserError,
@@ -147,6 +147,28 @@ def test_the_methods_that_remove_units_find_the_fact(method):
         assert att.info["calls"] == len(server.bodies)
 
 
+def test_displays_count_answers_and_name_no_probability():
+    said = iter(["In the yard.", "A rare word.", *["In the yard."] * 3])
+    two = " ".join([FACTS[0], FACTS[GOLD]])
+    with OpenAI(lambda text: next(said) if text == two else "I do not know.") as server:
+        lm = model_at(server, repeats=5, concurrency=1)
+        att = sentences(lm, [{"role": "user", "content": two}], method="occlusion")
+    text = " ".join(att.to_text().split())
+    assert "The model says “In the yard” (in 4 of 5 answers)" in text
+    assert "without “The lute is in the attic.”: another answer over 99.9 %, this one" in text
+    assert "rank" not in text
+    assert "first differs" not in text
+
+
+def test_citations_count_answers_and_name_no_nats():
+    with OpenAI(knows) as server:
+        text = " ".join(noiser.cite(model_at(server), ASKED, FACTS).to_text().split())
+    assert "in 100% of the answers, without any source in 0%" in text
+    assert "Not used: without all sources in more than 50% as many answers." in text
+    assert "log-probability" not in text
+    assert "nats" not in text
+
+
 def test_leave_one_out_is_what_a_loop_over_requests_gives():
     with OpenAI(knows) as server:
         att = sentences(model_at(server), method="occlusion")
@@ -221,6 +243,22 @@ def test_diff_gives_the_change_to_the_edit_that_made_it():
     assert scores["short"] == pytest.approx(0, abs=1e-3)
 
 
+def test_diff_says_before_the_first_request_how_many_there_are(capfd):
+    before = [{"role": "user", "content": "Red hats and a tall man. Which word?"}]
+    after = [{"role": "user", "content": "Blue hats and a short man. Which word?"}]
+    heard = []
+
+    def logic(text):
+        heard.append(capfd.readouterr().err)
+        return "sea" if "Blue" in text else "fire"
+
+    with OpenAI(logic) as server:
+        noiser.diff(model_at(server, announce=True, concurrency=1), before, after)
+    assert "about 8 requests, at most 100" in heard[0]
+    assert not any(heard[1:])
+    assert len(heard) <= 8
+
+
 def test_diff_of_many_edits_stays_within_the_requests():
     before = [{"role": "user", "content": " ".join(f"a{i} same" for i in range(9))}]
     after = [{"role": "user", "content": " ".join(f"b{i} same" for i in range(9))}]
@@ -230,6 +268,112 @@ def test_diff_of_many_edits_stays_within_the_requests():
         assert max(found.edits, key=lambda edit: edit.score).after.strip() == "b3"
         with pytest.raises(ParameterError, match="at least 20 requests"):
             noiser.diff(model_at(server, max_calls=15), before, after)
+
+
+FOUR = [*FACTS[GOLD - 2 : GOLD + 1], ASKED]
+
+
+@pytest.mark.parametrize(
+    ("logic", "sentence"),
+    [
+        pytest.param(knows, "stays if [3] and [4]", id="and"),
+        pytest.param(
+            lambda text: "In the yard." if any(f in text for f in FOUR[:3:2]) else "No.",
+            "stays if [1], or [3]",
+            id="or",
+        ),
+    ],
+)
+def test_a_rule_says_which_sentences_the_answer_needs(logic, sentence):
+    with OpenAI(logic) as server:
+        found = noiser.rule(model_at(server), [{"role": "user", "content": " ".join(FOUR)}])
+        assert len(server.bodies) <= 2 + 2**4
+    assert sentence in found.sentence
+    assert (found.hits, found.tries, found.same) == (16, 16, "text")
+    assert all(trial.stays == (trial.claim == "enough") for trial in found.trials)
+    assert {trial.answer for trial in found.trials} == {logic(" ".join(FOUR)), logic("")}
+
+
+def test_a_rule_of_documents_and_of_citations():
+    with OpenAI(knows) as server:
+        lm = model_at(server, max_calls=200)
+        found = noiser.rule(lm, ASKED, sources=FACTS[GOLD - 1 : GOLD + 2])
+        cited = noiser.cite(lm, ASKED, FACTS[GOLD - 1 : GOLD + 2], rule=True)
+    assert "stays if [2]" in found.sentence
+    assert "stays if [2]" in cited.rules[0].sentence
+
+
+def test_a_rule_that_takes_more_requests_than_allowed_makes_none():
+    with OpenAI(knows) as server:
+        with pytest.raises(ParameterError, match=r"of 13 parts takes up to \d+ requests"):
+            noiser.rule(model_at(server), CHAT)
+        with pytest.raises(ParameterError, match="load the model with same="):
+            noiser.rule(model_at(server), CHAT[:1], same="text", unit="turn", max_new_tokens=3)
+        assert not server.bodies
+
+
+def test_the_rule_of_an_answer_that_is_not_given_is_refused():
+    with OpenAI(knows) as server, pytest.raises(TargetError, match=r"answers 'In the yard\.', not"):
+        noiser.rule(model_at(server), [{"role": "user", "content": " ".join(FOUR)}], target="Rome")
+
+
+def test_the_command_finds_a_rule():
+    from typer.testing import CliRunner
+
+    from noiser.cli import app
+
+    with OpenAI(knows) as server:
+        arguments = ["rule", "-", "-m", "chat:planted", "--chat"]
+        arguments += ["--engine-arg", f"base_url={server.url}"]
+        result = CliRunner().invoke(app, arguments, input=" ".join(FOUR))
+    assert result.exit_code == 0, result.stderr
+    assert "requests, at most 100" in result.stderr
+    assert "In the yard: stays if [3] and [4]" in result.stdout
+
+
+# ---- answers that are much longer than the one explained ------------------------------------
+
+
+def limits_of(server):
+    """The limit of each request, of which the first two ask the whole prompt."""
+    names = ("max_tokens", "max_completion_tokens")
+    return [next((body[name] for name in names if name in body), None) for body in server.bodies]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, [None] * 2 + [2 * 2 + 128], id="none of the user's"),
+        pytest.param({"parameters": {"max_tokens": 30}}, [30] * 3, id="the user's"),
+        pytest.param({"parameters": {"max_completion_tokens": 9}}, [9] * 3, id="by its new name"),
+    ],
+)
+def test_an_answer_to_a_part_is_not_much_longer(options, expected):
+    with OpenAI(knows) as server:
+        sentences(model_at(server, **options), method="occlusion", max_calls=3)
+    assert limits_of(server) == expected
+
+
+@pytest.mark.parametrize(
+    "reasoning",
+    [
+        pytest.param({"usage": {"completion_tokens_details": {"reasoning_tokens": 64}}}, id="told"),
+        pytest.param({"usage": {"total_tokens": 500}}, id="in the total alone"),
+        pytest.param({"message": {"reasoning": "Let me see."}}, id="as text"),
+        pytest.param({"message": {"reasoning_content": "Let me see."}}, id="as a content"),
+    ],
+)
+def test_a_model_that_reasons_has_no_limit(reasoning):
+    class Reasoning(OpenAI):
+        def completion(self, body, answer):
+            found = super().completion(body, answer)
+            found["usage"] |= reasoning.get("usage", {})
+            found["choices"][0]["message"] |= reasoning.get("message", {})
+            return found
+
+    with Reasoning(knows) as server:
+        sentences(model_at(server), method="occlusion", max_calls=4)
+    assert limits_of(server) == [None] * 4
 
 
 def test_a_game_is_played_and_saved(tmp_path):
@@ -524,6 +668,12 @@ def test_a_lost_request_is_an_error_and_no_answer(fault, expected):
     assert FACTS[0] not in str(caught.value)
 
 
+@pytest.mark.parametrize("form", [OpenAI, Gemini])
+def test_an_error_has_the_endpoints_own_words(form):
+    with form(lambda text: 400) as server, pytest.raises(ModelError, match="a request that fails"):
+        sentences(model_at(server))
+
+
 def test_refusals_count_as_another_answer_and_are_counted():
     def logic(text):
         return knows(text) if FACTS[0] in text else 400
@@ -668,6 +818,73 @@ def test_models_that_take_no_temperature_are_asked_five_times_by_their_own_names
     assert att.info["found"] == [{"needed": [GOLD, QUESTION], "either": []}]
 
 
+FORMS = [OpenAI, Azure, Refusing, Anthropic, Gemini, Ollama]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_filtered_answer_is_another_answer_in_every_form(form):
+    def logic(text):
+        return knows(text) if FACTS[0] in text else "FILTERED"
+
+    with form(logic) as server:
+        att = sentences(model_at(server), method="occlusion")
+    assert att.info["unanswered"] == 1
+    expected = [1.0, *[0.0] * 11]
+    expected[GOLD] = 1.0
+    assert att.scores[0, :12].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_filtered_whole_prompt_is_an_error_in_every_form(form):
+    advice = "refused the whole prompt: rephrase it" if form is Azure else "or rephrase it"
+    with form(lambda text: "FILTERED") as server, pytest.raises(ModelError, match=advice):
+        sentences(model_at(server))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tool_call_is_explained_in_every_form(form):
+    def logic(text):
+        return [("pay", {"sum": 20})] if "twenty" in text else "How much?"
+
+    chat = [{"role": "user", "content": "It rains. Pay twenty."}]
+    with form(logic) as server:
+        att = sentences(model_at(server), chat, target="action")
+    assert att.targets[0].text == 'pay({"sum": 20})'
+    assert att.scores[0].tolist() == pytest.approx([0, 1], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [(OpenAI, {"reasons": True}), (Gemini, {}), (Anthropic, {}), (Ollama, {})],
+    ids=["reasoning", "unknown field", "ignored", "not sent"],
+)
+def test_a_form_without_log_probabilities_says_what_to_take(form, options):
+    with form(knows, **options) as server, pytest.raises(ModelError, match="take same='text'"):
+        sentences(model_at(server, same="first"))
+
+
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [
+        pytest.param(OpenAI, Fault(429, **{"Retry-After": "0"}), id="429 that says when"),
+        pytest.param(Gemini, Fault(429), id="429 in a list"),
+        pytest.param(Anthropic, Fault(529), id="529 overloaded"),
+    ],
+)
+def test_overload_passes_in_every_form(form, fault):
+    with form(knows, trouble=lambda n: fault if n % 3 == 1 else None) as server:
+        att = sentences(model_at(server))
+    assert att.info["found"] == [{"needed": [GOLD, QUESTION], "either": []}]
+
+
+def test_a_model_that_thinks_is_not_cut_by_our_limit():
+    with Gemini(knows, thinks=900) as server:
+        att = sentences(model_at(server))
+        assert att.info["found"] == [{"needed": [GOLD, QUESTION], "either": []}]
+        with pytest.raises(ModelError, match=r"'length'.*longer answers with max_new_tokens"):
+            sentences(model_at(server), max_new_tokens=50)
+
+
 # ---- commands and the server --------------------------------------------------------------------
 
 
@@ -686,6 +903,18 @@ def test_the_command_explains_a_chat(tmp_path):
     found = json.loads(result.stdout)
     assert found["method"] == "search@1"
     assert found["info"]["calls"] <= 30
+
+
+@pytest.mark.parametrize("option", ["--base-url", "--api-key-env"])
+def test_a_setting_that_is_taken_for_an_option_is_named(option):
+    from typer.testing import CliRunner
+
+    from noiser.cli import app
+
+    result = CliRunner().invoke(app, ["attribute", "-", "-m", "chat:planted", option, "x"])
+    assert result.exit_code == 2
+    said = " ".join(result.output.replace("│", " ").split())
+    assert f"Did you mean --engine-arg {option[2:].replace('-', '_')}=...?" in said
 
 
 def test_the_server_cites_what_an_endpoint_upstream_writes():

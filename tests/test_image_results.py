@@ -10,6 +10,7 @@ import torch
 
 import noiser
 from noiser.errors import StoredFileError
+from noiser.explain import Comparison
 from tiny_images import picture, wrapped
 
 pytest.importorskip("PIL")
@@ -98,7 +99,7 @@ def test_the_text_shows_each_score_at_its_place(att):
     scores = [re.search(r"-?[\d.]+ %", line)[0] for line in table]
     assert scores == [*shown[0], *shown[1]]
     text = next(line for line in lines if "user:" in line)
-    assert text.startswith("user: [image 1]What stands near the river?[image 2]And here?")
+    assert text.startswith("user: [image 1] What stands near the river?[image 2] And here?")
 
 
 def test_the_page_shows_each_region_over_its_picture(att):
@@ -113,6 +114,26 @@ def test_the_page_shows_each_region_over_its_picture(att):
     signs = ["p" if score > 0 else "n" for score in att.scores[0].tolist()]
     boxes = att.info["images"]["boxes"]
     assert [sign for sign, *_ in spots] == [s for s, box in zip(signs, boxes, strict=True) if box]
+
+
+LEGENDS = {
+    "prob": "its share of the effects of all parts",
+    "logprob": "its effect in nats, of which 1 is 2.7 times as likely",
+}
+
+
+@pytest.mark.parametrize(("objective", "says"), LEGENDS.items())
+def test_the_legend_says_what_the_numbers_in_a_picture_are(objective, says):
+    method = noiser.Occlusion(objective=objective)
+    content = [{"type": "image", "image": picture()}, {"type": "text", "text": "What?"}]
+    chat = [{"role": "user", "content": content}]
+    options = {"image_unit": (1, 2), "target": " fox"}
+    att = noiser.attribute(wrapped("llava"), chat, method=method, **options)
+    assert f"number in a part: {says}" in att.to_html()
+    both = Comparison((att, att)).to_html()
+    assert both.count("number in a part") == 1
+    plain = noiser.attribute(wrapped("llava"), "The quick fox", method=method, target=" jumps")
+    assert "number in a part" not in plain.to_html()
 
 
 def test_colours_of_regions_and_words_are_on_one_scale(att):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from inspect import signature
 
 import pytest
 import torch
@@ -71,7 +73,12 @@ class Naive:
         out = self.processor(
             text=[self.rendered], images=[images], return_tensors="pt", add_special_tokens=False
         )
-        return {name: value for name, value in out.items() if name != "attention_mask"}
+        dtype = self.model.dtype
+        return {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in out.items()
+            if name != "attention_mask"
+        }
 
     @torch.no_grad()
     def logits(self, inputs, tokens, *, hidden):
@@ -313,3 +320,108 @@ def test_a_long_prompt_whose_blocks_of_tokens_are_longer_than_the_window(monkeyp
     monkeypatch.setattr(noiser.model.language_model, "BLOCK", 20)
     lm.batch_tokens = 20
     check_same(occlusion(lm, chat, **options), expected)
+
+
+# ---- half precision ------------------------------------------------------------------------------
+
+
+def losses_in_nats(lm, chat, att, **how):
+    """What the target's log-probability loses without each unit, by the loop."""
+    naive = Naive(lm, chat, att)
+    whole = naive.log_probabilities().sum()
+    without = [naive.log_probabilities([unit], **how).sum() for unit in range(len(naive.att.units))]
+    return torch.stack([whole - each for each in without])
+
+
+HALVES = [
+    ("qwen3vl", "bfloat16"),
+    ("gemma3", "float16"),
+    *(
+        pytest.param(family, dtype, marks=pytest.mark.slow)
+        for family in FAMILIES
+        for dtype in ("bfloat16", "float16")
+        if (family, dtype) not in [("qwen3vl", "bfloat16"), ("gemma3", "float16")]
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "dtype"), HALVES)
+def test_in_half_precision_scores_are_nearer_to_the_loop_than_the_loop_to_the_truth(family, dtype):
+    whole = wrapped(family)
+    half = noiser.wrap(copy.deepcopy(whole.model).to(getattr(torch, dtype)), whole.processor)
+    chat = chat_of(*ONE)
+    options = {"unit": "sentence", "image_unit": (2, 2), "target": TARGET}
+    method = noiser.Occlusion(objective="logprob")
+    for removal in ("grey", "rows"):
+        att = noiser.attribute(half, chat, method=method, image_removal=removal, **options)
+        truth = losses_in_nats(whole, chat, att, grey=removal == "grey")
+        loop = losses_in_nats(half, chat, att, grey=removal == "grey")
+        error = float((loop - truth).abs().max())
+        assert 1e-4 < error < float(truth.abs().max()) / 8
+        assert float((att.scores[0] - loop).abs().max()) <= error
+
+
+# ---- cost ---------------------------------------------------------------------------------------
+
+TOWERS = {"llava": ("vision_tower", "pixel_values"), "qwen3vl": ("visual", "grid_thw")}
+
+
+class Counted:
+    """Within it, the pictures that the tower reads, and the tokens that the text model reads."""
+
+    def __init__(self, model, tower, argument):
+        self.pictures = self.tokens = 0
+        self._model, self._tower, self._argument = model, tower, argument
+
+    def __enter__(self):
+        tower = getattr(self._model.model, self._tower)
+        layer = self._model.get_decoder().layers[0]
+        self._hooks = [
+            tower.register_forward_pre_hook(self._count_pictures, with_kwargs=True),
+            layer.register_forward_pre_hook(self._count_tokens, with_kwargs=True),
+        ]
+        return self
+
+    def __exit__(self, *_):
+        for hook in self._hooks:
+            hook.remove()
+
+    def _count_pictures(self, module, args, kwargs):
+        given = signature(module.forward).bind(*args, **kwargs).arguments
+        self.pictures += len(given[self._argument])
+
+    def _count_tokens(self, _module, args, kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        self.tokens += hidden.shape[0] * hidden.shape[1]
+
+
+QUESTION = "Which of the two houses near the river stands closer to the bridge, and why?"
+
+
+@pytest.mark.parametrize(("family", "tower"), TOWERS.items(), ids=TOWERS)
+def test_words_and_regions_cost_at_most_a_tenth_more_than_the_loop(family, tower):
+    lm = wrapped(family)
+    square = picture(224, 224)  # of which LLaVA crops nothing
+    chat = [{"role": "user", "content": [part(square), {"type": "text", "text": QUESTION}]}]
+    occlusion(lm, chat, unit="turn", image_unit="image")  # what is compared at first use
+    with Counted(lm.model, *tower) as ours:
+        att = occlusion(lm, chat, image_unit=(4, 4))
+    with Counted(lm.model, *tower) as loops:
+        Naive(lm, chat, att).losses()
+    assert loops.pictures == 1 + len(att.units)
+    assert ours.pictures <= 1.1 * loops.pictures
+    assert ours.tokens <= 1.1 * loops.tokens
+
+
+@pytest.mark.parametrize(("family", "tower"), TOWERS.items(), ids=TOWERS)
+def test_what_stands_before_the_first_changed_picture_is_read_once(family, tower):
+    lm = wrapped(family)
+    text = {"type": "text", "text": f"{QUESTION} " * 3}
+    chat = [{"role": "user", "content": [text, part(*ONE)]}]
+    occlusion(lm, chat, unit="turn", image_unit="image")
+    with Counted(lm.model, *tower) as ours:
+        att = occlusion(lm, chat, unit="turn", image_unit=(2, 2))
+    with Counted(lm.model, *tower) as loops:
+        Naive(lm, chat, att).losses()
+    assert att.units[0].start < att.units[-1].start
+    assert ours.tokens <= 0.75 * loops.tokens

@@ -1,12 +1,15 @@
 """llama.cpp's server with a tiny model; scripts/servers sets up its environment."""
 
+import json
 import os
+import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
 
 import noiser
+from noiser.model.same import same_text
 from server_processes import free_port, running
 from test_contract import CHAT, PROMPT
 from test_loading import write_gguf
@@ -88,3 +91,35 @@ def test_the_servers_own_tokenizer_gives_the_same_units(address, local):
             assert found.frozen == expected.frozen
         options = {"method": OCCLUSION, "unit": "word", "target": " sings near"}
         assert_same_scores(served, plain, PROMPT, options)
+
+
+SENTENCES = ["The fox sings.", "It rains.", "Who sings?"]
+
+
+def answer_of(address, text):
+    """The server's own answer to a message, by a plain request."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+    body |= {"temperature": 0, "max_tokens": 6}
+    request = urllib.request.Request(
+        f"{address}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)["choices"][0]["message"]["content"]
+
+
+def test_a_chat_by_its_text_alone_is_what_a_loop_over_requests_gives(address, tmp_path):
+    lm = noiser.load_model(
+        "chat:tiny", base_url=address, announce=False, cache_dir=str(tmp_path), repeats=1
+    )
+    chat = [{"role": "user", "content": " ".join(SENTENCES)}]
+    att = noiser.attribute(lm, chat, method="occlusion", unit="sentence", max_new_tokens=6)
+    whole = answer_of(address, " ".join(SENTENCES))
+    expected = []
+    for index in range(len(SENTENCES)):
+        left = [text for number, text in enumerate(SENTENCES) if number != index]
+        expected.append(float(not same_text(whole, answer_of(address, " ".join(left)))))
+    assert att.targets[0].text == whole
+    assert att.info["calls"] == 1 + len(SENTENCES)
+    torch.testing.assert_close(att.scores[0], torch.tensor(expected), rtol=0, atol=1e-5)

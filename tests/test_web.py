@@ -344,7 +344,8 @@ def test_the_page_s_choices_are_the_library_s():
         assert {name for name, _ in link} <= PageForm.model_fields.keys()
         assert {*asked.methods.split(",")} <= {*METHODS.names()}
     assert f">{FACT}</textarea>" in PAGE
-    of_script = {"pictures"}  # drawn smaller by the browser first
+    # Drawn smaller by the browser first, and what a visitor strikes out of them.
+    of_script = {"pictures", "greyed"}
     fields = {*PageForm.model_fields, "metrics", "viewport"} - of_script
     assert {*re.findall(r' name="(\w+)"', PAGE)} == fields
 

@@ -7,6 +7,8 @@ alone.
 from __future__ import annotations
 
 import copy
+import importlib
+import sys
 from functools import cache
 from typing import Any
 
@@ -227,6 +229,25 @@ def gemma3(window: int = 12) -> tuple[Any, Any]:
     return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
+def pixtral_processor() -> Any:
+    """The class of Mistral 3's processor, also where torchvision is missing.
+
+    Its module imports one function from that of the image processor that needs torchvision. The
+    module of Pillow's image processor has the same function.
+    """
+    folder = "transformers.models.pixtral"
+    needs_torchvision = f"{folder}.image_processing_pixtral"
+    before = sys.modules.get(needs_torchvision)
+    with_pillow = importlib.import_module(f"{folder}.image_processing_pil_pixtral")
+    sys.modules[needs_torchvision] = with_pillow
+    try:
+        return importlib.import_module(f"{folder}.processing_pixtral").PixtralProcessor
+    finally:
+        del sys.modules[needs_torchvision]
+        if before is not None:
+            sys.modules[needs_torchvision] = before
+
+
 def mistral3() -> tuple[Any, Any]:
     """As many tokens as the picture has patches, with tokens of text that break rows."""
     tokenizer = tokenizer_with({"image_token": "[IMG]"}, "[IMG]", ("[IMG_BREAK]", "[IMG_END]"))
@@ -239,7 +260,7 @@ def mistral3() -> tuple[Any, Any]:
     images = transformers.PixtralImageProcessorPil(
         size={"longest_edge": 168}, patch_size={"height": 14, "width": 14}
     )
-    processor = transformers.PixtralProcessor(
+    processor = pixtral_processor()(
         images,
         tokenizer,
         patch_size=14,
@@ -297,7 +318,7 @@ FAMILIES = {
 }
 
 
-NEEDS = {"mistral3": "torchvision", "smolvlm": "num2words"}
+NEEDS = {"smolvlm": "num2words"}
 """Packages beside Pillow that the processor of a family imports."""
 
 
@@ -305,7 +326,9 @@ def build(family: str) -> tuple[Any, Any]:
     """A random model of a family and its processor."""
     if family in NEEDS:
         pytest.importorskip(NEEDS[family], reason=f"the processor of {family} imports it")
-    model, processor = {**FAMILIES, "paligemma": paligemma}[family]()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # also of what `randomised` leaves, such as a tower's class token
+        model, processor = {**FAMILIES, "paligemma": paligemma}[family]()
     return randomised(model, processor.tokenizer), processor
 
 

@@ -39,6 +39,7 @@ class ChatAnswer(NamedTuple):
         calls: (function, arguments as JSON) of each tool call.
         fingerprint: the version of the endpoint's system, or "".
         first: (token, log-probability) of the alternatives for the first token, where asked for.
+        reasons: whether the model wrote more than its answer: tokens of reasoning.
     """
 
     reply: str
@@ -48,6 +49,7 @@ class ChatAnswer(NamedTuple):
     calls: tuple[tuple[str, str], ...] = ()
     fingerprint: str = ""
     first: tuple[tuple[str, float], ...] = ()
+    reasons: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -81,9 +83,24 @@ def complete(
             _calls(choice.message),
             response.system_fingerprint or "",
             _first_token(choice),
+            _reasons(choice.message, usage),
         )
     except (AttributeError, LookupError, TypeError, ValueError):
         raise UnansweredError(f"not a chat completion: {str(response)[:100]}") from None
+
+
+def _reasons(message: Any, usage: Any) -> bool:
+    """Whether a reply has reasoning: as text (Ollama, vLLM), counted (OpenAI), or in the total
+    alone (Gemini).
+    """
+    if getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None):
+        return True
+    if usage is None:
+        return False
+    details = usage.completion_tokens_details
+    if details is not None and details.reasoning_tokens:
+        return True
+    return (usage.total_tokens or 0) > usage.prompt_tokens + usage.completion_tokens
 
 
 def _calls(message: Any) -> tuple[tuple[str, str], ...]:

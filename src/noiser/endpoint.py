@@ -234,11 +234,21 @@ def is_fatal(error: Exception) -> bool:
     )
 
 
+def reason_of(error: Exception) -> str:
+    """What an error says, with the endpoint's own text where the client leaves it out: Gemini's
+    errors stand in a list.
+    """
+    text = f"{error} {error.__cause__ or ''}"
+    if isinstance(error, openai.APIStatusError) and not isinstance(error.body, dict):
+        return f"{text} {error.response.text}"
+    return text
+
+
 def problem(error: Exception, endpoint: Endpoint) -> str:
     """The reason of a failure in one line of at most 240 characters, without the key in any usual
     spelling.
     """
-    text = f"{error} {error.__cause__ or ''}"
+    text = reason_of(error)
     key = endpoint.key
 
     def spelled(part: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noiser.attribution.display import in_nats, label
 from noiser.numbers import NumberFormat, number_format, percentage
@@ -67,6 +68,22 @@ def probability_text(target: Target, probability: float | None = None) -> str:
     return f"{percentage(probability)} per token"
 
 
+ANOTHER_ANSWER = "another answer"
+"""What a model says else, of which the text of its answers alone is known."""
+
+
+def answers_text(target: Target, info: Mapping[str, Any]) -> str | None:
+    """In how many of the answers of a chat endpoint a target is, such as "in 4 of 5 answers".
+
+    None for other models, and where the endpoint sends probabilities.
+    """
+    answers = info.get("repeats")
+    if not answers or info.get("same", "first") == "first":
+        return None
+    plural = "s" * (answers != 1)
+    return f"in {round(target.probability * answers)} of {answers} answer{plural}"
+
+
 def without_text(target: Target, without: Without) -> str:
     """What the model says without a unit, such as "German 39 % (Portuguese 0.2 %)".
 
@@ -78,6 +95,8 @@ def without_text(target: Target, without: Without) -> str:
     if without.leader == target.text:
         return own if is_long else f"{label(target.text)} {own}"
     chance = percentage(without.leader_probability)
+    if without.leader == ANOTHER_ANSWER:
+        return f"{ANOTHER_ANSWER} {chance}, this one {own}"
     if is_long:
         return f"{own}, and where it first differs, “{label(without.leader)}” {chance}"
     return f"{label(without.leader)} {chance} ({label(target.text)} {own})"

@@ -7,7 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from noiser.attribution.amounts import amounts_of, probability_text, without_text
+from noiser.attribution.amounts import (
+    amounts_of,
+    answers_text,
+    probability_text,
+    without_text,
+)
 from noiser.attribution.display import headings, label, labels, visible
 from noiser.attribution.regions import (
     ShownRegion,
@@ -156,7 +161,10 @@ def heat_map(att: AttributionRecord, row: int) -> HeatMap:
 
 
 def _question(att: AttributionRecord, row: int) -> str:
-    """The target's probability and rank, and the foil's."""
+    """The target's probability and rank, and the foil's; or in how many answers it is."""
+    of_answers = answers_text(att.targets[row], att.info)
+    if of_answers is not None:
+        return of_answers
     question = f"probability {_prediction(att.targets[row], ' · ')}"
     if att.foil is None:
         return question
@@ -377,7 +385,7 @@ def _between(
         if start <= place < end:
             if place > position:
                 pieces.append((position, _without_tags(att.text[position:place]), ()))
-            pieces.append((place, picture_name(att, number), ()))
+            pieces.append((place, f"{picture_name(att, number)} ", ()))
             position = place + 1
     if position < end:
         text = att.text[position:end]

@@ -36,6 +36,7 @@ from noiser.attribution.heatmap import (
     numbers,
 )
 from noiser.attribution.picture_html import figures
+from noiser.attribution.regions import region_columns
 from noiser.attribution.relations import arcs, pair_arcs, path_arcs
 from noiser.attribution.speakers import chat_messages
 from noiser.attribution.summary import Piece, about, plain_label
@@ -218,7 +219,7 @@ def _section(attributions: Sequence[AttributionRecord], row: int, most: int | No
     shown = _figures(att, row, heat)
     shown += f'<p class="map" dir="auto">{text}<span class=to> →&nbsp;</span>{target}</p>'
     shown += "".join(f"<p>{escape(line)}</p>" for line in heat.alerts)
-    key = f"<p class=facts>{_key(heat.meaning)}</p>" if heat.meaning else ""
+    key = f"<p class=facts>{_key(heat.meaning)}{_number_key(att, row)}</p>" if heat.meaning else ""
     facts = f"<details><summary>scores in numbers</summary>{_facts(heat)}{tables}</details>"
     drawings = _drawings(att, row, heat)
     if sum(len(cell.text) for cell in heat.cells) > _LONG:
@@ -264,7 +265,7 @@ def _comparison(attributions: Sequence[AttributionRecord], row: int) -> str:
         drawn = _figures(att, row, heat)
         rows += (
             f'<div class=row><h3>{escape(heading)}</h3>{drawn}<p class="map" dir="auto">{text}</p>'
-            f"<p class=facts>{_key(legend)}</p></div>"
+            f"<p class=facts>{_key(legend)}{_number_key(att, row) if legend else ''}</p></div>"
         )
     question = (
         f"<details><summary>what was asked</summary><p class=facts>{_target(maps[0])} "
@@ -399,6 +400,15 @@ def _key(meaning: Mapping[str, str]) -> str:
     for colour, words in meaning.items():
         keys.append(f'<i class="key {signs[colour]}"></i>{colour}: {escape(words)}')
     return "; ".join(keys)
+
+
+def _number_key(att: AttributionRecord, row: int) -> str:
+    """What the numbers in the regions of pictures say; nothing without pictures."""
+    if not region_columns(att):
+        return ""
+    if amounts_of(att, row).heading == "nats":
+        return "; number in a part: its effect in nats, of which 1 is 2.7 times as likely"
+    return "; number in a part: its share of the effects of all parts"
 
 
 def _table(table: NumberRows) -> str:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from noiser.attribution.amounts import probability_text
+from noiser.attribution.amounts import answers_text, probability_text
 from noiser.attribution.display import headings, label, method_text, shorten
 from noiser.attribution.heatmap import errors_of, with_signal
 from noiser.attribution.regions import pictures_of
@@ -125,7 +125,7 @@ def _claim(att: AttributionRecord, row: int) -> tuple[list[Piece], str]:
         return [Piece(f"The value of {of} at "), said], " is due most of all to "
     if att.foil is not None:
         return _claim_of_two(target, att.foil)
-    share = _share(target)
+    share = answers_text(target, att.info) or _share(target)
     if target.rank == 1:
         return [Piece("The model says "), said, Piece(f" ({share})" if share else "")], _BECAUSE
     if share:

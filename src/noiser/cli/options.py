@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 
 Pairs = list[str] | None
 
+_OF_ENDPOINTS = (
+    "base_url",
+    "api_key_env",
+    "temperature",
+    "repeats",
+    "same",
+    "concurrency",
+    "timeout",
+)
+"""Settings of chat:NAME that are often taken for options; `noiser.model.chat.load_chat` has all."""
+
 
 def pairs(help_: str, *names: str) -> Any:
     """A repeatable option of KEY=VALUE."""
@@ -300,10 +311,19 @@ class Command(TyperCommand):
             got, *known = re.findall("'([^']*)'", message) or [""]
             if "unexpected extra argument" in message:
                 message += ". Put quotes around a text of several words, and commas between names."
+            elif setting := _setting_of(message):
+                message += f". Did you mean --engine-arg {setting}=...?"
             elif near := difflib.get_close_matches(got, known, 1):
                 message += f" Did you mean {near[0]!r}?"
             error.message = message  # pyright: ignore[reportAttributeAccessIssue]
             raise
+
+
+def _setting_of(message: str) -> str | None:
+    """The setting of an endpoint that an unknown option is named like; None for others."""
+    unknown = re.match(r"No such option: --([\w-]+)", message)
+    name = unknown[1].replace("-", "_") if unknown else ""
+    return name if name in _OF_ENDPOINTS else None
 
 
 def _parameters(function: Callable[..., Any]) -> list[Parameter]:

@@ -154,7 +154,7 @@ def _answer_to_explain(
             f"{chat.where} gave no answer to the whole prompt (finish_reason "
             f"{answers[0].finish!r}). Allow longer answers with max_new_tokens=, or rephrase it."
         )
-    most_usual = _most_usual(chat, whole)
+    most_usual = chat.most_usual(whole)
     if chat.same_name == "first" and not most_usual.first:
         raise ModelError(
             f"{chat.where} sends no log-probabilities, which same='first' reads; take same='text'."
@@ -162,16 +162,6 @@ def _answer_to_explain(
     if _asks_for_action(question) and not most_usual.calls:
         raise TargetError(f"{chat.where} calls no tool here; leave target= out.")
     return most_usual
-
-
-def _most_usual(chat: ChatModel, answers: Sequence[ChatAnswer]) -> ChatAnswer:
-    """The answer that is the same as most of the others; of equally usual ones the first.
-
-    A model with a temperature gives a rare answer first now and then: explained, every unit would
-    seem not to matter, as no input leads to it again.
-    """
-    agreement = [sum(chat.same(answer, other) for other in answers) for answer in answers]
-    return answers[agreement.index(max(agreement))]
 
 
 def _targets(

@@ -23,7 +23,7 @@ from noiser.attribution.summary import Piece, as_markdown, as_text, plain_label
 from noiser.checks import check_seed
 from noiser.engine import Coalition, Query, StoredGame, prepare, run_one
 from noiser.errors import ParameterError, PromptError
-from noiser.explain.announce import say_calls
+from noiser.explain.announce import FIRST, say_calls
 from noiser.explain.many import run_many
 from noiser.files import write_if
 from noiser.html import html_table
@@ -309,6 +309,7 @@ def diff(
     options: Any = {"max_new_tokens": max_new_tokens, "target_unit": "all"}
     if lm.is_text_only:
         options["unit"] = "turn"  # nothing is asked about units
+        _announce(lm, len(edits))
     question = Question(prompt=after, target=target, **options)
     query = run_one(lm, prepare(lm, question, encoding))
     question_before = Question(prompt=before, **options)
@@ -428,7 +429,6 @@ def _plan(lm: LanguageModel, query: Query, query_before: Query, edits: int) -> _
     most = chat.max_calls
     left = most - int(query.context.facts["calls"]) - int(query_before.context.facts["calls"])
     if 2**edits * samples <= left:
-        say_calls(chat, 2**edits * samples, left)
         return _Plan(exact)
     inputs_of_order = 2 * (edits + 1) * samples  # each order is walked forwards and backwards
     orders = min(ORDERS, left // inputs_of_order)
@@ -437,8 +437,18 @@ def _plan(lm: LanguageModel, query: Query, query_before: Query, edits: int) -> _
             f"{edits} edits take at least {inputs_of_order} requests, and max_calls={most} leave "
             f"{left}. Load the model with more, or join the edits."
         )
-    say_calls(chat, orders * inputs_of_order, left)
     return _Plan(ShapleySampling(objective="logprob", permutations=orders), finds_pairs=False)
+
+
+def _announce(chat: Any, edits: int) -> None:
+    """Says how many requests an endpoint gets, if its answers repeat."""
+    samples = chat.repeats or 1
+    versions = 2 * (samples if chat.repeats else FIRST)
+    mixtures = 2**edits * samples
+    if versions + mixtures > chat.max_calls:
+        of_order = 2 * (edits + 1) * samples
+        mixtures = min(ORDERS, (chat.max_calls - versions) // of_order) * of_order
+    say_calls(chat, versions + max(0, mixtures), chat.max_calls)
 
 
 def _is_clear(edit: Edit) -> bool:

@@ -15,9 +15,10 @@ from noiser.checks import check_count, check_seed, plain
 from noiser.engine import LiveGame, Query, prepare, remover, run_one
 from noiser.errors import ParameterError, UnitError, UnsupportedModelError
 from noiser.explain._restore import restore
+from noiser.explain.announce import announce_all
 from noiser.explain.placing import placed_unless_there
 from noiser.explain.rule_record import Rule, Trial
-from noiser.explain.rule_tables import TruthTable, can_be_empty, play_rules
+from noiser.explain.rule_tables import TruthTable, can_be_empty, most_inputs, play_rules
 from noiser.explain.sameness import SHORT, Same, Sameness
 from noiser.methods import AttentionGradient, run_method
 from noiser.methods.rules import Term, Terms, smallest_flip
@@ -37,6 +38,9 @@ from noiser.types import (
 
 FRESH = 40
 FEWEST_FRESH = 10
+
+_CLAIMS = 4
+"""The most claims of a rule: each term is enough, and without some units the answer changes."""
 
 MOST_UNITS = 24
 """Of more units, those with the largest scores take part; the others are always there."""
@@ -83,7 +87,7 @@ def rule(
             "logprob": it loses less than 3 nats of log-probability; the default for longer ones.
             "text": the model writes an equal text, in lower case, without white space and a final
             full stop. Or a function (answer, other) -> bool. The last two generate after each
-            input.
+            input. A chat model of which the text alone is known has a `same` of its own.
         fresh: inputs that the rule is tried on, at least 10.
         seed: of the inputs.
         image_unit: the parts of pictures in the prompt, as for `noiser.attribute`.
@@ -122,6 +126,17 @@ def rule(
         image_unit=image_unit,
         image_removal=image_removal,
     )
+
+    def inputs_of(units: int) -> int:
+        """The most inputs, with those that its claims are tried on."""
+        return most_inputs(min(units, MOST_UNITS), fresh) + _CLAIMS + units * (units > MOST_UNITS)
+
+    if lm.is_text_only and same is not None:
+        raise ParameterError(
+            f"same is {same!r}, and a chat model compares answers itself. Leave it out, or load "
+            "the model with same=."
+        )
+    announce_all(lm, question, "A rule", inputs_of)
 
     async def work() -> Rule:
         query = await prepare(lm, question, encoding, pictures=True)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from noiser.engine import Coalition, StoredGame
 from noiser.engine._prepare_text import check_question, units_of_text
-from noiser.errors import NoiserError
+from noiser.errors import NoiserError, ParameterError
 from noiser.methods import Method
 from noiser.model.language_model import LanguageModel
 from noiser.types import Question
 
-_FIRST = 2  # requests for the whole prompt, which show whether answers repeat
+FIRST = 2
+"""Requests for the whole prompt, which show whether answers repeat."""
 
 
 def announce(lm: LanguageModel, question: Question, method: Method, seed: int) -> None:
@@ -30,6 +31,33 @@ def announce(lm: LanguageModel, question: Question, method: Method, seed: int) -
     say_calls(chat, min(most, expected_calls(chat, question, method, seed)), most)
 
 
+def announce_all(
+    lm: LanguageModel, question: Question, what: str, inputs_of: Callable[[int], int]
+) -> None:
+    """Says how many requests something takes that is worth nothing when it is half done.
+
+    Args:
+        lm: the model; of one that is no endpoint nothing is said.
+        question: the question.
+        what: the thing, as the subject of an error.
+        inputs_of: from the number of units to the most inputs.
+
+    Raises:
+        ParameterError: `max_calls` are too few. No request was made.
+    """
+    if not lm.is_text_only:
+        return
+    chat: Any = lm
+    units = _count_units(chat, question)
+    most = _requests(chat, inputs_of(units))
+    if most > chat.max_calls:
+        raise ParameterError(
+            f"{what} of {units} parts takes up to {most} requests, and max_calls is "
+            f"{chat.max_calls}. Load the model with max_calls={most}, or take larger units."
+        )
+    say_calls(chat, most, chat.max_calls)
+
+
 def say_calls(chat: Any, expected: int, most: int) -> None:
     """Says on stderr how many requests will be made, unless the model was loaded to be silent."""
     if not chat.announces:
@@ -42,12 +70,19 @@ def say_calls(chat: Any, expected: int, most: int) -> None:
 
 def expected_calls(chat: Any, question: Question, method: Method, seed: int) -> int:
     """About how many requests a question takes where one unit decides."""
+    return _requests(chat, expected_inputs(method, _count_units(chat, question), seed))
+
+
+def _count_units(chat: Any, question: Question) -> int:
+    """The units of a question, which is checked."""
     check_question(chat, question)
-    encoding = chat.encode(question.prompt)
-    units, _ = units_of_text(encoding, question)
-    samples = chat.repeats or 1
-    inputs = expected_inputs(method, len(units), seed)
-    return (inputs + 1) * samples + (_FIRST - 1 if chat.repeats is None else 0)
+    units, _ = units_of_text(chat.encode(question.prompt), question)
+    return len(units)
+
+
+def _requests(chat: Any, inputs: int) -> int:
+    """The requests for the whole prompt and some inputs, where answers repeat."""
+    return (inputs + 1) * (chat.repeats or 1) + (FIRST - 1 if chat.repeats is None else 0)
 
 
 def expected_inputs(method: Any, units: int, seed: int) -> int:

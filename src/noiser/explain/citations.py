@@ -90,7 +90,7 @@ class Citations(CitationsRecord, SavedResult):
                 yield 1, f"Needs: {sentence.rule.summary}"
             for opponent in sentence.against:
                 yield 1, self._line_of_opponent(opponent)
-            yield 1, sentence.numbers
+            yield 1, self.numbers_of(sentence)
         if self.answer_without is not None:
             yield 0, f"Answer without the sources: {label(open_ended(self.answer_without))}"
 

@@ -23,7 +23,6 @@ from noiser.explain.citations_record import (
     Citation,
     CitationsRecord,
     Quote,
-    Sentence,
     in_nats,
     title_length,
 )
@@ -69,7 +68,7 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
     position = len(citations.answer) - len(citations.answer.lstrip())
     for row, sentence in enumerate(citations.sentences):
         between = citations.answer[position : sentence.start]
-        answer += with_breaks(visible(between)) + _sentence(sentence, row, identifier, strength)
+        answer += with_breaks(visible(between)) + _sentence(citations, row, identifier, strength)
         position = sentence.end
     without = ""
     if citations.answer_without is not None:
@@ -148,8 +147,9 @@ class _Strength(NamedTuple):
         return f"{self.show.with_error(score, stderr)}{self.unit}"
 
 
-def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength) -> str:
+def _sentence(citations: CitationsRecord, row: int, identifier: str, strength: _Strength) -> str:
     """A sentence of the answer with its mark, whose numbers are links to the sources."""
+    sentence = citations.sentences[row]
     if sentence.citations:
         best = sentence.citations[0]
         titles = [
@@ -171,7 +171,7 @@ def _sentence(sentence: Sentence, row: int, identifier: str, strength: _Strength
         numbers = "".join(f"[{opponent.number}]" for opponent in sentence.against)
         links = _linked(numbers, identifier)
         mark += f" <span class=memory>against it: {links}</span>"
-    title = escape("\n".join([*titles, sentence.numbers]))
+    title = escape("\n".join([*titles, citations.numbers_of(sentence)]))
     return (
         f'<span class="s s{row}{kind}"{style} title="{title}">'
         f"{with_breaks(visible(sentence.text))} {mark}</span>"

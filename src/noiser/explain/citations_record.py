@@ -14,6 +14,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from noiser.attribution import Attribution
+from noiser.attribution.amounts import answers_text
 from noiser.attribution.display import label, notes, provenance
 from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber
@@ -321,6 +322,19 @@ class CitationsRecord:
             rule=rule,
         )
 
+    @property
+    def _counts_answers(self) -> bool:
+        """Whether probabilities are shares of an endpoint's answers."""
+        return answers_text(self.attribution.targets[0], self.attribution.info) is not None
+
+    def numbers_of(self, sentence: Sentence) -> str:
+        """Its log-probability with all sources and with none, or in how many answers it stands."""
+        if not self._counts_answers:
+            return sentence.numbers
+        with_all = math.exp(sentence.log_probability)
+        with_none = math.exp(sentence.log_probability - sentence.loss)
+        return f"in {with_all:.0%} of the answers, without any source in {with_none:.0%}"
+
     def _opponents(self, candidates: Sequence[Citation]) -> tuple[Opponent, ...]:
         """The sources that speak against a sentence, the strongest first."""
         opponents: list[Opponent] = []
@@ -396,9 +410,7 @@ class CitationsRecord:
         texts = [
             "[1]: written under the influence of this source; not checked against it.",
             f"{self._about_scores} Cited: at least {self.least_share:.0%} of the positive scores. "
-            f"Not used: less than {self.memory:g} nats lost without all sources. Then from memory: "
-            f"a token has a probability of {PROBABLE:.0%} or more without them, in the mean; "
-            f"not supported: less than {IMPROBABLE:.0%}.",
+            f"{self._about_memory}",
         ]
         if any(sentence.against for sentence in self.sentences):
             texts.append(
@@ -418,6 +430,21 @@ class CitationsRecord:
             )
         texts.append(provenance(att))
         return texts
+
+    @property
+    def _about_memory(self) -> str:
+        """When no source is cited."""
+        if self._counts_answers:
+            return (
+                f"Not used: without all sources in more than {math.exp(-self.memory):.0%} as many "
+                f"answers. Then from memory: in {PROBABLE:.0%} or more; not supported: in less "
+                f"than {IMPROBABLE:.0%}."
+            )
+        return (
+            f"Not used: less than {self.memory:g} nats lost without all sources. Then from memory: "
+            f"a token has a probability of {PROBABLE:.0%} or more without them, in the mean; "
+            f"not supported: less than {IMPROBABLE:.0%}."
+        )
 
     @property
     def _about_scores(self) -> str:

@@ -43,11 +43,13 @@ def placed(
     options: dict[str, Any] = {"documents": True}
     if pictures and has_pictures(question) and not lm.is_text_only:
         options["pictures"] = True
-    if template is None:
-        return Placed(question, question, lm.encode(question, **options), 0)
     request = question
-    if lm.chats and isinstance(question, str):
+    # A text that is the whole prompt is read as it is, except where messages alone are read.
+    is_message = lm.is_text_only or (lm.chats and template is not None)
+    if is_message and isinstance(question, str):
         request = [{"role": "user", "content": question}]
+    if template is None:
+        return Placed(request, request, lm.encode(request, **options), 0)
     prompt = place_sources(request, sources, template)
     encoding = lm.encode(prompt, **options)
     return Placed(request, prompt, encoding, begin_of_sources(request, template, encoding))

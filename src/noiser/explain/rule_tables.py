@@ -29,6 +29,13 @@ PER_UNIT = 6
 """Inputs to fit a rule to, for each unit; once more where two rules are not told apart."""
 
 
+def most_inputs(units: int, fresh: int) -> int:
+    """The most inputs of the rule of one target with so many units, all of which take part."""
+    if units <= ALL_INPUTS:
+        return 2**units
+    return (1 + 2 * PER_UNIT) * units + fresh + 1
+
+
 async def play_rules(
     game: StoredGame, targets: Sequence[int], fresh: int, seed: int, *, has_empty: Sequence[bool]
 ) -> list[TruthTable]:

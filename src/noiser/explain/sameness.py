@@ -99,15 +99,15 @@ class Sameness:
                     "probable than the foil. Leave one of them out."
                 )
             return cls(lm, query, "foil")
+        if lm.is_text_only:  # each target is one token, which leads while most answers are the same
+            made = cls(lm, query, "tokens")
+            return made._checked() if same is None else made
         if same is not None and not callable(same):
             check_choice("same", same, get_args(SameName), "Or give a function of two texts.")
         if same is None:
             is_short = all(len(target.token_ids) <= SHORT for target in query.targets)
             same = "tokens" if is_short else "logprob"
-        made = cls(lm, query, same)
-        if same == "tokens":
-            made._check_is_given()
-        return made
+        return cls(lm, query, same)._checked()
 
     @property
     def is_given(self) -> bool:
@@ -117,20 +117,31 @@ class Sameness:
     @property
     def name(self) -> str:
         """The name of the comparison, for the result."""
+        if self.lm.is_text_only:
+            return self._chat.same_name
         if isinstance(self.same, str):
             return self.same
         return getattr(self.same, "__name__", None) or repr(self.same)
 
-    def _check_is_given(self) -> None:
-        """Raises TargetError where a target is not what the model says."""
-        if not self.is_given:
+    def _checked(self) -> Sameness:
+        """Itself. Raises TargetError where tokens are compared, and the model says others."""
+        if self.same != "tokens" or self.is_given:
+            return self
+        wanted = "".join(self.query.target_texts)
+        if self.lm.is_text_only:
+            context: Any = self.query.context
+            said = self._chat.most_usual(context.answers).reply
+            advice = "leave the target out, or load the model with another same=."
+        else:
             greedy = self.query.clean.argmax(-1).tolist()
             said = "".join(token_texts(self.lm.tokenizer, greedy))
-            wanted = "".join(self.query.target_texts)
-            raise TargetError(
-                f"The model answers {said!r}, not {wanted!r}: name same='logprob'. "
-                "Or leave the target out."
-            )
+            advice = "name same='logprob'. Or leave the target out."
+        raise TargetError(f"The model answers {said!r}, not {wanted!r}: {advice}")
+
+    @property
+    def _chat(self) -> Any:
+        """The model, where its text alone is known."""
+        return self.lm
 
     # ---- inputs of tokens -----------------------------------------------------------------------
 
@@ -169,6 +180,8 @@ class Sameness:
         The answer is empty for a target after others. None where no text is left, or where
         the text cannot be changed.
         """
+        if self.lm.is_text_only:
+            return self._asked_without(target, removed)
         prompt = self._prompt_without(removed)
         if prompt is None:
             return None
@@ -180,6 +193,17 @@ class Sameness:
             return stays, "" if target > 0 else await self._answer_to(prompt)
         except (PromptError, UnitError):  # what is left is too little to ask about
             return None
+
+    def _asked_without(self, target: int, removed: Sequence[int]) -> tuple[bool, str] | None:
+        """The same of a chat model, whose inputs are all text."""
+        context: Any = self.query.context
+        gone = {token for unit in removed for token in self.query.units[unit].token_indices}
+        kept = [token for token in range(len(self.query.encoding.token_ids)) if token not in gone]
+        answers = self._chat.answers_to(context, kept)
+        if answers is None:
+            return None
+        row = context.logits(answers, (target,))
+        return bool(row[target] > row[-1]), self._chat.most_usual(answers).reply
 
     def _prompt_without(self, removed: Sequence[int]) -> Prompt | None:
         query = self.query

@@ -43,7 +43,7 @@ try:
     import openai
 
     from noiser.answers import AnswerStore, ChatAnswer, UnansweredError, complete
-    from noiser.endpoint import Endpoint, choose, client, is_fatal, problem
+    from noiser.endpoint import Endpoint, choose, client, is_fatal, problem, reason_of
 except ImportError as error:
     raise DependencyError("A chat model needs the package openai.", "openai") from error
 
@@ -59,6 +59,11 @@ TINY = 1e-6
 ALTERNATIVES = 20
 """Alternatives for the first token, the most that OpenAI sends."""
 
+LONGER = 128
+"""An answer to a part of a chat has at most so many tokens more than twice those of the answer to
+all of it: a longer one is another answer."""
+
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _MOST_UNANSWERED = 0.1
 _FEWEST_TO_JUDGE = 10  # requests, before their share of unanswered ones counts
 
@@ -113,6 +118,7 @@ class ChatContext(Context):
         calls: the requests so far.
         parameters: of each request.
         repeats: requests for each input; None until it is known.
+        same: the name of how answers are compared.
         answers: the answers to the whole chat.
         explained: the targets.
         foil: the first token of a foil, or "".
@@ -123,6 +129,7 @@ class ChatContext(Context):
     calls: Calls
     parameters: Mapping[str, Any]
     repeats: int | None = None
+    same: str = "text"
     answers: Sequence[ChatAnswer] = ()
     explained: tuple[Explained, ...] = ()
     foil: str = ""
@@ -148,12 +155,26 @@ class ChatContext(Context):
             "tokens_written": calls.written,
             "unanswered": calls.unanswered,
             "repeats": self.repeats,
+            "same": self.same,
             "max_calls": calls.most,
             "endpoint_model": ", ".join(sorted(calls.models)),
             "fingerprint": ", ".join(sorted(calls.fingerprints)),
             "token_forwards": 0,
             "passes": 0,
         }
+
+    def parameters_of(self, messages: Messages) -> Mapping[str, Any]:
+        """The parameters of the request for some messages, with a limit for a part of the chat.
+
+        Without its question, a small model may write until its context is full. There is no limit
+        of ours beside the user's, or where tokens of reasoning would count.
+        """
+        is_part = self.answers and messages != self.messages
+        has_limit = any(name in self.parameters for name in _LIMITS)
+        if not is_part or has_limit or any(answer.reasons for answer in self.answers):
+            return self.parameters
+        longest = max(_tokens_of(answer) for answer in self.answers)
+        return {**self.parameters, "max_tokens": 2 * longest + LONGER}
 
     def logits(
         self, answers: Sequence[ChatAnswer], tokens: Sequence[int]
@@ -180,6 +201,14 @@ class ChatContext(Context):
             else:
                 total += first_probability(answer, self.foil)
         return total / len(answers)
+
+
+def _tokens_of(answer: ChatAnswer) -> int:
+    """The tokens of an answer; where the endpoint does not say, at most as many as its bytes."""
+    if answer.usage is not None:
+        return answer.usage[1]
+    texts = [answer.reply, *(text for call in answer.calls for text in call)]
+    return len("".join(texts).encode())
 
 
 class _Job(NamedTuple):
@@ -248,6 +277,25 @@ class ChatModel(LanguageModel):
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
+
+    def answers_to(self, context: ChatContext, kept: Sequence[int]) -> list[ChatAnswer] | None:
+        """The answers to a chat with some of its characters; None where no request is left.
+
+        Those that were asked before are stored.
+        """
+        messages = messages_without(context.messages, context.encoding, kept)
+        job = _Job(context, messages, range(context.samples))
+        (answers,) = self._ask_all([job])
+        return None if answers is None else [*answers]
+
+    def most_usual(self, answers: Sequence[ChatAnswer]) -> ChatAnswer:
+        """The answer that is the same as most of the others; of equally usual ones the first.
+
+        A model with a temperature gives a rare answer first now and then: explained, every unit
+        would seem not to matter, as no input leads to it again.
+        """
+        agreement = [sum(self.same(answer, other) for other in answers) for answer in answers]
+        return answers[agreement.index(max(agreement))]
 
     def asking(self, repeats: int) -> ChatModel:
         """The same model, which asks each input so many times."""
@@ -327,6 +375,7 @@ class ChatModel(LanguageModel):
             calls=Calls(max_calls or self.max_calls),
             parameters={**parameters, **self.parameters},
             repeats=repeats,
+            same=self.same_name,
         )
 
     def run(
@@ -465,7 +514,7 @@ class ChatModel(LanguageModel):
             "model": self.name,
             "messages": job.messages,
             "sample": sample,
-            **job.context.parameters,
+            **job.context.parameters_of(job.messages),
         }
         question = json.dumps(asked, sort_keys=True)
         return question, hashlib.sha256(question.encode()).hexdigest()
@@ -477,7 +526,7 @@ class ChatModel(LanguageModel):
         """
         body = {"model": self.name, "messages": job.messages}
         try:
-            answer = self._complete(body, job.context.parameters)
+            answer = self._complete(body, job.context.parameters_of(job.messages))
         except openai.BadRequestError as error:
             # A filter's refusal, or an input that the endpoint does not read, such as empty text.
             if not job.context.answers:
@@ -521,8 +570,14 @@ class ChatModel(LanguageModel):
     def _failed(self, error: Exception) -> ModelError:
         """The error for a request without an answer."""
         advice = "Ask again: the answers so far are stored and cost nothing."
+        if isinstance(error, openai.APITimeoutError):
+            advice += " Or give it longer than timeout= seconds, or ask less at once: concurrency=."
         if is_fatal(error) or isinstance(error, openai.BadRequestError):
             advice = "Check the model's name, base_url (most end in /v1), the key and the account."
+        if getattr(error, "code", None) == "content_filter":
+            advice = "Its filter refused the whole prompt: rephrase it."
+        if self.same_name == "first" and "logprob" in reason_of(error):
+            advice = "It sends no log-probabilities, which same='first' reads; take same='text'."
         return ModelError(f"{self.where} did not answer: {problem(error, self.endpoint)}. {advice}")
 
     def _check_unanswered(self, jobs: Sequence[_Job]) -> None:
@@ -551,7 +606,7 @@ def load_chat(
     max_calls: int = MAX_CALLS,
     concurrency: int = 8,
     max_retries: int = 5,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
     cache_dir: str | None = None,
     announce: bool = True,
 ) -> ChatModel:

@@ -91,6 +91,12 @@ class Scene:
             handed += self._hand(chats[first : first + size], alone=alone)
         return handed
 
+    @cached_property
+    def _patches_alone(self) -> Handed:
+        """The pictures as they are, where no patch sees another."""
+        (handed,) = self.hand([self.pictures.images], alone=True)
+        return handed
+
     def units(self, image_unit: Any) -> dict[Span, Region]:
         """The units of the pictures, with their regions.
 
@@ -191,13 +197,14 @@ class Scene:
         """For each token of a picture the box whose pixels change it most; -1 for none."""
         tokens = list(self.tokens[picture])
         other = opposite(self.pictures.images[picture])
-        chats = [list(self.pictures.images)]
+        chats: list[list[Any]] = []
         for box in boxes:
             images = list(self.pictures.images)
             images[picture] = images[picture].copy()
             images[picture].paste(other.crop(box), box)
             chats.append(images)
-        clean, *changed = (handed.inputs[tokens].float() for handed in self.hand(chats, alone=True))
+        clean = self._patches_alone.inputs[tokens].float()
+        changed = [handed.inputs[tokens].float() for handed in self.hand(chats, alone=True)]
         changes = torch.stack([(each - clean).norm(dim=-1) for each in changed])
         largest, owner = changes.max(0)
         owner[largest <= _LEAST_CHANGE * largest.max()] = -1
