@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noiser.attribution.display import in_nats, label
 from noiser.numbers import NumberFormat, number_format, percentage
+from noiser.types import ANOTHER_ANSWER, Target, Without
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
-    from noiser.types import Target, Without
 
 
 class Amounts(NamedTuple):
@@ -66,10 +66,6 @@ def probability_text(target: Target, probability: float | None = None) -> str:
     if len(target.text.split()) == 1:
         return percentage(probability ** (1 + len(target.rest)))
     return f"{percentage(probability)} per token"
-
-
-ANOTHER_ANSWER = "another answer"
-"""What a model says else, of which the text of its answers alone is known."""
 
 
 def answers_text(target: Target, info: Mapping[str, Any]) -> str | None:

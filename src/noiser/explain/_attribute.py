@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.attribution import Attribution, Attributions
-from noiser.attribution.amounts import ANOTHER_ANSWER
 from noiser.checks import check_positive, check_seed, plain
 from noiser.engine import OBJECTIVES, Prediction, Query, first_position, prepare, run_one
 from noiser.errors import OutOfTimeError
