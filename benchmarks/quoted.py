@@ -378,7 +378,7 @@ def _rule_of(
 
     whole = torch.tensor([value(b"\1" * units)], dtype=torch.float64)
     game = StoredGame(torch.ones(1, units, dtype=torch.bool), whole, objective, evaluate=play)
-    steps = play_rules(game, [0], 40, seed, has_empty=[True])
+    steps = play_rules(game, [0], 40, seed, allows_empty=[True])
     try:
         steps.send(None)
     except StopIteration as stop:

@@ -87,11 +87,11 @@ def played(lm: LanguageModel, example: Example, seed: int) -> Row | None:
     spans = sorted(span for places in example.spans.values() for span in places)
     query = run_one(lm, prepare(lm, question_of(example, spans)))
     sameness = Sameness(lm, query, "foil" if query.foil else "tokens")
-    if query.foil is None and not sameness.is_given:
+    if query.foil is None and not sameness.is_models_own:
         return None
     game = sameness.game(query.before)
     begin = time.perf_counter()
-    (table,) = run_one(lm, play_rules(game, [0], 40, seed, has_empty=[True]))
+    (table,) = run_one(lm, play_rules(game, [0], 40, seed, allows_empty=[True]))
     rule = run_one(lm, tried_rule(sameness, table, seed))
     seconds = time.perf_counter() - begin
     forwards = query.spent.token_forwards

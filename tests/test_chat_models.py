@@ -413,6 +413,13 @@ def test_a_tool_call_in_the_chat_is_compared_with_new_ones():
     assert att.scores[0].tolist() == pytest.approx([0, 1], abs=1e-4)
 
 
+@pytest.mark.parametrize("target", ["action is needed", "action:now", "actions"])
+def test_a_target_that_only_begins_like_an_action_is_the_callers_answer(target):
+    with OpenAI(knows) as server:
+        att = sentences(model_at(server), target=target)
+    assert att.targets[0].text == target
+
+
 # ---- whether answers are the same ---------------------------------------------------------------
 
 

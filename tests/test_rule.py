@@ -67,7 +67,7 @@ def table_of(function, units, *, flipped=0.0, seed=0):
 
 def found(function, units, *, fresh=40, **how):
     game = table_of(function, units, **how)
-    (table,) = finish(play_rules(game, [0], fresh, how.get("seed", 0), has_empty=[True]))
+    (table,) = finish(play_rules(game, [0], fresh, how.get("seed", 0), allows_empty=[True]))
     return table.findings()
 
 
@@ -264,7 +264,7 @@ def test_fresh_inputs_take_no_part_in_the_fit():
         return await evaluate(keys)
 
     game._evaluate = recorded
-    finish(play_rules(game, [0], 40, 0, has_empty=[True]))
+    finish(play_rules(game, [0], 40, 0, allows_empty=[True]))
     *fitted, fresh = asked
     assert fresh
     assert not fresh & set().union(*fitted)

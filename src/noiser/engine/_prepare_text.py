@@ -12,7 +12,15 @@ from torch import Tensor
 from noiser.engine.query import Prefill, Query
 from noiser.errors import ModelError, ParameterError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel
-from noiser.text import Encoding, action_of, calls_of, check_messages, checked_spans, find_sources
+from noiser.text import (
+    Encoding,
+    action_of,
+    calls_of,
+    check_messages,
+    checked_spans,
+    find_sources,
+    names_action,
+)
 from noiser.text.segments import SEGMENTATIONS
 from noiser.text.units import make_units
 from noiser.types import Question, Source, Span, Target
@@ -41,13 +49,14 @@ async def prepare_text(
     chat = cast("ChatModel", lm)
     check_question(chat, question)
     prompt, action = _settle_action(question)
-    question = replace(question, prompt=prompt)
     if encoding is None or action is not None:
         encoding = chat.encode(prompt)
-    units, sources = units_of_text(encoding, question)
     messages = check_messages(prompt)
-    if action is None and _asks_for_action(question):
+    if action is None and names_action(question.prompt, question.target):
+        # The assistant has yet to act, so its own answer is explained.
         question = replace(question, target=None)
+    question = replace(question, prompt=prompt)
+    units, sources = units_of_text(encoding, question)
     max_tokens = question.max_new_tokens
     context = chat.chat_context(messages, encoding, max_tokens, question.max_calls)
     last = len(encoding.token_ids) - 1
@@ -111,24 +120,21 @@ def units_of_text(
     return make_units(encoding, question.unit, sources=sources), sources
 
 
-def _asks_for_action(question: Question) -> bool:
-    return isinstance(question.target, str) and question.target.startswith("action")
-
-
 def _settle_action(question: Question) -> tuple[Any, ChatAnswer | None]:
     """The messages before an action, and the action as an answer; None without one."""
     from noiser.answers import ChatAnswer
 
-    if isinstance(question.prompt, str) or not _asks_for_action(question):
-        return question.prompt, None
-    found = action_of(question.prompt, question.target)
+    found = None
+    if not isinstance(question.prompt, str):
+        found = action_of(question.prompt, question.target)
     if found is None:
         return question.prompt, None
     messages, action = found
     if action is None:
         return messages, None
     text = "".join(_texts_of(action))
-    return messages, ChatAnswer(text, "stop", "", None, calls_of(action))
+    answer = ChatAnswer(reply=text, finish="stop", model="", usage=None, calls=calls_of(action))
+    return messages, answer
 
 
 def _texts_of(message: Any) -> list[str]:
@@ -147,7 +153,13 @@ def _answer_to_explain(
 
     if isinstance(question.target, str):
         # The first token of the caller's answer is looked for among the alternatives.
-        return ChatAnswer(question.target, "stop", "", None, (), "", ((question.target, 0.0),))
+        return ChatAnswer(
+            reply=question.target,
+            finish="stop",
+            model="",
+            usage=None,
+            first=((question.target, 0.0),),
+        )
     whole = [answer for answer in answers if answer.is_whole]
     if not whole:
         raise ModelError(
@@ -159,8 +171,6 @@ def _answer_to_explain(
         raise ModelError(
             f"{chat.where} sends no log-probabilities, which same='first' reads; take same='text'."
         )
-    if _asks_for_action(question) and not most_usual.calls:
-        raise TargetError(f"{chat.where} calls no tool here; leave target= out.")
     return most_usual
 
 

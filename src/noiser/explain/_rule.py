@@ -21,10 +21,10 @@ from noiser.explain.rule_record import Rule, Trial
 from noiser.explain.rule_tables import TruthTable, can_be_empty, most_inputs, play_rules
 from noiser.explain.sameness import SHORT, Same, Sameness
 from noiser.methods import AttentionGradient, run_method
-from noiser.methods.rules import Term, Terms, smallest_flip
+from noiser.methods.rules import MOST_TERMS, Term, Terms, smallest_flip
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.text import read_documents
+from noiser.text import names_action, read_documents
 from noiser.types import (
     Documents,
     ImageRemoval,
@@ -39,10 +39,10 @@ from noiser.types import (
 FRESH = 40
 FEWEST_FRESH = 10
 
-_CLAIMS = 4
+_CLAIMS = MOST_TERMS + 1
 """The most claims of a rule: each term is enough, and without some units the answer changes."""
 
-MOST_UNITS = 24
+MOST_PLAYERS = 24
 """Of more units, those with the largest scores take part; the others are always there."""
 
 
@@ -129,7 +129,10 @@ def rule(
 
     def inputs_of(units: int) -> int:
         """The most inputs, with those that its claims are tried on."""
-        return most_inputs(min(units, MOST_UNITS), fresh) + _CLAIMS + units * (units > MOST_UNITS)
+        inputs = most_inputs(min(units, MOST_PLAYERS), fresh) + _CLAIMS
+        if units > MOST_PLAYERS:
+            inputs += units  # each unit alone is taken out, to find those that take part
+        return inputs
 
     if lm.is_text_only and same is not None:
         raise ParameterError(
@@ -146,8 +149,8 @@ def rule(
                 "expected one: 'all', or a list of one (start, end) span."
             )
         chosen = same
-        if same is None and isinstance(target, str) and target.startswith("action"):
-            chosen = _by_tokens_if_given(lm, query, wanted=True)
+        if same is None and names_action(asked, target):
+            chosen = _same_of_target(lm, query, by_tokens=True)
         (found,) = await rules_of(Sameness.of(lm, query, chosen), fresh=fresh, seed=seed)
         return found
 
@@ -176,19 +179,23 @@ def rule_of(
         query = await restore(lm, att, prompt)
         in_prompt = [unit for unit in query.units if unit.end <= query.prompt_length]
         query = query.with_units(in_prompt)
-        same = _by_tokens_if_given(lm, query, len(query.targets[target].token_ids) <= SHORT)
+        is_short = len(query.targets[target].token_ids) <= SHORT
+        same = _same_of_target(lm, query, by_tokens=is_short)
         (found,) = await rules_of(Sameness.of(lm, query, same), [target], fresh=fresh, seed=seed)
         return found
 
     return run_one(lm, work(), progress)
 
 
-def _by_tokens_if_given(lm: LanguageModel, query: Query, wanted: bool) -> Same | None:
-    """By tokens where that is wanted and the model gives them; None where there is a foil."""
+def _same_of_target(lm: LanguageModel, query: Query, *, by_tokens: bool) -> Same | None:
+    """How a target is compared: by tokens if wanted and the model writes them, else by
+    log-probability; None where there is a foil, which is what it is compared with.
+    """
     if query.foil is not None:
         return None
-    is_given = wanted and Sameness(lm, query, "tokens").is_given
-    return "tokens" if is_given else "logprob"
+    if by_tokens and Sameness(lm, query, "tokens").is_models_own:
+        return "tokens"
+    return "logprob"
 
 
 async def rules_of(
@@ -202,8 +209,8 @@ async def rules_of(
     query = sameness.query
     chosen = [*range(len(query.targets))] if targets is None else [*targets]
     game = sameness.game(await _players(sameness, chosen))
-    has_empty = [can_be_empty(query, target, game.units[target].tolist()) for target in chosen]
-    tables = await play_rules(game, chosen, fresh, seed, has_empty=has_empty)
+    allows_empty = [can_be_empty(query, target, game.units[target].tolist()) for target in chosen]
+    tables = await play_rules(game, chosen, fresh, seed, allows_empty=allows_empty)
     return [await tried_rule(sameness, table, seed) for table in tables]
 
 
@@ -276,12 +283,12 @@ async def _players(sameness: Sameness, targets: Sequence[int]) -> Bool[Tensor, "
                 f"The prompt has {count} unit{'s' * (count != 1)} of unit={query.unit!r}; a rule "
                 "needs at least 2. Take smaller units, such as unit='word'."
             )
-    if max(int(mask[target].sum()) for target in targets) <= MOST_UNITS:
+    if max(int(mask[target].sum()) for target in targets) <= MOST_PLAYERS:
         return mask
     scores = await _quick_scores(sameness.lm, query)
     for target in targets:
         row = scores[target].abs().masked_fill(~mask[target], -torch.inf)
-        strongest = row.argsort(descending=True, stable=True)[:MOST_UNITS]
+        strongest = row.argsort(descending=True, stable=True)[:MOST_PLAYERS]
         chosen = torch.zeros_like(mask[target])
         chosen[strongest] = True
         mask[target] &= chosen

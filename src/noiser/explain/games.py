@@ -16,7 +16,7 @@ from noiser.checks import check_seed
 from noiser.engine import Coalition, StoredGame, prepare, remover, run_one
 from noiser.engine import LiveGame as LiveGame
 from noiser.errors import ParameterError, StoredFileError
-from noiser.explain._rule import MOST_UNITS
+from noiser.explain._rule import MOST_PLAYERS
 from noiser.explain.rule_record import Rule
 from noiser.explain.rule_tables import can_be_empty, play_rules
 from noiser.files import write_text
@@ -115,16 +115,17 @@ class Game:
         """
         game = self._game
         players = game.units[target].tolist()
-        if not 2 <= len(players) <= MOST_UNITS:
+        if not 2 <= len(players) <= MOST_PLAYERS:
             raise ParameterError(
-                f"The game has {len(players)} units before the target; expected 2 to {MOST_UNITS}."
+                f"The game has {len(players)} units before the target; expected 2 to "
+                f"{MOST_PLAYERS}."
             )
         nothing = bytes(0 if unit in players else 1 for unit in range(len(self.units)))
-        has_empty = (target, nothing) in game.table
+        allows_empty = (target, nothing) in game.table
         if isinstance(game, LiveGame):
             removed = game.removal.deletes
-            has_empty = not removed or can_be_empty(game.query, target, players)
-        steps = play_rules(game, [target], fresh, check_seed(seed), has_empty=[has_empty])
+            allows_empty = not removed or can_be_empty(game.query, target, players)
+        steps = play_rules(game, [target], fresh, check_seed(seed), allows_empty=[allows_empty])
         (table,) = self._run(steps)
         return Rule(
             answer=self.targets[target],

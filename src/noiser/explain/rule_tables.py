@@ -1,5 +1,5 @@
-"""The inputs that a rule is fitted to and tried on, and the rule without what only a model can
-say.
+"""The inputs that a rule is fitted to and tried on, and everything about the rule that these inputs
+tell.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ def most_inputs(units: int, fresh: int) -> int:
     """The most inputs of the rule of one target with so many units, all of which take part."""
     if units <= ALL_INPUTS:
         return 2**units
-    return (1 + 2 * PER_UNIT) * units + fresh + 1
+    whole_and_without_one = 1 + units
+    drawn = 2 * PER_UNIT * units - 1  # where two rules are not told apart
+    nothing = 1
+    return whole_and_without_one + drawn + fresh + nothing
 
 
 async def play_rules(
-    game: StoredGame, targets: Sequence[int], fresh: int, seed: int, *, has_empty: Sequence[bool]
+    game: StoredGame, targets: Sequence[int], fresh: int, seed: int, *, allows_empty: Sequence[bool]
 ) -> list[TruthTable]:
     """Runs the inputs of some targets side by side, and fits a rule to each target's.
 
@@ -46,11 +49,11 @@ async def play_rules(
         targets: indices of targets.
         fresh: inputs that a rule is tried on.
         seed: of the inputs; targets with the same units share them.
-        has_empty: for each of these targets, whether it can be asked without any unit.
+        allows_empty: for each of these targets, whether it can be asked without any unit.
     """
     tables = [
-        TruthTable(game, target, seed, has_empty=empty)
-        for target, empty in zip(targets, has_empty, strict=True)
+        TruthTable(game, target, seed, allows_empty=empty)
+        for target, empty in zip(targets, allows_empty, strict=True)
     ]
     await _play(game, tables, [table.first_inputs() for table in tables])
     unclear = [table for table in tables if not table.fit_rule()]
@@ -79,20 +82,22 @@ class TruthTable:
 
     Attributes:
         target: its index.
-        has_empty: whether the model can be asked without any of the units.
+        allows_empty: whether the target can be asked for without any of the units.
         units: the indices of the units that take part.
         terms: the rule that was fitted.
-        tries: the places of the inputs that the rule is tried on.
-        has_fresh: whether these took no part in the fit.
+        is_sampled: whether there are too many inputs to run all. The rule is then fitted to drawn
+            inputs and tried on fresh ones, else it is fitted to all inputs and tried on the same.
+        trial_places: the places of the inputs that the rule is tried on, once `fresh_inputs` was
+            called.
     """
 
-    def __init__(self, game: StoredGame, target: int, seed: int, *, has_empty: bool) -> None:
+    def __init__(self, game: StoredGame, target: int, seed: int, *, allows_empty: bool) -> None:
         self.target = target
-        self.has_empty = has_empty
+        self.allows_empty = allows_empty
         self.units = game.units[target]
         self.terms: Terms = ()
-        self.tries = slice(0, 0)
-        self.has_fresh = len(self.units) > ALL_INPUTS
+        self.is_sampled = len(self.units) > ALL_INPUTS
+        self.trial_places = slice(0, 0)
         self._game = game
         self._rng = torch.Generator().manual_seed(seed)
         self._kept = torch.zeros(0, len(self.units), dtype=torch.bool)
@@ -103,9 +108,9 @@ class TruthTable:
     def first_inputs(self) -> Bool[Tensor, "inputs units"]:
         """All inputs; or with many units each unit gone, all kept, and random ones."""
         count = len(self.units)
-        if not self.has_fresh:
+        if not self.is_sampled:
             rows = every_input(count)
-            return self._among_all(rows if self.has_empty else rows[1:])
+            return self._among_all(rows if self.allows_empty else rows[1:])
         whole = torch.ones(1, count, dtype=torch.bool)
         without_one = ~torch.eye(count, dtype=torch.bool)
         # One fewer random input, since the input without any unit is run beside them.
@@ -114,18 +119,22 @@ class TruthTable:
 
     def more_inputs(self) -> Bool[Tensor, "inputs units"]:
         """As many random inputs again; none where all were run."""
-        count = PER_UNIT * len(self.units) if self.has_fresh else 0
+        count = PER_UNIT * len(self.units) if self.is_sampled else 0
         return self._among_all(draw_inputs(count, len(self.units), self._rng))
 
     def fresh_inputs(self, count: int) -> Bool[Tensor, "inputs units"]:
-        """Inputs that took no part in the fit, then the one without any unit; see `memory`."""
-        if not self.has_fresh:
-            self.tries = slice(0, len(self._kept))
+        """The inputs that the rule is tried on, then the one without any unit, as far as they were
+        not run; and sets `trial_places` to those that it is tried on.
+
+        The input without any unit says whether the answer is from memory.
+        """
+        if not self.is_sampled:
+            self.trial_places = slice(0, len(self._kept))
             return self._among_all(self._kept[:0])
         begin = len(self._kept)
-        self.tries = slice(begin, begin + count)
+        self.trial_places = slice(begin, begin + count)
         taken = {row.numpy().tobytes() for row in self._kept}
-        nothing = torch.zeros(int(self.has_empty), len(self.units), dtype=torch.bool)
+        nothing = torch.zeros(int(self.allows_empty), len(self.units), dtype=torch.bool)
         drawn = draw_inputs(count, len(self.units), self._rng, taken)
         return self._among_all(torch.cat([drawn, nothing]))
 
@@ -144,10 +153,10 @@ class TruthTable:
     def fit_rule(self) -> bool:
         """Fits the rule to all inputs so far; whether it is told apart from all others."""
         kept = self._kept.numpy()
-        weights = None if self.has_fresh else weights_of(kept)
+        weights = None if self.is_sampled else weights_of(kept)
         found = fit(kept, self._stays.numpy(), weights)
         self.terms = found.terms
-        return found.clear or not self.has_fresh
+        return found.clear or not self.is_sampled
 
     # What is known in the end.
 
@@ -158,17 +167,17 @@ class TruthTable:
         by the lower end of its interval; on all inputs, to which it was fitted, where it is wrong
         on fewer than half as many as the constant.
         """
-        kept = self._kept[self.tries].numpy()
-        stays = self._stays[self.tries].numpy()
+        kept = self._kept[self.trial_places].numpy()
+        stays = self._stays[self.trial_places].numpy()
         tries = len(stays)
         stayed = int(stays.sum())
         base = max(stayed, tries - stayed)
         hits = int((holds(self.terms, kept) == stays).sum())
-        if self.has_fresh:
+        if self.is_sampled:
             is_better = wilson(hits, tries)[0] > base / tries
         else:
             is_better = 2 * (tries - hits) < tries - base
-        best = tuple(self._number_of_units(term) for term in self.terms)
+        best = tuple(self._in_all_units(term) for term in self.terms)
         playing = set(self.units.tolist())
         units = range(self._game.mask.shape[1])
         return {
@@ -176,7 +185,7 @@ class TruthTable:
             "best": best,
             "hits": hits,
             "tries": tries,
-            "fresh": self.has_fresh,
+            "fresh": self.is_sampled,
             "base": base,
             "control": "always" if 2 * stayed >= tries else "never",
             "memory": self._memory,
@@ -190,8 +199,8 @@ class TruthTable:
         nothing = (~self._kept).all(1)
         return bool(self._stays[nothing][0]) if nothing.any() else None
 
-    def _number_of_units(self, term: Sequence[int]) -> Term:
-        """A term in the numbers of all units, of one in the numbers of those that take part."""
+    def _in_all_units(self, term: Sequence[int]) -> Term:
+        """A term in the numbers of all units, from one in the numbers of those that take part."""
         numbers: list[int] = []
         for number in term:
             unit = int(self.units[abs(number) - 1]) + 1

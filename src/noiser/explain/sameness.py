@@ -99,7 +99,9 @@ class Sameness:
                     "probable than the foil. Leave one of them out."
                 )
             return cls(lm, query, "foil")
-        if lm.is_text_only:  # each target is one token, which leads while most answers are the same
+        if lm.is_text_only:
+            # Each target is one token, which leads while most answers are the same. `cite` and
+            # `rule_of` name `same`: they take answers that the model does not give, too.
             made = cls(lm, query, "tokens")
             return made._checked() if same is None else made
         if same is not None and not callable(same):
@@ -110,8 +112,8 @@ class Sameness:
         return cls(lm, query, same)._checked()
 
     @property
-    def is_given(self) -> bool:
-        """Whether the targets are what the model says, token by token."""
+    def is_models_own(self) -> bool:
+        """Whether the targets are what the model itself writes, token by token."""
         return tuple(self.query.clean.argmax(-1).tolist()) == self.query.target_ids
 
     @property
@@ -125,7 +127,7 @@ class Sameness:
 
     def _checked(self) -> Sameness:
         """Itself. Raises TargetError where tokens are compared, and the model says others."""
-        if self.same != "tokens" or self.is_given:
+        if self.same != "tokens" or self.is_models_own:
             return self
         wanted = "".join(self.query.target_texts)
         if self.lm.is_text_only:
@@ -195,20 +197,21 @@ class Sameness:
             return None
 
     def _asked_without(self, target: int, removed: Sequence[int]) -> tuple[bool, str] | None:
-        """The same of a chat model, whose inputs are all text."""
+        """What `try_without` returns, of a chat model, whose inputs are all text."""
         context: Any = self.query.context
         gone = {token for unit in removed for token in self.query.units[unit].token_indices}
         kept = [token for token in range(len(self.query.encoding.token_ids)) if token not in gone]
         answers = self._chat.answers_to(context, kept)
         if answers is None:
             return None
+        # The last token of a chat model's vocabulary is "another answer".
         row = context.logits(answers, (target,))
         return bool(row[target] > row[-1]), self._chat.most_usual(answers).reply
 
     def _prompt_without(self, removed: Sequence[int]) -> Prompt | None:
         query = self.query
         gone = [query.units[unit] for unit in removed]
-        spans = [unit[1:3] for unit in gone if unit not in query.regions]
+        spans = [(unit.start, unit.end) for unit in gone if unit not in query.regions]
         prompt = without_spans(query.prompt, query.encoding, spans)
         if query.scene is None or prompt is None or isinstance(prompt, str):
             return prompt
@@ -218,7 +221,7 @@ class Sameness:
     async def _answer_to(self, prompt: Prompt) -> str:
         """The model's own answer, as long as the first target."""
         length = len(self._continuation(1))
-        options: Any = {"target_unit": "all", **self._as_given}
+        options: Any = {"target_unit": "all", **self._whole_pictures}
         question = Question(prompt=prompt, max_new_tokens=length, **options)
         return "".join((await prepare(self.lm, question, pictures=True)).target_texts)
 
@@ -229,7 +232,7 @@ class Sameness:
         if self.query.foil is not None:
             shared = self.query.targets[0].before
             options = {"target": ids, "foil": (*shared, *self.query.foil_ids)}
-        question = Question(prompt=prompt, **options, **self._as_given)
+        question = Question(prompt=prompt, **options, **self._whole_pictures)
         other = await prepare(self.lm, question, pictures=True)
         if self.query.foil is not None:
             return float(other.read_clean(other.objective("logprob"))[0]) > 0
@@ -242,8 +245,8 @@ class Sameness:
         return float(log_p.gather(-1, chosen[:, None]).sum()) > whole - LOSS
 
     @property
-    def _as_given(self) -> dict[str, Any]:
-        """Options with which pictures of another prompt are read, and not cut."""
+    def _whole_pictures(self) -> dict[str, Any]:
+        """Options with which the pictures of another prompt are read whole."""
         return {} if self.query.scene is None else {"image_unit": "image"}
 
     def _continuation(self, targets: int) -> tuple[int, ...]:

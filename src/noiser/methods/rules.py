@@ -29,7 +29,10 @@ NEVER: Terms = ()
 ALWAYS: Terms = ((),)
 
 MOST_TERMS = 3
-MOST_UNITS = 3
+"""A rule has at most so many terms."""
+
+MOST_UNITS_OF_TERM = 3
+"""A term needs at most so many units."""
 
 CANDIDATES = 4
 """Terms are made of so many units, those with the largest mean effect."""
@@ -39,15 +42,18 @@ OPPONENTS = 2
 
 PRICE_OF_UNIT = 1.5
 PRICE_OF_TERM = 0.75
-"""Prices in errors on the fitting inputs. At half a unit's price rules of twelve sentences fit
-noise: on development prompts copies were then found on 2 of 10 prompts, for 4 of 10."""
+"""Prices in errors on the fitting inputs. At half the price of a unit, rules over twelve sentences
+fit noise: on 10 development prompts with a copied fact, both copies were found on 2; at this price,
+on 4."""
 
-AS_IF = 85
-"""All inputs weigh as much as so many drawn ones, those of twelve units."""
+EQUIVALENT_DRAWS = 85
+"""The total weight of all inputs when every one is run: as many as are run to fit the rule of
+twelve units, (1 + PER_UNIT) * 12 + 1 with the `PER_UNIT` of `noiser.explain.rule_tables`."""
 
 KEEP = (0.4, 0.95)
-"""The chance to keep a unit: each input draws its own, uniformly. With ½ alone a model names any
-room as soon as one sentence has one; near the whole prompt alone, "or" is lost."""
+"""Each input draws its own chance to keep a unit, uniformly from this range. Around ½ too little of
+the prompt is left, and a model guesses from any sentence; near 1, either of two alternatives is
+nearly always there, so an "or" is not seen."""
 
 ALL_INPUTS = 6
 """Up to this many units, all inputs are run."""
@@ -78,7 +84,7 @@ def draw_inputs(
 
 
 def weights_of(kept: Bool[np.ndarray, "inputs units"]) -> Float64[np.ndarray, " inputs"]:
-    """The weights of all inputs: their probabilities to be drawn, as of `AS_IF` inputs."""
+    """The weights of all inputs: their probabilities to be drawn, in all `EQUIVALENT_DRAWS`."""
     units = kept.shape[1]
     size = kept.sum(1)
     low, high = KEEP
@@ -88,7 +94,7 @@ def weights_of(kept: Bool[np.ndarray, "inputs units"]) -> Float64[np.ndarray, " 
     weights = np.zeros(len(kept))
     for chance, weight in zip(chances, node_weights / 2, strict=True):
         weights += weight * chance**size * (1 - chance) ** (units - size)
-    return AS_IF * weights / weights.sum()
+    return EQUIVALENT_DRAWS * weights / weights.sum()
 
 
 # ---- rules --------------------------------------------------------------------------------------
@@ -140,13 +146,12 @@ def fit(
     for index, term in enumerate(terms):
         predictions[index] = holds((term,), kept)
     rules = _rules(tuple(terms))
-    errors = np.zeros(len(rules))
     predicted = np.zeros((len(rules), len(kept)), dtype=bool)
     for place in range(MOST_TERMS):
         predicted |= predictions[rules[:, place]]
     errors = (predicted != stays) @ weights
 
-    lengths = np.array([*map(len, terms), 0])
+    lengths = np.array([*map(len, terms), 0])  # of a term that a rule does not have: 0
     units = lengths[rules].sum(1)
     costs = errors + PRICE_OF_UNIT * units + PRICE_OF_TERM * (rules < len(terms)).sum(1)
     costs[_denies_the_whole(kept, stays, predicted)] = math.inf
@@ -190,7 +195,7 @@ def _terms(effects: Float64[np.ndarray, " units"]) -> list[Term]:
     numbers = sorted(int(unit) + 1 for unit in speaking_for)
     opponents: list[Term] = [(), *((-int(unit) - 1,) for unit in sorted(against))]
     terms: list[Term] = []
-    for size in range(MOST_UNITS + 1):
+    for size in range(MOST_UNITS_OF_TERM + 1):
         for needed in itertools.combinations(numbers, size):
             terms += [(*needed, *opponent) for opponent in opponents]
     return terms

@@ -4,6 +4,7 @@ from noiser.text.chat import calls_of as calls_of
 from noiser.text.chat import check_messages as check_messages
 from noiser.text.chat import find_action as find_action
 from noiser.text.chat import is_missing as is_missing
+from noiser.text.chat import names_action as names_action
 from noiser.text.chat import one_text_each as one_text_each
 from noiser.text.chat import part_texts as part_texts
 from noiser.text.chat import reads_tools as reads_tools

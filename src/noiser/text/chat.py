@@ -542,6 +542,19 @@ def _marked_documents(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 # ---- actions and what a template drops ----------------------------------------------------------
 
 
+def match_action(target: object) -> re.Match[str] | None:
+    """The match of a target that names an action, "action" or "action:3", with 3 as its group.
+
+    None for a text that only begins so, which is an answer of the caller's.
+    """
+    return re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
+
+
+def names_action(prompt: Any, target: object) -> bool:
+    """Whether a target names an action of a chat; after a text, "action" is the text itself."""
+    return not isinstance(prompt, str) and match_action(target) is not None
+
+
 def find_action(
     tokenizer: Any, prompt: Any, target: object, kwargs: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], str] | None:
@@ -550,7 +563,7 @@ def find_action(
     An action is an assistant's message. The target names it, "action" or "action:3"; None for
     other targets.
     """
-    name = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
+    name = match_action(target)
     if name is None:
         return None
     if has_pictures(prompt):

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from noiser.errors import TargetError
-from noiser.text.chat import calls_of, check_messages, part_texts, with_texts
+from noiser.text.chat import calls_of, check_messages, match_action, part_texts, with_texts
 from noiser.text.encoding import Encoding
 
 _BOUND = ("tool_calls", "tool_call_id", "function_call")
@@ -145,7 +145,7 @@ def action_of(
     The target names it, "action" or "action:3"; None for other targets. The message is None where
     the assistant has yet to act. Raises TargetError where there is no such message.
     """
-    name = re.fullmatch(r"action(?::(\d+))?", target) if isinstance(target, str) else None
+    name = match_action(target)
     if name is None:
         return None
     messages = check_messages(prompt)
