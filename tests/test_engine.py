@@ -9,7 +9,7 @@ from noiser.engine import Engine, LiveGame, Predict, ask, remover, run_one
 from noiser.engine import engine as engine_module
 from noiser.engine.effects import Effect, effect_of
 from noiser.engine.objectives import OBJECTIVES, objective_of
-from noiser.engine.perturbations import delete, hide, keep, noise, replace
+from noiser.engine.perturbations import delete, hide, noise, scale_rows, set_rows
 from noiser.errors import ModelError, NumericalError, ParameterError, UnsupportedModelError
 from noiser.explain.many import run_many
 from noiser.model import language_model, packing, wrap
@@ -50,10 +50,10 @@ def some_changes(query, targets=3):
     return [
         *[noise((i,), vectors, 0.5) for i in range(1, length - targets, 2)],
         noise((2, 4, 5), vectors, 0.3, (targets - 1,)),
-        replace((1, 2), torch.zeros(dim), (0, targets - 1)),
+        set_rows((1, 2), torch.zeros(dim), (0, targets - 1)),
         delete((1, 4, 5), (0, targets - 1)),
         delete((3, length - 1)),
-        keep(range(1, length), lambda: masks, 2),
+        scale_rows(range(1, length), lambda: masks, 2),
         *[delete((i,)) for i in range(1, length, 2)],
         delete(range(1, length)),
     ]
@@ -95,10 +95,10 @@ def asks(query, *changes, read=VALUES["prob"]):
 
 
 def zero(position, targets=None):
-    return replace((position,), torch.zeros(DIM), targets)
+    return set_rows((position,), torch.zeros(DIM), targets)
 
 
-INFINITE = replace((3,), torch.full((1, 1, DIM), torch.inf))
+INFINITE = set_rows((3,), torch.full((1, 1, DIM), torch.inf))
 
 
 @pytest.mark.usefixtures("block")
@@ -177,7 +177,7 @@ def test_later_tokens_do_not_attend_to_hidden_ones(family):
         query = query_of(lm, PROMPT, **question)
         hidden = [(1,), (2, 3, 7), tuple(range(1, 9)), (4, len(query.token_ids) - 3)]
         found = distributions(
-            lm, query, [*map(hide, hidden), replace((2, 3), torch.zeros(query.embedding_dim))]
+            lm, query, [*map(hide, hidden), set_rows((2, 3), torch.zeros(query.embedding_dim))]
         )
         assert_all_close(
             found[:-1],

@@ -143,7 +143,7 @@ def test_two_tokens_within_half_precisions_rounding_are_said():
     with torch.no_grad():
         model.lm_head.weight[7] = model.lm_head.weight[first]
     half = noiser.wrap(model.bfloat16(), tiny_tokenizer())
-    with pytest.warns(UserWarning, match="leads by less than bfloat16 rounds, so generate"):
+    with pytest.warns(UserWarning, match="leads by less than bfloat16 can tell apart, so generate"):
         att = noiser.attribute(half, PROMPT, method="random", unit="token")
     assert att.info["near_ties"] == [0]
     named = noiser.attribute(half, PROMPT, method="random", target=first, unit="token")

@@ -18,7 +18,7 @@ from torch import nn
 
 import noiser
 from engine_for_tests import clean, distributions, query_of, run_method
-from noiser.engine import Integrals, IntegrationPath, ask, replace
+from noiser.engine import Integrals, IntegrationPath, ask, set_rows
 from noiser.errors import ModelError, ParameterError, UnsupportedModelError
 from noiser.methods import AttentionGradient, AttentionRollout, LastAttention
 from noiser.methods.gradients import (
@@ -122,7 +122,7 @@ def test_integrated_gradients_are_complete_and_say_what_is_left():
             lm, PROMPT, method=IntegratedGradients(n_steps=steps), max_new_tokens=2, unit="token"
         )
         query = query_of(lm, PROMPT, max_new_tokens=2)
-        (p,) = distributions(lm, query, [replace(movable(query), query.baseline("zero"))])
+        (p,) = distributions(lm, query, [set_rows(movable(query), query.baseline("zero"))])
         for g, target in enumerate(att.targets):
             difference = target.probability - float(p[0, g, target.token_id])
             assert att.info["difference"][g] == pytest.approx(difference, abs=1e-6)
@@ -163,7 +163,7 @@ def test_sequential_integrated_gradients_summed_are_the_drop_without_the_unit():
         lm, PROMPT, method=method, unit="word", max_new_tokens=2, target_unit="token"
     )
     query = query_of(lm, PROMPT, unit="word", max_new_tokens=2)
-    ends = [replace(unit.token_indices, query.baseline("zero")) for unit in query.units]
+    ends = [set_rows(unit.token_indices, query.baseline("zero")) for unit in query.units]
     for u, p in enumerate(distributions(lm, query, ends)):
         for g, target in enumerate(att.targets):
             if query.causal_mask[g, u]:

@@ -214,11 +214,11 @@ def test_a_saved_result_is_the_same_question(question, tmp_path):
         "encoding",
         "target_ids",
         "logit_positions",
-        "target_rows",
+        "target_positions",
         "target_texts",
         "units",
         "foil_ids",
-        "foil_rows",
+        "foil_positions",
     ):
         assert getattr(again, name) == getattr(asked, name), name
     torch.testing.assert_close(again.clean, asked.clean, atol=1e-5, rtol=1e-5)

@@ -46,12 +46,13 @@ def log_p(lm, query, g, removed=()):
     """Log-probabilities [tokens, vocab] at a span's tokens, by the model alone, with some
     embeddings at zero.
     """
-    return torch.stack([predict(lm, query, row, removed) for row in query.target_rows[g]]).log()
+    positions = query.target_positions[g]
+    return torch.stack([predict(lm, query, position, removed) for position in positions]).log()
 
 
 def value(lm, query, kind, g, removed=()):
     at = dict(zip(query.logit_positions, query.target_ids, strict=True))
-    ids = torch.tensor([at[row] for row in query.target_rows[g]])
+    ids = torch.tensor([at[row] for row in query.target_positions[g]])
     return float(read(kind, log_p(lm, query, g, removed), log_p(lm, query, g), ids))
 
 
@@ -118,7 +119,7 @@ def test_occlusion(family, kind):
     for g, row in enumerate(att.scores):
         rest = value(lm, query, kind, g)
         for unit, found in zip(att.units, row, strict=True):
-            if unit.token_indices[-1] > query.target_rows[g][0]:
+            if unit.token_indices[-1] > query.target_positions[g][0]:
                 assert found.isnan()
             else:
                 expected = rest - value(lm, query, kind, g, unit.token_indices)
@@ -155,7 +156,7 @@ def test_paths_move_what_stands_before_a_span_and_leave_its_own_tokens(method, p
         lm, PROMPT, target=ANSWER, method=method, target_unit=SPANS, unit="token"
     )
     assert att.info["passes"] == passes
-    for g, rows in enumerate(query.target_rows):
+    for g, rows in enumerate(query.target_positions):
         moved = [i for i in range(1, len(query.token_ids)) if i - 1 not in rows]
         difference = value(lm, query, "logprob", g) - value(lm, query, "logprob", g, moved)
         assert att.info["difference"][g] == pytest.approx(difference, rel=1e-3)

@@ -376,8 +376,8 @@ def test_punctuation_alone_is_no_sentence(text, expected):
     ],
 )
 def test_the_end_of_a_word(text, place, goes_on, ended):
-    assert end_of_word(text, place, is_all=False) == goes_on
-    assert end_of_word(text, place, is_all=True) == ended
+    assert end_of_word(text, place, has_ended=False) == goes_on
+    assert end_of_word(text, place, has_ended=True) == ended
 
 
 @pytest.mark.parametrize("unit", ["word", "sentence"])

@@ -12,8 +12,8 @@ from engine_for_tests import query_of
 from methods_for_tests import play, predict, random_game, stored, subsets
 from noiser.bench import Store
 from noiser.engine import LiveGame, StoredGame, remover, run_one
-from noiser.methods.joint import _fit_middle, draw_pairs
-from noiser.methods.pairs import PlayedInputs, wider
+from noiser.methods.joint import _fit_middle, draw_mirrored
+from noiser.methods.pairs import PlayedInputs, t_widening
 from noiser.methods.shapley import draw_coalitions, shapley_regression
 from noiser.methods.surrogates import lasso, ridge
 from tiny import tiny
@@ -313,9 +313,9 @@ def test_a_targets_scores_do_not_depend_on_later_targets(samples, removal):
     torch.testing.assert_close(together.scores[0, :units], alone.scores[0], atol=1e-6, rtol=0)
 
 
-def played_inputs(value, units, pairs, seed=0):
+def played_inputs(value, units, drawn, seed=0):
     """The inputs that joint removal runs of a game: a function from a set of units to a number."""
-    kept = draw_pairs(pairs, units, torch.Generator().manual_seed(seed))
+    kept = draw_mirrored(drawn, units, torch.Generator().manual_seed(seed))
     numbers = lambda rows: torch.tensor(
         [float(value(frozenset(row.nonzero().flatten().tolist()))) for row in rows]
     ).double()
@@ -333,27 +333,27 @@ def played_inputs(value, units, pairs, seed=0):
     )
 
 
-def fitted(value, units, pairs, seed=0):
+def fitted(value, units, drawn, seed=0):
     """The effects in the middle and their standard errors."""
-    return _fit_middle(played_inputs(value, units, pairs, seed), complete=False)
+    return _fit_middle(played_inputs(value, units, drawn, seed), complete=False)
 
 
 @pytest.mark.parametrize("units", [4, 6, 12])
-def test_drawn_pairs_are_distinct_and_none_that_single_steps_run(units):
+def test_drawn_inputs_are_distinct_and_none_that_single_steps_run(units):
     known = {frozenset(), *(frozenset({u}) for u in range(units))}
-    drawn = draw_pairs(3 * units, units, torch.Generator().manual_seed(1))
+    drawn = draw_mirrored(3 * units, units, torch.Generator().manual_seed(1))
     every = frozenset(range(units))
-    pairs = {
+    mirrored = {
         frozenset({kept, every - kept})
         for kept in (frozenset(row.nonzero().flatten().tolist()) for row in drawn)
     }
-    assert len(pairs) == len(drawn) == min(3 * units, 2 ** (units - 1) - units - 1)
-    assert not any(kept in known for pair in pairs for kept in pair)
+    assert len(mirrored) == len(drawn) == min(3 * units, 2 ** (units - 1) - units - 1)
+    assert not any(kept in known for both in mirrored for kept in both)
 
 
 def test_the_fit_minimises_what_it_says():
-    """Against a search by gradients, with the weights and the penalty of 7 of 25 pairs that are not
-    drawn.
+    """Against a search by gradients, with the weights and the penalty of 7 of 25 mirrored inputs
+    that are not drawn.
     """
     draw = torch.Generator().manual_seed(3)
     table = dict(
@@ -370,7 +370,7 @@ def test_the_fit_minimises_what_it_says():
         [
             (inputs.whole - inputs.nothing)[None],
             inputs.alone - inputs.without,
-            inputs.ones - inputs.others,
+            inputs.kept_values - inputs.complement_values,
         ]
     )
     importance = torch.cat([torch.full((7,), 18 / 25), torch.ones(18)]).double()
@@ -406,8 +406,8 @@ def test_copies_share_what_one_of_them_would_have_and_a_sum_is_found_with_the_fe
     """f = 1 if unit 2 or unit 5 is kept: leaving one out changes nothing, and each is half the time
     all there is.
     """
-    for pairs in (24, 200):
-        fit = fitted(lambda kept: float(bool({2, 5} & kept)), 12, pairs)
+    for drawn in (24, 200):
+        fit = fitted(lambda kept: float(bool({2, 5} & kept)), 12, drawn)
         assert fit.effects.argsort(descending=True)[:2].sort().values.tolist() == [2, 5]
     torch.testing.assert_close(
         fit.effects[[2, 5]], torch.tensor([0.5, 0.5]).double(), atol=0.05, rtol=0
@@ -443,7 +443,7 @@ def test_standard_errors_hold_as_often_as_they_say_and_a_null_unit_shows_no_sign
     """
     value, exact = interacting(units)
     fits = [fitted(value, units, drawn, seed) for seed in range(200)]
-    wide = torch.tensor([wider(fit.freedom) for fit in fits])[:, None]
+    wide = torch.tensor([t_widening(fit.freedom) for fit in fits])[:, None]
     errors = torch.stack([fit.stderr for fit in fits]) * wide
     off = torch.stack([fit.effects for fit in fits]) - exact
     assert float((off.abs() > 1.96 * errors).double().mean()) < 0.06

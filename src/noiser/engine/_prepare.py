@@ -37,7 +37,7 @@ from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target, TargetUni
 LONGEST_WORD = 12
 """Tokens by which a predicted piece of a word is completed at most."""
 
-Readings = list[tuple[int, ...]]
+Tokenisations = list[tuple[int, ...]]
 """What a text may be as a continuation: token ids with and without a space before it."""
 
 
@@ -52,9 +52,9 @@ async def prepare(
 
     `pictures` says that the caller removes units alone, so that a prompt may have pictures.
 
-    Where a target or foil may begin with a space or not, the reading whose first token the model
-    finds more probable is taken. Units of the continuation that stand before no target are left
-    out.
+    Where a target or foil may begin with a space or not, the tokenisation whose first token the
+    model finds more probable is taken. Units of the continuation that stand before no target are
+    left out.
 
     Raises:
         PromptError, TargetError, UnitError: texts, spans or sources do not fit the model, or each
@@ -116,7 +116,7 @@ class _InTokens(NamedTuple):
         question: with the prompt as it is encoded, and a length of the answer.
         encoding: of the prompt.
         sources: their places in it.
-        targets: the readings of the target; none where the model's own answer is explained.
+        targets: the tokenisations of the target; none where the model's own answer is explained.
         foils: those of the foil.
         explains_answer: whether the model's own answer to a chat is explained.
     """
@@ -124,8 +124,8 @@ class _InTokens(NamedTuple):
     question: Question
     encoding: Encoding
     sources: tuple[Source, ...]
-    targets: Readings
-    foils: Readings
+    targets: Tokenisations
+    foils: Tokenisations
     explains_answer: bool
 
     @property
@@ -149,8 +149,8 @@ def _in_tokens(
     if question.sources is not None:
         sources = find_sources(encoding, question.sources, question.sources_begin)
     _check_unit_of_foil(question)
-    targets = _readings(lm, encoding, question.target, "target", literal=is_literal)
-    foils = _readings(lm, encoding, question.foil, "foil", literal=is_literal)
+    targets = _tokenisations(lm, encoding, question.target, "target", literal=is_literal)
+    foils = _tokenisations(lm, encoding, question.foil, "foil", literal=is_literal)
     _check_vocabulary(lm, encoding, targets, foils)
     return _InTokens(question, encoding, sources, targets, foils, explains_answer)
 
@@ -174,7 +174,7 @@ class _Answer(NamedTuple):
     Attributes:
         ids: its tokens.
         logits: of its first tokens, as far as they are known.
-        shared: how many tokens the foil begins with, too.
+        shared: how many of its first tokens the foil has as well.
         foil_ids: the foil's tokens after these; none without a foil.
         target_unit: how the continuation is cut into targets.
         near_ties: see `Query.near_ties`.
@@ -199,18 +199,15 @@ async def _answer(
     question = asked.question
     first_logits = logits[0]
     ties: tuple[int, ...] = ()
-    generated = None
-    if question.target is None:
-        generated = _generated(lm, asked.encoding, question, more_tokens)
     if question.target is not None:
         ids = _likeliest(asked.targets, first_logits)
-    elif generated is not None:
-        ids = generated
     else:
-        ids, logits = await _greedy(
-            lm, asked.encoding, context, first_logits, question, more_tokens
-        )
-        ties = near_ties(lm, logits)
+        ids = _generated(lm, asked.encoding, question, more_tokens)
+        if ids is None:  # the most probable tokens
+            ids, logits = await _greedy(
+                lm, asked.encoding, context, first_logits, question, more_tokens
+            )
+            ties = near_ties(lm, logits)
     shared = 0
     foil_ids: tuple[int, ...] = ()
     if question.foil is not None:
@@ -268,7 +265,7 @@ def _check_unit_of_foil(question: Question) -> None:
 
 
 def _check_vocabulary(
-    lm: LanguageModel, encoding: Encoding, targets: Readings, foils: Readings
+    lm: LanguageModel, encoding: Encoding, targets: Tokenisations, foils: Tokenisations
 ) -> None:
     """Raises PromptError or TargetError for a token id beyond the embedding table."""
     of_pictures = encoding.pictures.all_tokens if encoding.pictures else frozenset[int]()
@@ -290,12 +287,12 @@ def _check_vocabulary(
 
 
 def _check_predictable(
-    lm: LanguageModel, logits: Tensor, targets: Readings, foils: Readings
+    lm: LanguageModel, logits: Tensor, targets: Tokenisations, foils: Tokenisations
 ) -> None:
     """Raises TargetError for a token that the model reads and has no logit for."""
     predicted = logits.shape[-1]
-    for role, readings in (("target", targets), ("foil", foils)):
-        for token in chain(*readings):
+    for role, tokenisations in (("target", targets), ("foil", foils)):
+        for token in chain(*tokenisations):
             if token >= predicted:
                 raise TargetError(
                     f"The {role} has the token {token_texts(lm.tokenizer, [token])[0]!r}, "
@@ -306,10 +303,10 @@ def _check_predictable(
 
 
 def _longest_sequence(
-    question: Question, prompt_tokens: int, targets: Readings, foils: Readings
+    question: Question, prompt_tokens: int, targets: Tokenisations, foils: Tokenisations
 ) -> int:
     """The most tokens that will be read: the last token of a continuation is only predicted."""
-    lengths = [len(reading) for reading in (*targets, *foils)]
+    lengths = [len(tokenisation) for tokenisation in (*targets, *foils)]
     if not targets:
         lengths.append(question.max_new_tokens or 1)
     return prompt_tokens - 1 + max(lengths)
@@ -318,18 +315,18 @@ def _longest_sequence(
 async def _run_prompt(
     lm: LanguageModel,
     encoding: Encoding,
-    targets: Readings,
-    foils: Readings,
+    targets: Tokenisations,
+    foils: Tokenisations,
     longest: int,
     scene: Scene | None,
 ) -> tuple[Context, Float[Tensor, "tokens vocab"]]:
     """The clean sequence, and its logits from the prompt's last token on.
 
-    A target of one reading runs with the prompt. Else its tokens depend on the first logits.
+    A target of one tokenisation runs with the prompt. Else its tokens depend on the first logits.
     """
     target = targets[0] if len(targets) == 1 else ()
     context = lm.context((*encoding.token_ids, *target[:-1]), longest, scene)
-    first_tokens = tuple(reading[0] for reading in (*targets, *foils))
+    first_tokens = tuple(tokenisation[0] for tokenisation in (*targets, *foils))
     exact = [first_tokens, *((token,) for token in target[1:])]
     positions = range(len(encoding.token_ids) - 1, len(context.inputs))
     return context, await Prefill(context, positions, exact)
@@ -349,9 +346,11 @@ async def _run_target(
     return torch.cat([logits, rest])
 
 
-def _likeliest(readings: Readings, first_logits: Float[Tensor, " vocab"]) -> tuple[int, ...]:
-    """The reading whose first token is the most probable."""
-    return max(readings, key=lambda reading: float(first_logits[reading[0]]))
+def _likeliest(
+    tokenisations: Tokenisations, first_logits: Float[Tensor, " vocab"]
+) -> tuple[int, ...]:
+    """The tokenisation whose first token is the most probable."""
+    return max(tokenisations, key=lambda tokenisation: float(first_logits[tokenisation[0]]))
 
 
 def _generated(
@@ -362,20 +361,20 @@ def _generated(
     ids = lm.generated(encoding.token_ids, count + more_tokens, encoding.pictures is not None)
     if ids is None:
         return None
-    is_all = len(ids) < count + more_tokens
+    has_ended = len(ids) < count + more_tokens
     for length in range(1, len(ids)):
         if _ends(lm, ids[: length + 1], question.stop):
             ids = ids[:length]
-            is_all = True
+            has_ended = True
             break
     if len(ids) <= count:
         return tuple(ids)
-    whole = _tokens_of_whole_words(lm, encoding, ids, count, is_all=is_all)
+    whole = _tokens_of_whole_words(lm, encoding, ids, count, has_ended=has_ended)
     return tuple(ids[: whole or count])
 
 
 def _tokens_of_whole_words(
-    lm: LanguageModel, encoding: Encoding, ids: Sequence[int], count: int, *, is_all: bool
+    lm: LanguageModel, encoding: Encoding, ids: Sequence[int], count: int, *, has_ended: bool
 ) -> int | None:
     """How many tokens of a continuation end with a whole word, at least `count`.
 
@@ -392,12 +391,12 @@ def _tokens_of_whole_words(
         is_broken = "\ufffd" in piece or (length < len(ids) and ends[length] == ends[length - 1])
         if is_space or is_broken:
             continue
-        end = end_of_word(text, ends[length - 1], is_all=is_all)
+        end = end_of_word(text, ends[length - 1], has_ended=has_ended)
         if end is None:
             return None
         if end == ends[length - 1]:
             return length
-    return len(ids) if is_all else None
+    return len(ids) if has_ended else None
 
 
 def _target_unit(
@@ -444,8 +443,8 @@ def _with_regions(
 def _has_continuation_units(question: Question) -> bool:
     """Whether earlier tokens of the continuation are units of later targets.
 
-    Of a field they are not, unless asked: a call's own tokens would be most of the units of a
-    chat in turns, each with a run of its own, and say that JSON follows JSON.
+    Not for fields, unless asked for: the tokens of a call would be most of the units of a chat cut
+    into turns. Each would cost a run, and would only say that JSON follows JSON.
     """
     if question.continuation_units is None:
         return question.target_unit != "field"
@@ -658,14 +657,14 @@ async def _greedy(
     whole: int | None = None
     while True:
         token = int(row.argmax())
-        is_all = bool(ids) and _ends(lm, [*ids, token], question.stop)
-        if not is_all:
+        has_ended = bool(ids) and _ends(lm, [*ids, token], question.stop)
+        if not has_ended:
             ids.append(token)
             rows.append(row)
-            is_all = token in lm.end_tokens
+            has_ended = token in lm.end_tokens
         if len(ids) >= count and more_tokens:
-            whole = _tokens_of_whole_words(lm, encoding, ids, count, is_all=is_all)
-        if is_all or whole is not None or len(ids) >= count + more_tokens:
+            whole = _tokens_of_whole_words(lm, encoding, ids, count, has_ended=has_ended)
+        if has_ended or whole is not None or len(ids) >= count + more_tokens:
             break
         context.extend(lm.context([token]).inputs)
         (row,) = await Prefill(context, [len(context.inputs) - 1])
@@ -690,20 +689,24 @@ def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple
     if ties:
         warn(
             f"{lm.identity.name}: token {ties[0]} of the continuation leads by less than "
-            f"{str(lm.dtype).removeprefix('torch.')} rounds, so generate() may write another. "
-            "Name the target, or load the model with dtype='float32'.",
+            f"{str(lm.dtype).removeprefix('torch.')} can tell apart, so generate() may write "
+            "another. Name the target, or load the model with dtype='float32'.",
         )
     return ties
 
 
 def _ends(lm: LanguageModel, ids: Sequence[int], stop: str | None) -> bool:
-    """Whether the last of two or more tokens ends the text, or completes `stop`."""
+    """Whether the last of two or more tokens ends the text, or completes `stop`.
+
+    The first token is never looked at, so that an answer has at least one. The last len(stop) + 1
+    tokens are taken to hold any `stop` that the last one completes: a token is mostly at least one
+    character, and one more stands before them, since some tokenizers drop a space at the beginning
+    of what they decode.
+    """
     if ids[-1] in lm.end_tokens:
         return True
     if not stop:
         return False
-    # The first token is always taken.
-    # So many tokens hold every `stop` that the last one completes.
     tail = ids[1:][-len(stop) - 1 :]
     return stop in lm.tokenizer.decode(tail)
 
@@ -717,10 +720,10 @@ def check_length(lm: LanguageModel, length: int) -> None:
         )
 
 
-def _readings(
+def _tokenisations(
     lm: LanguageModel, encoding: Encoding, continuation: object, role: str, *, literal: bool
-) -> Readings:
-    """The tokens of a target or foil; two readings where a space may stand before its text."""
+) -> Tokenisations:
+    """The tokens of a target or foil; two tokenisations where a space may stand before its text."""
     if continuation is None:
         return []
     if continuation and isinstance(continuation, tuple):  # token ids, as a model wrote them
@@ -740,11 +743,11 @@ def _readings(
             f"The {role} {continuation!r} has no tokens; expected a text that follows the prompt."
         )
     options: Any = {"role": role, "context_length": lm.context_length}
-    readings = [encode_target(lm.tokenizer, encoding, continuation, **options)]
+    tokenisations = [encode_target(lm.tokenizer, encoding, continuation, **options)]
     has_space = continuation[0].isspace() or encoding.text[-1:].isspace()
     if not literal and not has_space:
-        readings.append(encode_target(lm.tokenizer, encoding, " " + continuation, **options))
-    return readings
+        tokenisations.append(encode_target(lm.tokenizer, encoding, " " + continuation, **options))
+    return tokenisations
 
 
 def _first_difference(lm: LanguageModel, ids: tuple[int, ...], other: tuple[int, ...]) -> int:

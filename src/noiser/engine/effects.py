@@ -133,7 +133,7 @@ def _prediction(
     logits: Float[Tensor, "*changes samples tokens vocab"], ids: Ids
 ) -> Float[Tensor, "*changes 3"]:
     """The numbers of a `Prediction`."""
-    if logits.shape[-3] > 1:  # the mean distribution, but for a factor
+    if logits.shape[-3] > 1:  # the mean distribution, up to a factor
         logits = logits.log_softmax(-1).logsumexp(-3, keepdim=True)
     logits = logits[..., 0, :, :]
     total = logits.logsumexp(-1)
@@ -184,14 +184,14 @@ def _influences(
 
     The delta method: an influence is the slope of the objective at the mean, times the sample.
     """
-    nothing = samples[..., 0, 0]
+    no_influence = samples.new_zeros(samples.shape[:-2])
     if samples.shape[-3] == 1:
         value = objective(mean.log().unsqueeze(-3), clean, ids)[..., 0]
-        return value, torch.zeros_like(nothing)
+        return value, no_influence
     with torch.enable_grad():
         p = mean.detach().requires_grad_()
         value = objective(p.log().unsqueeze(-3), clean, ids)[..., 0]
         if not value.requires_grad:
-            return value, torch.full_like(nothing, torch.nan)
+            return value, torch.full_like(no_influence, torch.nan)
         (slope,) = torch.autograd.grad(value.sum(), p)
     return value.detach(), torch.einsum("...stv,...tv->...s", samples, slope)

@@ -50,7 +50,7 @@ class _Item:
     """Equally long sequences: samples `first` to `last` of one change, or a clean sequence.
 
     They run from position `start` to `stop`. With a foil of several tokens a change is two items,
-    one for the target and one for the foil, with one reading.
+    one for the target and one for the foil, with one `_PendingChange`.
     """
 
     work: _Work[Any]
@@ -59,7 +59,7 @@ class _Item:
     stop: int
     wanted: Sequence[int]  # positions whose logits are read
     tokens: Sequence[tuple[int, ...]]  # at each of them: ids whose probabilities must be exact
-    reading: _Reading | None = None  # None for a clean sequence
+    pending: _PendingChange | None = None  # None for a clean sequence
     run: int = 0  # 0 for the target, 1 for a foil that runs by itself
     first: int = 0
     last: int = 1
@@ -81,8 +81,12 @@ class _Item:
 
 
 @dataclass(eq=False)
-class _Reading:
-    """A change, the targets that are read under it, and the logits of each run so far."""
+class _PendingChange:
+    """A change, the targets that are read under it, and the logits that were collected so far.
+
+    `runs` has a list for each sequence, the target's and a foil's of its own: the logits of its
+    first samples, then of others.
+    """
 
     perturbation: Perturbation
     targets: Sequence[int]
@@ -147,7 +151,9 @@ class Engine:
                     return
                 outcomes: list[tuple[int, T | Exception]] = []
                 with own_defaults():
-                    turn = [*ready, *new] or self._pass()
+                    turn = [*ready, *new]
+                    if not turn:  # all that are open wait for the model
+                        turn = self._pass()
                     ready = []
                     for work in turn:
                         outcome = self._advance(work)
@@ -307,7 +313,7 @@ class Engine:
         self._done += sum(item.size for item in items)
         tokens_of = Counter[Cost]()
         for item in items:
-            if item.reading:  # clean sequences are not counted
+            if item.pending:  # clean sequences are not counted
                 tokens_of[item.work.request.query.spent] += item.size
         for spent, tokens in tokens_of.items():
             spent.add(tokens)
@@ -339,36 +345,36 @@ class Engine:
 
     def _take(self, items: Sequence[_Item], logits: Sequence[Tensor]) -> list[_Work[Any]]:
         """Stores the logits of a pass; returns the coroutines whose answers are complete."""
-        # Readings of one request with the same shape of logits are read together.
-        groups: dict[tuple[Any, ...], list[_Reading]] = {}
+        # Changes of one request whose logits have the same shape are read together.
+        groups: dict[tuple[Any, ...], list[_PendingChange]] = {}
         for item, part in zip(items, logits, strict=True):
-            reading = item.reading
-            if reading is None:
+            pending = item.pending
+            if pending is None:
                 # A copy, so that the logits of other prompts in this pass can be freed.
                 item.work.answer = part[0].to(torch.float32, copy=True)
                 item.work.left = 0
                 continue
-            reading.runs[item.run].append(part)
-            if reading.is_whole:
-                perturbation = reading.perturbation
-                key = (item.work, perturbation.samples, perturbation.read, *reading.targets)
-                groups.setdefault(key, []).append(reading)
-        for (work, *_), readings in groups.items():
+            pending.runs[item.run].append(part)
+            if pending.is_whole:
+                perturbation = pending.perturbation
+                key = (item.work, perturbation.samples, perturbation.read, *pending.targets)
+                groups.setdefault(key, []).append(pending)
+        for (work, *_), pending_changes in groups.items():
             # Reading makes several copies of the logits, so a quarter of a pass at a time.
-            size = max(1, self.lm.logit_rows // 4 // readings[0].count_rows())
-            for first in range(0, len(readings), size):
-                self._read(work, readings[first : first + size])
-            work.left -= sum(len(reading.runs) for reading in readings)
+            size = max(1, self.lm.logit_rows // 4 // pending_changes[0].count_rows())
+            for first in range(0, len(pending_changes), size):
+                self._read(work, pending_changes[first : first + size])
+            work.left -= sum(len(pending.runs) for pending in pending_changes)
         return [work for work in _works_of(items) if not work.left]
 
-    def _read(self, work: _Work[Any], readings: Sequence[_Reading]) -> None:
+    def _read(self, work: _Work[Any], pending_changes: Sequence[_PendingChange]) -> None:
         """Reads changes of one request with the same targets and number of samples together."""
-        targets = readings[0].targets
+        targets = pending_changes[0].targets
         request = work.request
         query: Query = request.query
-        read = readings[0].perturbation.read or request.read
+        read = pending_changes[0].perturbation.read or request.read
         try:
-            logits = torch.stack([reading.logits() for reading in readings])
+            logits = torch.stack([pending.logits() for pending in pending_changes])
             check_finite(self.lm, logits.amax(-1, keepdim=True))
             sizes = [len(query.ids[target]) for target in targets]
             values_of_targets: list[Tensor] = []
@@ -376,11 +382,11 @@ class Engine:
                 values = read(part, query.clean_of[target], query.ids[target])
                 values_of_targets.append(values)
             answers = torch.stack(values_of_targets, 1).cpu().double()  # [changes, targets, ...]
-            for reading, answer in zip(readings, answers, strict=True):
-                work.answer[reading.index] = answer
-                for parts in reading.runs:
+            for pending, answer in zip(pending_changes, answers, strict=True):
+                work.answer[pending.index] = answer
+                for parts in pending.runs:
                     parts.clear()  # frees the logits
-        except Exception as error:  # of the reading: it ends this coroutine
+        except Exception as error:  # of the score: it ends this coroutine
             if is_out_of_memory(error):
                 work.error = _too_large(self.lm, len(query.token_ids))
             else:
@@ -418,7 +424,7 @@ def _hand_pictures(items: Sequence[_Item]) -> dict[PictureChange, Handed]:
     """
     changes_of: dict[Scene, dict[PictureChange, None]] = {}
     for item in items:
-        change = None if item.reading is None else item.reading.perturbation.pictures
+        change = None if item.pending is None else item.pending.perturbation.pictures
         if change is not None and change.changes_pixels:
             changes_of.setdefault(change.scene, {})[change] = None
     handed: dict[PictureChange, Handed] = {}
@@ -432,13 +438,13 @@ def _hand_pictures(items: Sequence[_Item]) -> dict[PictureChange, Handed]:
 def _branch_of(item: _Item, handed: Mapping[PictureChange, Handed]) -> Branch:
     """An item's sequences, as the model runs them."""
     context = item.context
-    if item.reading is None:
+    if item.pending is None:
         inputs = context.inputs[item.start : item.stop][None]
         hidden: tuple[int, ...] = ()
         record = context.supports_packing
         layout = None if context.layout is None else context.layout.grown(item.stop)
     else:
-        perturbation = item.reading.perturbation
+        perturbation = item.pending.perturbation
         pictures = perturbation.pictures
         changed = context
         if pictures is not None:
@@ -515,10 +521,10 @@ def _items_of_change(
 ) -> list[_Item]:
     """The sequences of one change: the target's, and those of a foil that runs by itself."""
     runs = _runs(query, targets)
-    reading = _Reading(perturbation, targets, index, [[] for _ in runs])
+    pending = _PendingChange(perturbation, targets, index, [[] for _ in runs])
     items: list[_Item] = []
-    for run, (context, rows, tokens) in enumerate(runs):
-        wanted = _rows_after(perturbation, rows)
+    for run, (context, positions, tokens) in enumerate(runs):
+        wanted = _moved_up(perturbation, positions)
         start = 0
         if context.supports_packing:
             # From the first token on that the change makes different, or that is read.
@@ -527,7 +533,7 @@ def _items_of_change(
                 start = context.layout.begin(start)  # earlier tokens of a block see it
         stop = max(wanted) + 1
         item = _Item(
-            work, context, start, stop, wanted, tokens, reading, run, last=perturbation.samples
+            work, context, start, stop, wanted, tokens, pending, run, last=perturbation.samples
         )
         items.append(item)
     return items
@@ -548,20 +554,22 @@ def _first_changed(query: Query, context: Context, perturbation: Perturbation) -
     return first
 
 
-def _rows_after(perturbation: Perturbation, rows: list[int]) -> list[int]:
-    """Where the tokens at `rows` stand under a change: a deletion moves them up.
+def _moved_up(perturbation: Perturbation, positions: list[int]) -> list[int]:
+    """Where the tokens at some positions stand under a change: a deletion moves them up.
 
     A token that is itself deleted is read where the last one before it stands.
     """
     if not perturbation.deletes:
-        return rows
-    moved = [row - bisect_right(perturbation.positions, row) for row in rows]
+        return positions
+    moved: list[int] = []
+    for position in positions:
+        deleted_before = bisect_right(perturbation.positions, position)
+        moved.append(position - deleted_before)
     if -1 in moved:
         raise ParameterError(
             f"Deleting {len(perturbation.positions)} tokens leaves none before a target to "
-            f"predict it "
-            "from. Remove units in another way, such as 'zero', or give the prompt as chat "
-            "messages, whose template stays."
+            "predict it from. Remove units in another way, such as 'zero', or give the prompt as "
+            "chat messages, whose template stays."
         )
     return moved
 
@@ -571,23 +579,24 @@ def _runs(
 ) -> list[tuple[Context, list[int], list[tuple[int, ...]]]]:
     """The clean sequences in which some targets, and the foil, are read.
 
-    For each sequence: the rows that are read, and the ids whose probabilities must be exact there.
+    For each sequence: the positions that are read, and the ids whose probabilities must be exact
+    there.
     """
-    rows: list[int] = []
+    positions: list[int] = []
     tokens: list[tuple[int, ...]] = []
     for target in targets:
-        rows += query.rows_of(target)
+        positions += query.positions_read(target)
         tokens += [(token,) for token in query.targets[target].token_ids]
     if query.foil_runs and query.foil_context is not None:
         foil_tokens = [(token,) for token in query.foil_ids]
         return [
-            (query.context, rows, tokens),
-            (query.foil_context, list(query.foil_rows), foil_tokens),
+            (query.context, positions, tokens),
+            (query.foil_context, list(query.foil_positions), foil_tokens),
         ]
     if query.foil_ids:  # one token each, read at the same place
         both = (tokens[0][0], query.foil_ids[0])
         tokens = [both, both]
-    return [(query.context, rows, tokens)]
+    return [(query.context, positions, tokens)]
 
 
 def _too_large(lm: LanguageModel, tokens: int) -> ModelError:

@@ -18,6 +18,9 @@ from noiser.engine.query import Query, Steps
 from noiser.engine.removals import Removal
 from noiser.errors import OutOfTimeError, ParameterError
 
+_NUMBERS = len(Prediction._fields)
+"""The numbers of a `Prediction`, which stand after those of a score."""
+
 Coalition = tuple[int, bytes]
 """A target, and one byte for each unit: 1 where it is kept."""
 
@@ -157,7 +160,7 @@ class LiveGame(StoredGame):
         """
         if not self._predictions:
             return None
-        predictions = torch.full((*self.mask.shape, 3), torch.nan, dtype=torch.float64)
+        predictions = torch.full((*self.mask.shape, _NUMBERS), torch.nan, dtype=torch.float64)
         for (target, unit), prediction in self._predictions.items():
             predictions[target, unit] = torch.tensor(prediction, dtype=torch.float64)
         return predictions
@@ -169,13 +172,13 @@ class LiveGame(StoredGame):
         token then stands first.
         """
         values = torch.full(self.mask.shape, torch.nan, dtype=torch.float64)
-        rows = self.query.target_rows
-        alone = self.query.before & ~self.query.causal_mask & ~self.removal.players(self.query)
-        for unit in alone.any(0).nonzero().flatten().tolist():
+        positions_of_targets = self.query.target_positions
+        only_sink = self.query.before & ~self.removal.players(self.query)
+        for unit in only_sink.any(0).nonzero().flatten().tolist():
             targets: list[int] = []
-            for target, is_alone in enumerate(alone[:, unit].tolist()):
+            for target, is_only_sink in enumerate(only_sink[:, unit].tolist()):
                 # A target after a prompt of one token has nothing left to be predicted from.
-                if is_alone and rows[target][0] > 0:
+                if is_only_sink and positions_of_targets[target][0] > 0:
                     targets.append(target)
             if not targets:
                 continue
@@ -184,8 +187,8 @@ class LiveGame(StoredGame):
                 self.query, [replace(perturbation, read=self._read_both)], self._read
             )
             for target, numbers in zip(targets, answer, strict=True):
-                self._predictions[target, unit] = Prediction(*numbers[-3:].tolist())
-            values[targets, unit] = answer[:, :-3].mean(1)
+                self._predictions[target, unit] = Prediction(*numbers[-_NUMBERS:].tolist())
+            values[targets, unit] = answer[:, :-_NUMBERS].mean(1)
         return values
 
     async def _run(self, coalitions: Sequence[Coalition]) -> Mapping[Coalition, float]:
@@ -195,11 +198,11 @@ class LiveGame(StoredGame):
         target are one input for it, so it reads its value in whichever of them runs for a later
         target anyway.
         """
-        last_rows = [rows[-1] for rows in self.query.target_rows]
-        inputs = _Inputs(set(last_rows))
-        for target, coalition in sorted(coalitions, key=lambda key: -last_rows[key[0]]):
+        last_positions = [positions[-1] for positions in self.query.target_positions]
+        inputs = _Inputs(set(last_positions))
+        for target, coalition in sorted(coalitions, key=lambda key: -last_positions[key[0]]):
             removed = _removed_positions(self._positions, coalition)
-            inputs.add(target, coalition, removed, last_rows[target])
+            inputs.add(target, coalition, removed, last_positions[target])
         perturbations: list[Perturbation] = []
         for removed, readers in inputs.readers.items():
             perturbation = self.removal.perturbation(removed, sorted(readers))
@@ -232,10 +235,11 @@ class LiveGame(StoredGame):
             for target, numbers in zip(sorted(readers), answer, strict=True):
                 coalition = readers[target]
                 if perturbation.read is not None:
-                    numbers, prediction = numbers[:-3], numbers[-3:]
                     if _is_without_one(coalition):
                         unit = coalition.index(b"\0")
-                        self._predictions[target, unit] = Prediction(*prediction.tolist())
+                        prediction = Prediction(*numbers[-_NUMBERS:].tolist())
+                        self._predictions[target, unit] = prediction
+                    numbers = numbers[:-_NUMBERS]
                 values[target, coalition] = float(numbers.mean())
         return values
 
@@ -246,20 +250,27 @@ class _Inputs:
     For each input, `readers` has the targets with their coalitions.
     """
 
-    def __init__(self, last_rows: set[int]) -> None:
+    def __init__(self, last_positions: set[int]) -> None:
         self.readers: dict[tuple[int, ...], dict[int, bytes]] = {}
-        self._last_rows = last_rows
+        self._last_positions = last_positions
+        # By the last position that a target reads, and the removed positions up to there.
         self._by_visible_part: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
 
-    def add(self, target: int, coalition: bytes, removed: tuple[int, ...], last_row: int) -> None:
-        """Adds a reader to an input that looks the same up to its last row, or to a new input."""
-        same = self._by_visible_part.get((last_row, removed), removed)
-        if same not in self.readers:
-            self.readers[same] = {}
-            for row in self._last_rows:
-                visible = same[: bisect_right(same, row)]
-                self._by_visible_part.setdefault((row, visible), same)
-        self.readers[same][target] = coalition
+    def add(
+        self, target: int, coalition: bytes, removed: tuple[int, ...], last_position: int
+    ) -> None:
+        """Adds a reader to an input that looks the same up to its last position, or to a new one.
+
+        A coalition keeps all that stands after its target, so `removed` is all that the target sees
+        of it.
+        """
+        shared_input = self._by_visible_part.get((last_position, removed), removed)
+        if shared_input not in self.readers:
+            self.readers[shared_input] = {}
+            for position in self._last_positions:
+                visible = shared_input[: bisect_right(shared_input, position)]
+                self._by_visible_part.setdefault((position, visible), shared_input)
+        self.readers[shared_input][target] = coalition
 
 
 def _removed_positions(positions: Sequence[Sequence[int]], coalition: bytes) -> tuple[int, ...]:

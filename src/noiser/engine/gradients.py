@@ -110,10 +110,10 @@ def _slopes(
     targets = sorted({*chain(*targets_of_changes)})
     if not targets:
         return
-    stop = query.target_rows[targets[-1]][-1] + 1
+    stop = query.target_positions[targets[-1]][-1] + 1
     rest = len(query.token_ids) - stop  # tokens that no target depends on
     scale = lm.abilities.embedding_scale
-    with differentiable(lm):
+    with differentiating(lm):
         inputs = [
             perturbation.inputs(query.context, start, stop) for _, perturbation in perturbations
         ]
@@ -122,7 +122,9 @@ def _slopes(
         def options(_: Context) -> dict[str, Any]:  # target and foil have the same cached tokens
             return continued(query.context.cache, start, len(perturbations)) if start else {}
 
-        passes = backward(lm, query, rows, rows, targets, read, start, options)
+        passes = scores_with_gradients(
+            lm, query, targets, read, start, options, embeddings=rows, leaf=rows
+        )
         for target, values, gradients in passes:
             for index, (number, _) in enumerate(perturbations):
                 if target in targets_of_changes[index]:
@@ -143,7 +145,7 @@ def targets_of(query: Query, perturbation: Perturbation | None) -> Sequence[int]
 
 
 @contextlib.contextmanager
-def differentiable(lm: LanguageModel) -> Generator[None]:
+def differentiating(lm: LanguageModel) -> Generator[None]:
     """Within it only the input gets gradients, and layers that cut them off are refused."""
 
     def check(name: str, _: nn.Module, args: tuple[Any, ...], y: Any) -> None:
@@ -166,13 +168,14 @@ def differentiable(lm: LanguageModel) -> Generator[None]:
         yield
 
 
-def readable(
+def forward_for_scores(
     lm: LanguageModel,
     query: Query,
-    embeddings: Float[Tensor, "batch length dim"],
     targets: Sequence[int],
     start: int = 0,
     options: Options = lambda _: {},
+    *,
+    embeddings: Float[Tensor, "batch length dim"],
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The logits, clean log-probabilities and ids that a score reads, for each target.
 
@@ -180,35 +183,39 @@ def readable(
     clean sequence. A foil of several tokens is a second pass: it begins with the same embeddings,
     as far as its tokens are the target's.
     """
-    rows = [query.rows_of(target) for target in targets]
-    logits = _checked_logits(lm, embeddings, [*chain(*rows)], start, options(query.context))
+    positions_of_targets = [query.positions_read(target) for target in targets]
+    positions = [*chain(*positions_of_targets)]
+    logits = _checked_logits(lm, embeddings, positions, start, options(query.context))
     _check_kernels(lm, logits)
-    parts = list(logits.split([len(target_rows) for target_rows in rows], 1))
+    parts = list(logits.split([len(positions) for positions in positions_of_targets], 1))
     foil = query.foil_context
     if query.foil_runs and foil is not None:  # there is one target
-        shared = query.foil_rows[0] + 1
+        shared = query.foil_positions[0] + 1
         own = foil.inputs[None, shared:].expand(len(embeddings), -1, -1).to(embeddings)
         foil_embeddings = torch.cat([embeddings[:, : shared - start], own], 1)
-        foil_logits = _checked_logits(lm, foil_embeddings, query.foil_rows, start, options(foil))
+        foil_options = options(foil)
+        foil_logits = _checked_logits(
+            lm, foil_embeddings, query.foil_positions, start, foil_options
+        )
         parts = [torch.cat([parts[0], foil_logits], 1)]
-    read: list[tuple[Tensor, Tensor, Tensor]] = []
+    inputs_of_targets: list[tuple[Tensor, Tensor, Tensor]] = []
     for target, part in zip(targets, parts, strict=True):
         clean = query.clean_of[target].to(part.device)
         ids = query.ids[target].to(part.device)
-        read.append((part, clean, ids))
-    return read
+        inputs_of_targets.append((part, clean, ids))
+    return inputs_of_targets
 
 
 def _checked_logits(
     lm: LanguageModel,
     embeddings: Float[Tensor, "batch length dim"],
-    rows: Sequence[int],
+    positions: Sequence[int],
     start: int,
     options: Mapping[str, Any],
-) -> Float[Tensor, "batch rows vocab"]:
+) -> Float[Tensor, "batch positions vocab"]:
     """Logits of a pass from `start` on, float32. Raises NumericalError for NaN or infinite ones."""
-    positions = [row - start for row in rows]
-    logits = lm.output(embeddings, positions=positions, **options).logits.float()
+    places = [position - start for position in positions]
+    logits = lm.output(embeddings, positions=places, **options).logits.float()
     check_finite(lm, logits.detach().softmax(-1))
     return logits
 
@@ -220,17 +227,20 @@ def foil_length(query: Query, start: int) -> int:
     return len(query.foil_context.inputs) - start
 
 
-def backward(
+def scores_with_gradients(
     lm: LanguageModel,
     query: Query,
-    embeddings: Float[Tensor, "batch length dim"],
-    leaf: Float[Tensor, "batch rows columns"],
     targets: Sequence[int],
     read: ObjectiveFn,
     start: int = 0,
     options: Options = lambda _: {},
+    *,
+    embeddings: Float[Tensor, "batch length dim"],
+    leaf: Float[Tensor, "batch rows columns"],
 ) -> Iterator[tuple[int, Float[Tensor, " batch"], Float[Tensor, "batch rows columns"]]]:
     """Each target with its scores, and their gradients with respect to the leaf of the pass.
+
+    The pass runs on `embeddings`, which `leaf` made or is.
 
     The gradient with respect to the logits may be far below what half precision can hold, so each
     sequence's is brought to size 1 on its way through the model:
@@ -238,7 +248,7 @@ def backward(
         size = max |d score / d logits|
         gradient = size × ((d score / d logits) / size) · (d logits / d leaf)
     """
-    heads = readable(lm, query, embeddings, targets, start, options)
+    heads = forward_for_scores(lm, query, targets, start, options, embeddings=embeddings)
     for target, (logits, clean, ids) in zip(targets, heads, strict=True):
         head = logits.detach().requires_grad_()
         values = read(head, clean, ids)

@@ -11,18 +11,18 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from noiser.engine.backward_rules import Multiplier, ruled
 from noiser.engine.gradients import (
-    backward,
-    differentiable,
     differentiate,
+    differentiating,
     foil_length,
-    readable,
+    forward_for_scores,
+    scores_with_gradients,
     targets_of,
 )
 from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import AnswerT, Query, Request
-from noiser.engine.rules import Multiplier, ruled
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps, eager, set_attention
 from noiser.model.language_model import LanguageModel
@@ -183,13 +183,17 @@ class Relevance(WhiteBoxRequest[tuple[Tensor, Tensor]]):
         reference_scores: list[Tensor] = []
         scores: list[Tensor] = []
         gradients: list[Tensor] = []
-        with differentiable(lm), ruled(lm.model, self.slope, self.attention):
+        with differentiating(lm), ruled(lm.model, self.slope, self.attention):
             if perturbation is not None:
                 with torch.no_grad():
-                    for logits, clean, ids in readable(lm, query, reference, targets):
+                    for logits, clean, ids in forward_for_scores(
+                        lm, query, targets, embeddings=reference
+                    ):
                         reference_scores.append(self.read(logits, clean, ids))
             inputs.requires_grad_()
-            for _, score, gradient in backward(lm, query, inputs, inputs, targets, self.read):
+            for _, score, gradient in scores_with_gradients(
+                lm, query, targets, self.read, embeddings=inputs, leaf=inputs
+            ):
                 scores.append(score)
                 gradients.append(gradient[0])
         columns = [scores] if perturbation is None else [scores, reference_scores]
@@ -262,10 +266,10 @@ class Gates(WhiteBoxRequest[Tensor]):
             ids = torch.arange(begin, len(sequence.inputs), device=inputs.device)
             return {"position_ids": ids[None]}
 
-        with differentiable(lm):
+        with differentiating(lm):
             set_attention(lm.model, attend, masked=False)
-            for target, _, slope in backward(
-                lm, query, inputs, log_gates, targets, self.read, begin, places
+            for target, _, slope in scores_with_gradients(
+                lm, query, targets, self.read, begin, places, embeddings=inputs, leaf=log_gates
             ):
                 slopes[:, target, positions] = slope[:, 0].double()
         query.spent.add(inputs.shape[1] + foil_length(query, begin), count * (1 + len(targets)))

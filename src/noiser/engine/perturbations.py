@@ -1,5 +1,4 @@
-"""Changes of an input, the request for a prediction under them, and games: kept units in, values
-out.
+"""Changes of an input, and the request for a prediction under them.
 
 Rows are those of the embedding table, before any factor that the embedding module puts on them.
 """
@@ -8,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -62,11 +60,11 @@ class PictureChange:
         places = list(self.positions)
         if handed is None:
             gone = [each.new_zeros(len(places), each.shape[1]) for each in layout.deep]
-            return dataclass_replace(context, layout=layout.with_deep(places, gone))
+            return replace(context, layout=layout.with_deep(places, gone))
         inputs = context.inputs.clone()
         inputs[places] = handed.inputs[places].to(inputs)
         deep = [each[places] for each in handed.layout.deep]
-        return dataclass_replace(context, inputs=inputs, layout=layout.with_deep(places, deep))
+        return replace(context, inputs=inputs, layout=layout.with_deep(places, deep))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +122,7 @@ class Perturbation:
         return inputs
 
 
-def replace(
+def set_rows(
     positions: Iterable[int],
     rows: Float[Tensor, " dim"] | Float[Tensor, "samples positions dim"],
     targets: Sequence[int] | None = None,
@@ -192,7 +190,7 @@ def noise(
     return Perturbation(positions, rows, len(vectors), targets=targets)
 
 
-def keep(
+def scale_rows(
     positions: Iterable[int],
     masks: Callable[[], Tensor],
     samples: int,

@@ -132,8 +132,8 @@ class Query:
         image_removal: how they are removed, one of `REMOVALS_OF_REGIONS`.
         spent: the work so far, of all queries that were made from this one.
         token_ids: everything that the model reads, on the CPU.
-        target_rows: for each target, the positions whose logits predict its tokens.
-        foil_rows: likewise of the foil, in `foil_context`; none without a foil.
+        target_positions: for each target, the positions whose logits predict its tokens.
+        foil_positions: likewise of the foil, in `foil_context`; none without a foil.
         ids: for each target, the ids of its tokens and then of its foil's, on the device.
         clean_of: for each target, the clean log-probabilities at these tokens.
         sink: the first position, where the tokenizer puts no start token there; or None. Attention
@@ -176,8 +176,8 @@ class Query:
     device: torch.device = field(init=False)
     embedding_dim: int = field(init=False)
     token_ids: Int[Tensor, " length"] = field(init=False, repr=False)
-    target_rows: list[tuple[int, ...]] = field(init=False)
-    foil_rows: tuple[int, ...] = field(init=False)
+    target_positions: list[tuple[int, ...]] = field(init=False)
+    foil_positions: tuple[int, ...] = field(init=False)
     ids: Sequence[Int[Tensor, " tokens"]] = field(init=False, repr=False)
     clean_of: Sequence[Float[Tensor, "tokens vocab"]] = field(init=False, repr=False)
     sink: int | None = field(init=False)
@@ -188,15 +188,18 @@ class Query:
     def __post_init__(self) -> None:
         inputs = self.context.inputs
         sizes = [1 + len(target.rest) for target in self.targets]
-        rows_of_targets = torch.tensor(self.logit_positions).split(sizes)
-        target_rows = [tuple(rows.tolist()) for rows in rows_of_targets]
-        first_row = target_rows[0][0]
+        positions_of_targets = torch.tensor(self.logit_positions).split(sizes)
+        target_positions = [tuple(positions.tolist()) for positions in positions_of_targets]
+        first_position = target_positions[0][0]
 
-        # A unit is before a target if its last token is at most where the target's first is read.
+        # A unit is before a target if its last token is at the position that predicts the target's
+        # first token, or earlier.
         last_tokens = [max(unit.token_indices) for unit in self.units]
-        first_rows = [rows[:1] for rows in target_rows]
-        before = torch.tensor(last_tokens, device="cpu") <= torch.tensor(first_rows, device="cpu")
-        sink = first_position(self.encoding) if self.special_tokens == "frozen" else None
+        first_positions = [positions[:1] for positions in target_positions]
+        before = torch.tensor(last_tokens, device="cpu") <= torch.tensor(
+            first_positions, device="cpu"
+        )
+        sink = sink_of(self.encoding) if self.special_tokens == "frozen" else None
         positions: list[tuple[int, ...]] = []
         for unit in self.units:
             positions.append(tuple(token for token in unit.token_indices if token != sink))
@@ -214,8 +217,8 @@ class Query:
             device=inputs.device,
             embedding_dim=inputs.shape[1],
             token_ids=torch.tensor(self.encoding.token_ids),
-            target_rows=target_rows,
-            foil_rows=tuple(range(first_row, first_row + len(foil_ids))),
+            target_positions=target_positions,
+            foil_positions=tuple(range(first_position, first_position + len(foil_ids))),
             ids=ids,
             clean_of=clean_of,
             sink=sink,
@@ -229,14 +232,14 @@ class Query:
         """Whether the foil is a sequence of its own, which every change is run on as well."""
         return self.foil is not None and self.foil_context is not self.context
 
-    def rows_of(self, target: int) -> tuple[int, ...]:
+    def positions_read(self, target: int) -> tuple[int, ...]:
         """The positions of `context` at which a target is read.
 
         Also the foil's, if it has no sequence of its own.
         """
         if self.foil_runs:
-            return self.target_rows[target]
-        return self.target_rows[target] + self.foil_rows
+            return self.target_positions[target]
+        return self.target_positions[target] + self.foil_positions
 
     @cached_property
     def sources_stop(self) -> int:
@@ -276,9 +279,9 @@ class Query:
         return replace(self, units=tuple(units))
 
 
-def first_position(encoding: Encoding) -> int | None:
-    """The first position, if it holds text of the prompt, not a start token or template; or
-    None.
+def sink_of(encoding: Encoding) -> int | None:
+    """The first position, 0, if it holds text of the prompt; None if a start token or the template
+    stands there. See `Query.sink`.
     """
     if not encoding.frozen or encoding.frozen[0]:
         return None

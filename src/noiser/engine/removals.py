@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from dataclasses import replace as dataclass_replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +16,7 @@ from noiser.engine.perturbations import (
     delete,
     hide,
     noise,
-    replace,
+    set_rows,
 )
 from noiser.engine.query import Query
 from noiser.errors import ParameterError
@@ -79,46 +78,46 @@ def remover(
     Raises:
         UnknownNameError: no such removal. ParameterError: it does not remove regions of pictures.
     """
-    removed = REMOVALS.get(removal).factory(query, rng, samples)
+    way = REMOVALS.get(removal).factory(query, rng, samples)
     if query.scene is None:
-        return removed
-    if query.image_removal == "rows" and removed.deletes and query.regions:
+        return way
+    if query.image_removal == "rows" and way.deletes and query.regions:
         raise ParameterError(
             f"removal={removal!r} takes out words, and a region of a picture is not one. Take "
             "image_removal='grey' or 'blur', or another removal of words, such as 'zero'."
         )
-    change = partial(_with_pictures, query, query.scene, removed)
-    return dataclass_replace(removed, perturbation=change)
+    change = partial(_with_pictures, query, query.scene, way)
+    return replace(way, perturbation=change)
 
 
 def _with_pictures(
     query: Query,
     scene: Scene,
-    removed: Removal,
+    way: Removal,
     positions: Iterable[int],
     targets: Sequence[int] | None,
 ) -> Perturbation:
-    """The change without some positions, of which those of regions are removed with their pixels,
-    or as tokens.
+    """The change without some positions: words are removed in the given way, regions of pictures
+    with their pixels, or as tokens.
     """
     gone = frozenset(positions)
     units = [unit for unit in query.regions if gone.issuperset(unit.token_indices)]
     tokens = {token for unit in units for token in unit.token_indices}
     if not units:
-        return removed.perturbation(gone, targets)
+        return way.perturbation(gone, targets)
     regions = frozenset(query.regions[unit] for unit in units)
     if query.image_removal == "rows":
-        change = removed.perturbation(gone, targets)
+        change = way.perturbation(gone, targets)
         changed = () if change.hidden else tuple(sorted(tokens))
     else:
-        change = removed.perturbation(gone - tokens, targets)
+        change = way.perturbation(gone - tokens, targets)
         touched = {region.picture for region in regions}
         # The vision tower mixes the regions of a picture.
         changed = tuple(sorted(token for picture in touched for token in scene.tokens[picture]))
     if not changed:
         return change
     pictures = PictureChange(scene, regions, query.image_removal, changed)
-    return dataclass_replace(change, pictures=pictures)
+    return replace(change, pictures=pictures)
 
 
 def _by_row(
@@ -126,7 +125,7 @@ def _by_row(
 ) -> Removal:
     """Every token holds the baseline's row."""
     row = query.baseline(baseline)
-    return Removal(lambda positions, targets: replace(positions, row, targets))
+    return Removal(lambda positions, targets: set_rows(positions, row, targets))
 
 
 def _by_noise(query: Query, rng: torch.Generator | None = None, samples: int = 1) -> Removal:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiser.attribution import Attribution, Attributions
 from noiser.checks import check_positive, check_seed, plain
-from noiser.engine import OBJECTIVES, Prediction, Query, first_position, prepare, run_one
+from noiser.engine import OBJECTIVES, Prediction, Query, prepare, run_one, sink_of
 from noiser.errors import OutOfTimeError
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores
@@ -343,13 +343,13 @@ async def checked_in_time(
 
 
 async def attribution_of(
-    lm: LanguageModel, query: Query, method: Method, seed: int, rule: SplitRule | None = None
+    lm: LanguageModel, query: Query, method: Method, seed: int, splitting: SplitRule | None = None
 ) -> Attribution:
     """A method's scores of a query, as an `Attribution`; with unit "auto", coarse units first,
-    split by `rule`.
+    split by `splitting`.
     """
     if query.unit == "auto":
-        units, scores = await refine(method, query, seed, rule)
+        units, scores = await refine(method, query, seed, splitting)
     else:
         units = query.units
         scores = await run_method(method, query, seed)
@@ -478,7 +478,7 @@ def _first_token(method: Method, query: Query, scores: Scores) -> str | None:
 
     None where a method scores it that removes nothing, such as one that counts letters.
     """
-    if first_position(query.encoding) is None:
+    if sink_of(query.encoding) is None:
         return None
     if query.sink is None:
         return "disturbed"

@@ -19,7 +19,6 @@ from noiser.explain._rule import rules_of
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
-from noiser.explain.citations_record import in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -61,13 +60,14 @@ MASKS = 8
 FAST_FROM = 20
 """With fewer sources than this, accuracy="fast" saves no runs."""
 
-MEMORY_OF_TEXT = math.log(2)
-"""The same where the text alone is known: without sources a sentence is said half as often."""
-
 MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence is from memory if its log-probability falls by less than this many nats when all
 sources are removed in this way. Chosen on planted development questions, see
 docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
+
+MEMORY_OF_TEXT = math.log(2)
+"""`MEMORY` for a model of which the text alone is known: without sources a sentence is said half as
+often."""
 
 AGAINST = math.inf
 """A source speaks against a sentence whose log-probability rises by this many nats without it. None
@@ -157,9 +157,9 @@ def cite(
             `pathlib.Path`; or documents of LangChain or LlamaIndex. One without text keeps its
             number and is not in the prompt.
         accuracy: "accurate": every source is hidden, see above. "fast": question and answer run
-            twice and back; a check of 8 random halves of the sources says whether that predicts
-            what hiding does. Where it does not, with fewer than 20 sources, or where the model
-            cannot be read so, as "accurate".
+            forward twice and backward once; a check of 8 random halves of the sources says whether
+            that predicts what hiding does. Where it does not, with fewer than 20 sources, or where
+            the model cannot be read so, as "accurate".
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`,
             the cheapest; one source at a time, it gives little to two sources that say the same.
             `ContextCite(removal="hidden")` and `KernelShap(removal="hidden")` see that.
@@ -258,8 +258,8 @@ def cite(
             with suppress(OutOfTimeError):
                 rules = await _rules(lm, query, not_from_memory, seed)
         answer_without = None
-        writes_itself = answer is None
-        if writes_itself if contrast is None else contrast:
+        wants_contrast = answer is None if contrast is None else contrast
+        if wants_contrast:
             alone = without_sources(request, template, encoding, query.sources)
             answer_without = await _answer_without_sources(lm, alone, writing, query.context.left)
         return Citations(
@@ -271,7 +271,7 @@ def cite(
             losses=losses,
             memory=min_loss,
             least_share=least_share,
-            against=AGAINST if in_nats(attribution) else math.inf,
+            against=AGAINST,
             rules=rules,
         )
 
@@ -304,18 +304,18 @@ def _check_memory(memory: Any) -> None:
 
 
 async def _fast(
-    lm: LanguageModel, query: Query, masks: int | bool, seed: int, rule: SplitRule
+    lm: LanguageModel, query: Query, masks: int | bool, seed: int, splitting: SplitRule
 ) -> tuple[Attribution | None, str | None]:
     """Scores of one pass that pass their check; or None, and the reason."""
     try:
-        attribution = await attribution_of(lm, query, FAST, seed, rule)
+        attribution = await attribution_of(lm, query, FAST, seed, splitting)
     except UnsupportedModelError as error:
         return None, str(error)
-    relied = rule.targets or ()
-    attribution = await check_scores(lm, query, attribution, masks, relied or None)
+    not_from_memory = splitting.targets or ()
+    attribution = await check_scores(lm, query, attribution, masks, not_from_memory or None)
     check = attribution.info["check"]
     # Where all sentences are from memory, nothing is cited, and no score has to hold.
-    if relied and not check["predicts"]:
+    if not_from_memory and not check["predicts"]:
         return None, check_text(check)
     return attribution, None
 

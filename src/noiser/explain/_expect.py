@@ -134,7 +134,7 @@ def expect(
 
     A clause is taken out as text, with all its copies, and the answer's log-probability is read
     again. An answer *stays* if it loses less than `limit`. A greedy answer of up to 5 tokens stays
-    if besides that each of its tokens stays the most probable one.
+    only if, in addition, each of its tokens stays the most probable one.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -309,7 +309,9 @@ class _Trial:
         return findings
 
     def _alternative(self, places: Sequence[ClausePlace]) -> str | None:
-        """The sentence that is enough where the clause is gone, as the clause is without it."""
+        """The sentence that stands in for the clause: without either one the answer stays, without
+        both it does not. None if there is none.
+        """
         others = [place for place in self.clauses.sentences() if not _touches(place, places)]
         alone = self._effects([self.clauses.without([other]) for other in others])
         both = self._effects([self.clauses.without([other, *places]) for other in others])
@@ -354,14 +356,14 @@ class _Trial:
         prompts: list[Prompt] = []
         for _ in range(CONTEXTS):
             gone = [place for place in others if rng.random() >= KEPT]
-            prompts.append(self._without_all_but_one(gone))
-            prompts.append(self._without_all_but_one([*gone, *places]))
+            prompts.append(self._without_unless_empty(gone))
+            prompts.append(self._without_unless_empty([*gone, *places]))
         effects = self._effects(prompts)
         pairs = zip(effects[::2], effects[1::2], strict=True)
         return [with_clause.log_p - without.log_p for with_clause, without in pairs]
 
-    def _without_all_but_one(self, gone: Sequence[ClausePlace]) -> Prompt:
-        """The prompt without the places, but for the last where nothing would be left."""
+    def _without_unless_empty(self, gone: Sequence[ClausePlace]) -> Prompt:
+        """The prompt without the places; with the last of them where nothing would be left."""
         shortened = Clauses(self.clauses.without(gone))
         if any(text.strip() for text in shortened.texts):
             return shortened.prompt

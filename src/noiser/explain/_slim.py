@@ -42,8 +42,8 @@ class Part(NamedTuple):
     Attributes:
         text: its characters.
         kept: whether it is in the shorter prompt.
-        changed: how many of the cases that took part change their answer: without a kept part in
-            the shorter prompt, without a part that went in the whole one.
+        changed: how many of the cases that took part change their answer when the part is taken
+            out: from the shorter prompt if it was kept, from the whole prompt if not.
         case: index of the case whose answer loses most; None if the part was never tried.
         nats: what that answer loses.
         reason: why it was kept or went, as a sentence.
@@ -309,6 +309,8 @@ class _SlimTrial:
         self._places = places
         self._limit = limit
         self._max_new_tokens = max_new_tokens
+        # By the parts that are kept and the identity of an answer: two cases may be equal, and a
+        # case cannot be hashed. The caller holds its answers as long as the trial.
         self._known: dict[tuple[frozenset[int], int], _SlimEffect] = {}
 
     def text(self, kept: frozenset[int]) -> str:
@@ -345,8 +347,8 @@ class _SlimTrial:
             question = Question(prompt=prompt, target=answer.ids, target_unit="all")
             query = await prepare(self._lm, question, encoding)
             loss = answer.log_p - _log_p(query)
-            is_greedy = query.targets[0].rank == 1 or len(answer.ids) > SHORT
-            return _SlimEffect(loss, is_greedy and loss < self._limit)
+            tokens_stay = query.targets[0].rank == 1 or len(answer.ids) > SHORT
+            return _SlimEffect(loss, tokens_stay and loss < self._limit)
 
         unknown = [answer for answer in answers if (kept, id(answer)) not in self._known]
         if unknown:

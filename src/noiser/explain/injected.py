@@ -90,11 +90,12 @@ async def injected_messages(query: Query, units: Sequence[Span], scores: Scores)
     if "user" not in roles.values():
         return []
     tools = _scores_of(query, units, scores, tool_messages(query))
-    min_score = max((score / 2 for score, _ in tools.values()), default=0.0)
+    strongest = max((score for score, _ in tools.values()), default=0.0)
+    half_of_strongest = strongest / 2
     speaking: list[int] = []
     for message, (score, stderr) in tools.items():
         is_significant = score > 2 * stderr
-        if score >= min_score and is_significant:
+        if score >= half_of_strongest and is_significant:
             speaking.append(message)
     if not speaking or await user_loss(query) >= ASKED:
         return []

@@ -1,8 +1,8 @@
 """Scores of long prompts: coarse units first, then smaller ones inside those that carry the scores.
 
-Scoring every token of a long prompt costs a run of the rest of the prompt each. So sentences (or
-runs of them) are scored first. Then the parts of all units that carry much of the score are scored
-together, and so on down to words, and to short fields of JSON.
+Scoring every token of a long prompt costs one run of the rest of the prompt per token. So sentences
+(or runs of them) are scored first. Then the parts of all units that carry much of the score are
+scored together, and so on down to words, and to short fields of JSON.
 """
 
 from __future__ import annotations
@@ -52,12 +52,15 @@ _KINDS = ("score", "stderr", "raw", "raw_stderr", "threshold", "k")
 """Numbers of each unit: `raw` is the score that the method returned; `score` is corrected, so that
 the scores of a unit's parts add up to the unit's."""
 
+_SCORE = _KINDS.index("score")
+_STDERR = _KINDS.index("stderr")
+
 _UnitRows = dict[Span, Float[Tensor, "kinds targets"]]
 _RefinedRun = tuple[Sequence[Span], Scores]
 
 
 async def refine(
-    method: Method, query: Query, seed: int, rule: SplitRule | None = None
+    method: Method, query: Query, seed: int, splitting: SplitRule | None = None
 ) -> tuple[tuple[Span, ...], Scores]:
     """Units of several sizes in the order of the prompt, and their scores.
 
@@ -69,13 +72,13 @@ async def refine(
         method: any method; those that score all tokens at once, such as gradients, gain nothing.
         query: the question, with coarse units.
         seed: for every run's generator.
-        rule: which units are split.
+        splitting: which units are split.
 
     Returns:
         Units and scores. `info["raw"]` has the scores before the correction, and
         `info["raw_stderr"]` their standard errors; corrected scores have none, NaN.
     """
-    rule = rule or SplitRule()
+    splitting = splitting or SplitRule()
     runs: list[_RefinedRun] = []
 
     async def run(method: Method, units: Sequence[Span]) -> _UnitRows:
@@ -85,9 +88,9 @@ async def refine(
         return _table(units, scores)
 
     table = await run(method, query.units)
-    coarse_scores = torch.stack([numbers[0] for numbers in table.values()])
+    coarse_scores = torch.stack([numbers[_SCORE] for numbers in table.values()])
     total = coarse_scores.nan_to_num().abs().sum(0)
-    while parts := _parts_to_score(table, query, rule, total):
+    while parts := _parts_to_score(table, query, splitting, total):
         unfinished = query.spent.unfinished
         try:
             all_parts = list(chain.from_iterable(parts.values()))
@@ -99,8 +102,8 @@ async def refine(
             runs.pop()
             break
         for unit, parts_of_unit in parts.items():
-            score = table.pop(unit)[0]
-            table |= _settled(score, {part: numbers[part] for part in parts_of_unit})
+            score = table.pop(unit)[_SCORE]
+            table |= _adding_up_to(score, {part: numbers[part] for part in parts_of_unit})
     units = tuple(sorted(table, key=lambda unit: unit.token_indices))
     return units, _scores_of(table, units, runs)
 
@@ -108,8 +111,8 @@ async def refine(
 def _of_parts(method: Method, count: int) -> Method:
     """The method for so many parts of units whose scores are known.
 
-    Words are most of all units, so they are most of the cost. Half of the inputs that `joint` takes
-    of itself lose .005 of LDS (design/estimator.md), and the sums of the parts are known anyway.
+    Words are most of all units, so they are most of the cost. Half of joint's default inputs costs
+    .005 of LDS (design/estimator.md), and the sums of the parts are known anyway.
     """
     if isinstance(method, Joint) and method.samples is None:
         return replace(method, samples=4 * count)
@@ -129,14 +132,14 @@ def _table(units: Sequence[Span], scores: Scores) -> _UnitRows:
 
 
 def _parts_to_score(
-    table: _UnitRows, query: Query, rule: SplitRule, total: Float[Tensor, " targets"]
+    table: _UnitRows, query: Query, splitting: SplitRule, total: Float[Tensor, " targets"]
 ) -> dict[Span, Sequence[Span]]:
     """The parts of each unit of the prompt that is to be split and can be."""
     parts_of: dict[Span, Sequence[Span]] = {}
     for unit, numbers in table.items():
         in_prompt = unit.token_indices[0] < query.prompt_tokens
-        if in_prompt and rule.splits(numbers[0], total):
-            parts = split_unit(query.encoding, unit, rule.finest)
+        if in_prompt and splitting.splits(numbers[_SCORE], total):
+            parts = split_unit(query.encoding, unit, splitting.finest)
             if parts:
                 parts_of[unit] = parts
     return parts_of
@@ -180,12 +183,13 @@ def _without(runs: Sequence[_RefinedRun], units: Sequence[Span]) -> Tensor | Non
     return torch.stack([predictions.get(unit, missing) for unit in units], 1)
 
 
-def _settled(score: Float[Tensor, " targets"], parts: _UnitRows) -> _UnitRows:
-    """The parts, with scores that add up to the unit's and have no standard error.
+def _adding_up_to(score: Float[Tensor, " targets"], parts: _UnitRows) -> _UnitRows:
+    """The parts, whose scores now add up to the unit's and have no standard error.
 
-    A part that has no score, the first token of the input, keeps none.
+    The numbers in `parts` are changed in place. A part that has no score, the first token of the
+    input, keeps none.
     """
-    raw = torch.stack([numbers[0] for numbers in parts.values()])
+    raw = torch.stack([numbers[_SCORE] for numbers in parts.values()])
     size = raw.abs().nan_to_num()
     # weight_i = |raw_i| / sum_j |raw_j|, equal weights where all are 0
     # score_i = raw_i + weight_i * (score - sum_j raw_j)
@@ -193,10 +197,10 @@ def _settled(score: Float[Tensor, " targets"], parts: _UnitRows) -> _UnitRows:
     parts_with_score = (~raw.isnan()).sum(0).clamp_min(1)
     proportional = size / size.sum(0).clamp_min(tiny)
     weights = torch.where(size.sum(0) > 0, proportional, 1 / parts_with_score)
-    missing = score - raw.nansum(0)
-    for numbers, settled in zip(parts.values(), raw + missing * weights, strict=True):
-        numbers[0] = settled
-        numbers[1] = torch.nan
+    gap = score - raw.nansum(0)
+    for numbers, corrected in zip(parts.values(), raw + gap * weights, strict=True):
+        numbers[_SCORE] = corrected
+        numbers[_STDERR] = torch.nan
     return parts
 
 
@@ -211,10 +215,9 @@ def _placed(
     later, takes the place of the pair that they are parts of.
     """
     placed: list[Pair] = []
-    # The last run has the smallest units, so its pairs come first. The pairs of a run are sorted
-    # once more at the end.
+    # The last run has the smallest units, so its pairs come first.
     for run_units, run_scores in reversed(runs):
-        for pair in reversed(run_scores.pairs):
+        for pair in run_scores.pairs:
             columns = [_columns_inside(run_units[index], units) for index in pair.units]
             if not _is_taken(pair, columns, placed):
                 row = scores[pair.target].nan_to_num()

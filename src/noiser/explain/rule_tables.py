@@ -210,8 +210,8 @@ class TruthTable:
 
 def can_be_empty(query: Query, target: int, units: Sequence[int]) -> bool:
     """Whether a token is left to predict a target from where the text of some units is gone."""
-    first_row = query.rows_of(target)[0]
+    first_position = query.positions_read(target)[0]
     gone: set[int] = set()
     for unit in units:
         gone.update(query.units[unit].token_indices)
-    return not gone.issuperset(range(first_row + 1))
+    return not gone.issuperset(range(first_position + 1))

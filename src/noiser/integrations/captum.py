@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Call, Predict, Query, ask, differentiate, replace
+from noiser.engine import Call, Predict, Query, ask, differentiate, set_rows
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.gradients import Reduce, movable_positions, reduce_dimensions
 from noiser.methods.protocol import DifferentiableObjective, Scores, sum_over_units
@@ -106,7 +106,7 @@ class CaptumMethod(LibraryMethod):
         cls = self.class_of(self.name)
         features = _features(query, target) if "feature_mask" in names_of(cls.attribute) else {}
         positions = [*features] or [
-            i for i in movable_positions(query) if i <= query.target_rows[target][0]
+            i for i in movable_positions(query) if i <= query.target_positions[target][0]
         ]
         rows = query.context.rows[positions][None].clone()
         of_class, of_call = self.split()
@@ -186,7 +186,7 @@ class TargetFunction:
         (values,) = ask(
             self.lm,
             Predict(
-                self.query, [replace(self.positions, rows.detach(), (self.target,))], self.read
+                self.query, [set_rows(self.positions, rows.detach(), (self.target,))], self.read
             ),
         )
         return values[0].to(rows)
@@ -200,7 +200,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, function: TargetFunction) -> Tensor:
         at = function.positions
-        perturbations = [replace(at, row[None], (function.target,)) for row in rows.detach()]
+        perturbations = [set_rows(at, row[None], (function.target,)) for row in rows.detach()]
         slopes = list(differentiate(function.lm, function.query, perturbations, function.read))
         ctx.save_for_backward(torch.stack([slope.gradient[list(at)] for slope in slopes]).to(rows))
         return torch.stack([slope.value for slope in slopes]).to(rows)

@@ -41,7 +41,7 @@ class InputXGradient(InnerMethod):
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         # The end of the path from the zero row: its direction there is the embedding itself.
-        positions = tuple(i for i in movable_positions(query) if i <= query.target_rows[-1][0])
+        positions = tuple(i for i in movable_positions(query) if i <= query.target_positions[-1][0])
         contributions, _ = await Integrals(
             query, [IntegrationPath(positions)], query.objective(self.objective)
         )
@@ -222,6 +222,9 @@ def movable_groups(query: Query) -> Groups:
     """
     movable = movable_positions(query)
     groups: dict[tuple[int, ...], list[int]] = {}
-    for target, rows in enumerate(query.target_rows):
-        groups.setdefault(tuple(p for p in movable if p not in rows[1:]), []).append(target)
+    for target, read_at in enumerate(query.target_positions):
+        # The target's first token is read where the prompt ends, the others at its own tokens.
+        own_tokens = read_at[1:]
+        positions = tuple(position for position in movable if position not in own_tokens)
+        groups.setdefault(positions, []).append(target)
     return [(positions, tuple(targets)) for positions, targets in groups.items()]

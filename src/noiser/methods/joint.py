@@ -17,9 +17,9 @@ from torch.nn.functional import logsigmoid
 from noiser.checks import check_choice
 from noiser.engine import OBJECTIVES, LiveGame, Query, StoredGame, remover
 from noiser.errors import OutOfTimeError
-from noiser.methods.pairs import PlayedInputs, find_pairs, name_of_pair, wider
+from noiser.methods.pairs import PlayedInputs, find_pairs, key_of_mirrored, t_widening
 from noiser.methods.protocol import Parameters, RemovalName, Scores, TwoOrMore
-from noiser.methods.removal import check_enough, scatter_to_units, with_single_removals
+from noiser.methods.removal import check_enough, scatter_to_units, unchanged, with_single_removals
 from noiser.types import Pair
 
 
@@ -30,7 +30,7 @@ def _check_objective(name: str, got: object) -> None:
 # The power of p in the values of score "root".
 ROOT = 0.25
 
-# How many pairs count as much as the belief that last and first steps matter alike in the middle.
+# The guess a = b = ½ weighs as much as this many mirrored inputs.
 PRIOR = 0.3
 
 # Pairs are named only where all units make the target so many times as probable as none of them.
@@ -46,15 +46,16 @@ class Joint(Parameters):
     With z in {0, 1}^n marking the units that are kept and f(z) the prediction, a unit's effect at
     the ends is the mean of its last step f(X) - f(all but u) and its first, f(u alone) -
     f(nothing), which are run exactly. Its effect in the middle is its Banzhaf value φ, the mean of
-    g(z with u) - g(z without u) over all z of the other units. It is fitted to pairs of
-    complementary inputs z and 1 - z: the pairs that the single steps have run, and others that are
-    drawn without repetition. Least squares have a ridge towards a mix of the last and first steps
-    of g, l and e, with a and b held near ½ as by a third of a pair:
+    g(z with u) - g(z without u) over all z of the other units. It is fitted to mirrored inputs, z
+    and 1 - z (counted as one): those that the single steps have run, and others that are drawn
+    without repetition. Least squares have a ridge towards a mix of the last and first steps of g, l and e, with a and b
+    held near ½, a guess that weighs as much as `PRIOR` mirrored inputs:
 
-        argmin over φ, a, b of  Σ over pairs w (g(z) - g(1 - z) - (2z - 1)·φ)² + λ ‖φ - a l - b e‖²
+        argmin over φ, a, b of  Σ over {z, 1 - z} w (g(z) - g(1 - z) - (2z - 1)·φ)²
+                                + λ ‖φ - a l - b e‖²
 
-    With m drawn pairs of U that could be drawn, w is 1 for a drawn pair, which stands for U / m of
-    them, and m / U for one that was run anyway; λ = 1 - m / U goes to 0 as the draws become
+    m of the U mirrored inputs that could be drawn are drawn. w is 1 for these, each of which stands
+    for U / m, and m / U for those that were run anyway; λ = 1 - m / U goes to 0 as the draws become
     complete.
 
     Both are brought to the same size Σ|·|, that of the ends. The units have the order of the mean
@@ -62,8 +63,8 @@ class Joint(Parameters):
     ends can miss a fact that stands twice. The scores are the nearest numbers to φ with this order
     (isotonic regression), since effects in the middle add up. The mean of both stays in with a
     weight of n / (n + 2^(n-1)), so that units that the regression makes equal keep their order. A
-    unit without any effect can so get a score, of at most 13 % of the largest in the games that we
-    looked at. `Attribution.stderr` is the standard error of the drawn pairs. Ours;
+    unit without any effect can thus get a score, of at most 13 % of the largest in the games that
+    we looked at. `Attribution.stderr` is the standard error of the drawn inputs. Ours;
     design/estimator.md says how it was chosen and how often the errors hold.
 
     Args:
@@ -90,18 +91,21 @@ class Joint(Parameters):
     pairs: TwoOrMore | Literal["free"] | None = "free"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
-        noise = rng
+        noise_rng = rng
         if self.removal == "noise":
             # The noise takes a number for each token; the drawn inputs must not depend on how many.
-            noise = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
+            noise_rng = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
         name = "logit" if self.objective == "root" else self.objective
-        # A caller's function gives only its number, and a contrast only its log odds.
+        # Only a game that is given a name has `objective`, by which `_value` knows that log odds
+        # become p^¼. A caller's number and a contrast stay as they are.
         read = name if query.of is None and query.foil is None else query.objective(name)
-        game = LiveGame(query, read, remover(query, self.removal, noise))
+        game = LiveGame(query, read, remover(query, self.removal, noise_rng))
         scores = await self.score_game(game, rng)
         if self.objective == "root" and query.of is None:
-            units = ["nats" if query.foil or tokens > 1 else "" for tokens in game.target_tokens]
-            scores = replace(scores, info={**scores.info, "score_units": units})
+            score_units: list[str] = []
+            for tokens in game.target_tokens:
+                score_units.append("nats" if query.foil or tokens > 1 else "")
+            scores = replace(scores, info={**scores.info, "score_units": score_units})
 
         def values_of_targets(values: Tensor) -> Tensor:
             rows = [self._value(game, target)(row) for target, row in enumerate(values)]
@@ -115,15 +119,15 @@ class Joint(Parameters):
         With score "root" the ends are p^¼ only if the values of the game are log odds.
         """
         draws = self._draw(game.units, game.mask.shape[1], rng)
-        values = await _run_pairs(game, [_inputs(of_target.kept) for of_target in draws])
-        for target, units in enumerate(game.units):
-            draws[target], values[target] = _in_time(draws[target], units, values[target])
+        values = await _run_mirrored(game, [_inputs(of_target.kept) for of_target in draws])
+        for target, players in enumerate(game.units):
+            draws[target], values[target] = _in_time(draws[target], players, values[target])
 
         played: list[PlayedInputs] = []
         fits: list[_Fit] = []
-        for target, units in enumerate(game.units):
+        for target, players in enumerate(game.units):
             kept, complete = draws[target]
-            middle_inputs = PlayedInputs.of(kept, units, game.whole[target], values[target])
+            middle_inputs = PlayedInputs.of(kept, players, game.whole[target], values[target])
             end_inputs = middle_inputs.map(self._value(game, target))
             middle = _fit_middle(middle_inputs, complete=complete)
             fits.append(_in_order(end_inputs.steps().mean(0), middle))
@@ -161,7 +165,7 @@ class Joint(Parameters):
             return lambda odds: odds.sigmoid() ** ROOT
         if self.objective == "root" and game.objective == "logit":
             return logsigmoid
-        return Tensor.double
+        return unchanged
 
     def _matters(self, game: StoredGame, target: int, whole: float, nothing: float) -> bool:
         """Whether all units make a target `RATIO` times as probable as none of them.
@@ -176,46 +180,50 @@ class Joint(Parameters):
             return whole - nothing >= math.log(RATIO)
         return whole > nothing
 
-    def _draw(self, seen: Sequence[Tensor], units: int, rng: torch.Generator) -> list[_Draws]:
+    def _draw(self, players: Sequence[Tensor], units: int, rng: torch.Generator) -> list[_Draws]:
         """The drawn inputs of each target, the same for all targets that are not complete.
 
         Args:
-            seen: the indices of the units before each target.
+            players: the indices of the units before each target.
             units: the number of all units.
             rng: of the drawn inputs.
         """
-        units_of_first = len(seen[0])
-        single_steps = 2 * units_of_first
-        samples = max(self.samples or 8 * units_of_first, single_steps)
+        players_of_first = len(players[0])
+        single_steps = 2 * players_of_first
+        samples = max(self.samples or 8 * players_of_first, single_steps)
         # The single steps of up to three units are all inputs that there are.
-        complete = [samples >= 2 ** len(row) or unknown_pairs(len(row)) <= 0 for row in seen]
+        complete: list[bool] = []
+        for of_target in players:
+            players_of_target = len(of_target)
+            has_all_inputs = samples >= 2**players_of_target
+            complete.append(has_all_inputs or mirrored_left(players_of_target) <= 0)
         drawn = torch.zeros(0, units, dtype=torch.bool)
         if not all(complete):
-            # The first target that is not complete has the fewest units: a pair that is new for it
-            # is new for all.
-            first = seen[complete.index(False)]
-            pairs = max(1, (samples - single_steps) // 2)
-            drawn = _draw_for_all(pairs, first, units, rng)
+            # The first target that is not complete has the fewest units: mirrored inputs that are
+            # new for it are new for all.
+            first = players[complete.index(False)]
+            count = max(1, (samples - single_steps) // 2)
+            drawn = _draw_for_all(count, first, units, rng)
 
         draws: list[_Draws] = []
-        for row, is_complete in zip(seen, complete, strict=True):
-            kept = _every_pair(row, units) if is_complete else drawn
+        for of_target, is_complete in zip(players, complete, strict=True):
+            kept = _every_mirrored(of_target, units) if is_complete else drawn
             draws.append(_Draws(kept, is_complete))
         return draws
 
 
 class _Draws(NamedTuple):
-    """One input of each complementary pair, and whether these are all pairs that there are."""
+    """One of each two mirrored inputs, and whether these are all that there are."""
 
-    kept: Bool[Tensor, "pairs units"]
+    kept: Bool[Tensor, "mirrored units"]
     complete: bool
 
 
 def _draw_for_all(
-    pairs: int, first: Int64[Tensor, " seen"], units: int, rng: torch.Generator
-) -> Bool[Tensor, "pairs units"]:
+    count: int, first: Int64[Tensor, " players"], units: int, rng: torch.Generator
+) -> Bool[Tensor, "mirrored units"]:
     """Drawn inputs of all units, which are distinct for the units in `first` alone."""
-    rows = draw_pairs(pairs, len(first), rng)
+    rows = draw_mirrored(count, len(first), rng)
     drawn = torch.zeros(len(rows), units, dtype=torch.bool)
     drawn[:, first] = rows
     in_first = set(first.tolist())
@@ -226,56 +234,58 @@ def _draw_for_all(
     return drawn
 
 
-def _every_pair(seen: Int64[Tensor, " seen"], units: int) -> Bool[Tensor, "pairs units"]:
-    """All pairs of complementary inputs of some units; no kept set has the last unit."""
-    count = len(seen)
+def _every_mirrored(
+    players: Int64[Tensor, " players"], units: int
+) -> Bool[Tensor, "mirrored units"]:
+    """One of each two mirrored inputs of some units: the one that does not keep the last unit."""
+    count = len(players)
     # The bits of a number say which units it keeps.
     numbers = torch.arange(2 ** max(count - 1, 0))
     rows = torch.zeros(len(numbers), units, dtype=torch.bool)
-    rows[:, seen] = (numbers[:, None] >> torch.arange(count)) % 2 == 1
+    rows[:, players] = (numbers[:, None] >> torch.arange(count)) % 2 == 1
     return rows
 
 
-def unknown_pairs(units: int) -> float:
-    """The number of complementary pairs of inputs beyond the n + 1 that the single steps run."""
+def mirrored_left(units: int) -> float:
+    """How many mirrored inputs there are beyond the n + 1 that the single steps run."""
     return 2.0 ** (units - 1) - units - 1
 
 
-def draw_pairs(count: int, units: int, rng: torch.Generator) -> Bool[Tensor, "pairs units"]:
-    """One input of each of `count` distinct complementary pairs, none of which single steps run.
+def draw_mirrored(count: int, units: int, rng: torch.Generator) -> Bool[Tensor, "mirrored units"]:
+    """One of each of `count` distinct mirrored inputs z and 1 - z, none of which single steps run.
 
-    With six units there are 32 pairs, of which single steps run 7. 18 draws with replacement hit
+    With six units there are 32 of them, of which single steps run 7. 18 draws with replacement hit
     about 14 of the 32; 18 distinct draws among the other 25 leave only 7 that are not known. There
     are fewer than `count` if there are not as many.
     """
-    count = int(min(count, unknown_pairs(units)))
-    taken = _names_of_single_steps(units)
+    count = int(min(count, mirrored_left(units)))
+    taken = _keys_of_single_steps(units)
     rows: list[Tensor] = []
     while len(rows) < count:
         row = torch.rand(units, generator=rng, dtype=torch.float32) < 0.5
-        name = name_of_pair(row)
-        if name not in taken:
-            taken.add(name)
+        key = key_of_mirrored(row)
+        if key not in taken:
+            taken.add(key)
             rows.append(row)
     return torch.stack(rows) if rows else torch.zeros(0, units, dtype=torch.bool)
 
 
-def _names_of_single_steps(units: int) -> set[bytes]:
-    """The names of the pairs that the single steps run."""
-    return {name_of_pair(row) for row in _single_steps(units)}
+def _keys_of_single_steps(units: int) -> set[bytes]:
+    """The keys of the mirrored inputs that the single steps run."""
+    return {key_of_mirrored(row) for row in _single_steps(units)}
 
 
-def _single_steps(units: int) -> Bool[Tensor, "pairs units"]:
-    """One input of each pair that the single steps run: all units, then each unit alone.
+def _single_steps(units: int) -> Bool[Tensor, "mirrored units"]:
+    """One of each two mirrored inputs that the single steps run: all units, then each unit alone.
 
-    The other inputs of these pairs are no unit, and all units but each.
+    Their complements are no unit, and all units but each.
     """
     everything = torch.ones(1, units, dtype=torch.bool)
     alone = torch.eye(units, dtype=torch.bool)
     return torch.cat([everything, alone])
 
 
-def _inputs(drawn: Bool[Tensor, "pairs units"]) -> Bool[Tensor, "inputs units"]:
+def _inputs(drawn: Bool[Tensor, "mirrored units"]) -> Bool[Tensor, "inputs units"]:
     """Nothing, all but each unit, each unit alone, then drawn inputs and their complements."""
     alone = torch.eye(drawn.shape[1], dtype=torch.bool)
     nothing = torch.zeros_like(alone[:1])
@@ -287,7 +297,7 @@ def _count_before_drawn(units: int) -> int:
     return 1 + 2 * units
 
 
-async def _run_pairs(
+async def _run_mirrored(
     game: StoredGame, inputs: Sequence[Bool[Tensor, "_inputs units"]]
 ) -> list[Float64[Tensor, " _inputs"]]:
     """The values of each target's inputs; each drawn input runs next to its complement.
@@ -306,58 +316,68 @@ async def _run_pairs(
 
 
 def _in_time(
-    draws: _Draws, seen: Int64[Tensor, " seen"], values: Float64[Tensor, " inputs"]
+    draws: _Draws, players: Int64[Tensor, " players"], values: Float64[Tensor, " inputs"]
 ) -> tuple[_Draws, Float64[Tensor, " inputs"]]:
-    """The drawn pairs of which both inputs were run, and the values of all inputs that were run.
+    """The mirrored inputs of which both were run, and the values of all inputs that were run.
 
-    Raises OutOfTimeError where the call's time went by before there was a pair.
+    Raises OutOfTimeError where the call's time went by before there were any.
     """
     if not values.isnan().any():
         return draws, values
     before = _count_before_drawn(draws.kept.shape[1])
-    ones, others = values[before:].tensor_split(2)
-    were_run = ~(ones + others).isnan() & ~values[:before].isnan().any()
+    kept_values, complement_values = values[before:].tensor_split(2)
+    both_were_run = ~(kept_values + complement_values).isnan()
+    were_run = both_were_run & ~values[:before].isnan().any()
     if draws.complete:
-        # These are no longer all pairs. Pairs of single steps are then known without being drawn.
-        known = _names_of_single_steps(len(seen))
-        is_new = [name_of_pair(row[seen]) not in known for row in draws.kept]
+        # These are no longer all mirrored inputs. Those of the single steps are then known without
+        # being drawn.
+        known = _keys_of_single_steps(len(players))
+        is_new = [key_of_mirrored(row[players]) not in known for row in draws.kept]
         were_run &= torch.tensor(is_new, dtype=torch.bool)
     check_enough(were_run, 1)
-    values_in_time = torch.cat([values[:before], ones[were_run], others[were_run]])
+    values_in_time = torch.cat(
+        [values[:before], kept_values[were_run], complement_values[were_run]]
+    )
     return _Draws(draws.kept[were_run], complete=False), values_in_time
 
 
 class _Middle(NamedTuple):
     """Effects in the middle, their standard errors, and the degrees of freedom of these errors."""
 
-    effects: Float64[Tensor, " seen"]
-    stderr: Float64[Tensor, " seen"]
+    effects: Float64[Tensor, " players"]
+    stderr: Float64[Tensor, " players"]
     freedom: float
 
 
 class _Fit(NamedTuple):
     """Scores of the units before a target, and their standard errors."""
 
-    scores: Float64[Tensor, " seen"]
-    stderr: Float64[Tensor, " seen"]
+    scores: Float64[Tensor, " players"]
+    stderr: Float64[Tensor, " players"]
 
 
 def _fit_middle(inputs: PlayedInputs, *, complete: bool) -> _Middle:
-    """The effects φ in the middle: exact from all pairs, or else fitted to some of them.
+    """The effects φ in the middle: exact from all mirrored inputs, or else fitted to some of them.
 
-    The fit minimises  Σ over pairs w (g(z) - g(1 - z) - (2z - 1)·φ)²
+    The fit minimises  Σ over {z, 1 - z} w (g(z) - g(1 - z) - (2z - 1)·φ)²
                        + λ (‖φ - a l - b e‖² + p ‖(a, b) - ½‖²)   over φ, a and b.
+
+    z marks the units that are kept, and g is the value in the middle, in `inputs`. l and e are the
+    last and the first step of each unit. Where m of the U mirrored inputs that could be drawn are,
+    w is 1 for these and m / U for those of the single steps, and λ is 1 - m / U. p is
+    `PRIOR` times the mean square of (2z - 1)·l and (2z - 1)·e, so that the guess a = b = ½ weighs
+    as much as `PRIOR` mirrored inputs.
     """
-    drawn_differences = inputs.ones - inputs.others
-    pairs, units = inputs.kept.shape
+    drawn_differences = inputs.kept_values - inputs.complement_values
+    drawn, units = inputs.kept.shape
     if complete:
-        # φ = mean over pairs of (2z - 1) (g(z) - g(1 - z)); nothing was drawn.
+        # φ = mean of (2z - 1) (g(z) - g(1 - z)) over all z; nothing was drawn.
         signs = 2 * inputs.kept.double() - 1
-        effects = signs.T @ drawn_differences / max(pairs, 1)
+        effects = signs.T @ drawn_differences / max(drawn, 1)
         return _Middle(effects, torch.zeros(units, dtype=torch.float64), math.inf)
 
-    unknown = unknown_pairs(units)
-    not_drawn = max(1 - pairs / unknown, 0.0)  # λ = 1 - m / U
+    could_be_drawn = mirrored_left(units)
+    not_drawn = max(1 - drawn / could_be_drawn, 0.0)  # λ = 1 - m / U
     signs = 2 * torch.cat([_single_steps(units), inputs.kept]).double() - 1
     differences = torch.cat(
         [
@@ -366,10 +386,11 @@ def _fit_middle(inputs: PlayedInputs, *, complete: bool) -> _Middle:
             drawn_differences,
         ]
     )
-    # A drawn pair stands for U / m pairs, and a known one for itself: w = 1 and m / U.
+    # Drawn mirrored inputs stand for U / m, and those of single steps for themselves: w = 1 and
+    # m / U.
     known = 1 + units
-    weights = torch.ones(known + pairs, dtype=torch.float64)
-    weights[:known] = pairs / unknown
+    weights = torch.ones(known + drawn, dtype=torch.float64)
+    weights[:known] = drawn / could_be_drawn
 
     # φ = basis @ coefficients, with the coefficients (a, b, φ - a l - b e).
     guesses = inputs.steps()  # l and e
@@ -386,20 +407,20 @@ def _fit_middle(inputs: PlayedInputs, *, complete: bool) -> _Middle:
     coefficients = solve @ unexplained
     effects = guesses.mean(0) + basis @ coefficients
 
-    # HC3: a residual over 1 - leverage is the error for this pair if it is left out. HC2, over the
-    # root of that, is right on average for even errors; these have heavy tails.
+    # HC3: a residual over 1 - leverage is the error for its inputs if they are left out. HC2, over
+    # the root of that, is right on average for even errors; these have heavy tails.
     residuals = (unexplained - design @ coefficients)[known:]
     leverage = (design.T * solve).sum(0)[known:]
     residuals_if_left_out = residuals / (1 - leverage).clamp_min(0.1)
-    # Only the drawn pairs are random. They are drawn without replacement, which makes the variance
+    # Only the drawn inputs are random. They are drawn without replacement, which makes the variance
     # smaller by the factor 1 - m / U (the finite population correction).
     influence = (basis @ solve)[:, known:]
     errors = influence * residuals_if_left_out * math.sqrt(not_drawn)
-    freedom = max(pairs - float(leverage.sum()), 3.0)
+    freedom = max(drawn - float(leverage.sum()), 3.0)
     return _Middle(effects, errors.square().sum(1).sqrt(), freedom)
 
 
-def _in_order(ends: Float64[Tensor, " seen"], middle: _Middle) -> _Fit:
+def _in_order(ends: Float64[Tensor, " players"], middle: _Middle) -> _Fit:
     """Scores with the order of the mean of ends and middle and the sizes of the middle.
 
     With c = Σ|ends| / Σ|φ| and the weight v = n / (n + 2^(n-1)) of the plain mean, a score is
@@ -426,8 +447,8 @@ def _in_order(ends: Float64[Tensor, " seen"], middle: _Middle) -> _Fit:
 
     # The error of a block's mean would be smaller than its units' errors. It is not used: which
     # units form a block is random, too. A unit that the regression moves away from its own effect
-    # has a score that its pairs do not support. If the truth may be anywhere between the two, the
+    # has a score that its inputs do not support. If the truth may be anywhere between the two, the
     # mean squared error is a third of the squared shift.
-    spread = scale * (1 - weight / 2) * middle.stderr * wider(middle.freedom)
+    spread = scale * (1 - weight / 2) * middle.stderr * t_widening(middle.freedom)
     shift = scale * (1 - weight) * (pooled - middle.effects)
     return _Fit(scores, torch.hypot(spread, shift / math.sqrt(3)))

@@ -215,6 +215,17 @@ def draw_noise(
     return torch.stack(blocks, dim=1)
 
 
+def _fixed_k(method: Noiser, random_k: float, dim: int) -> float:
+    """The k of a bounding without a search; NaN for the others."""
+    bounding = method.bounding
+    if not isinstance(bounding, str):
+        return float(bounding)
+    if bounding.startswith("norm_"):
+        return 1 / method.norm(bounding.removeprefix("norm_"), dim)  # pyright: ignore
+    fixed_k = {"random": random_k, "none": 1.0, "relative": method.r}
+    return fixed_k.get(bounding, math.nan)
+
+
 class _Call:
     """One call of Noiser: the noise, and the effects that are known so far."""
 
@@ -222,16 +233,12 @@ class _Call:
         self.method = method
         self.query = query
         self.units = query.positions
-        k = method.bounding
         dim = query.embedding_dim
-        self.relative = k == "relative"
+        self.relative = method.bounding == "relative"
         longest = max(map(len, self.units))
-        drawn, noise = method.draw(longest, dim, rng)
+        random_k, noise = method.draw(longest, dim, rng)
         self.noise = noise.to(query.device)  # once, not for every change
-        if isinstance(k, str) and k.startswith("norm_"):
-            k = 1 / method.norm(k.removeprefix("norm_"), dim)  # pyright: ignore
-        named = {"random": drawn, "none": 1.0, "relative": method.r}
-        self.fixed = named.get(k, math.nan) if isinstance(k, str) else float(k)
+        self.fixed_k = _fixed_k(method, random_k, dim)
         self.read = effect_of(query.objective(method.objective), len(query.foil_ids))
         self.effects: dict[tuple[int, Probe], Effect] = {}
 
@@ -321,9 +328,9 @@ class _Call:
         elif dtype.itemsize == 2 and min(smallest_margins) < moved:
             # The text is the same for many prompts, so that it is shown once.
             warn(
-                f"A target leads its strongest rival by less than {moved:.2g} in log odds, which "
-                f"{str(dtype).removeprefix('torch.')} moves margins by: the scores' order may be "
-                "rounding's. Load the model with dtype='float32'.",
+                f"A target leads its strongest rival by less than {moved:.2g} in log odds, and "
+                f"{str(dtype).removeprefix('torch.')} can move margins by that much: the order of "
+                "the scores may come from rounding. Load the model with dtype='float32'.",
             )
 
     async def score(self, thresholds: Float64[Tensor, "targets units"]) -> Scores:
@@ -337,7 +344,7 @@ class _Call:
             "k_max": k_max[:, None],
             "k_max_per_unit": thresholds,
         }
-        fixed = torch.tensor(self.fixed, dtype=torch.float64)
+        fixed = torch.tensor(self.fixed_k, dtype=torch.float64)
         k = k_of_search.get(str(bounding), fixed).expand_as(mask)
         probes: dict[tuple[int, int], Probe] = {}
         for target, unit in mask.nonzero().tolist():

@@ -13,7 +13,7 @@ from noiser.methods.removal import RemovalMethod
 
 @dataclass(frozen=True, kw_only=True)
 class Occlusion(RemovalMethod):
-    """Scores each unit by the drop of the prediction when the baseline replaces all its rows.
+    """Scores each unit by the drop of the prediction when it is removed.
 
     s_u = f(X) - f(X without unit u), for f = p(target), or p(target) - p(foil) (Zeiler and Fergus
     2014).

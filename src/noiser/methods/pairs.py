@@ -1,6 +1,6 @@
 """Pairs of units that need or repeat each other, from the inputs that joint removal runs.
 
-Complementary inputs z and 1 - z have a difference, which holds the effects of single units, and a
+Mirrored inputs z and 1 - z have a difference, which holds the effects of single units, and a
 mean, which holds their interactions. With s = 2z - 1 the mean is
 
     c + Σ c_ij s_i s_j + terms of four and more units,
@@ -29,14 +29,15 @@ Value = Callable[[Tensor], Tensor]
 Matters = Callable[[int, float, float], bool]
 """Whether the units matter to a target, from its value with all of them and with none."""
 
-# A candidate for "together" loses this share of the whole effect without either unit, and one for
-# "either" has it with either unit alone.
+# A candidate for "together" loses this share of the whole effect without any one of its units, and
+# one for "either" has it with any one of its units alone.
 MIN_STEP = 0.25
 
 # Units that decide only together: the weaker one has less than this share of the effect alone ...
 MAX_ALONE = 0.2
 
-# ... and both of them alone have at least this share, where that input was run.
+# ... and the two of them, with all others removed, have at least this share, where that input was
+# run.
 MIN_BOTH = 0.5
 
 # The least size of an interaction, as a share of the largest effect of a single unit.
@@ -58,45 +59,46 @@ class PlayedInputs(NamedTuple):
     """The values of one target under the inputs of joint removal, for the units before it.
 
     Attributes:
-        kept: one input of each complementary pair that was drawn.
-        units: the indices of the seen units among all units.
+        kept: one of each two mirrored inputs that were drawn.
+        players: the indices of the units before the target among all units.
         whole: the value with all units.
         nothing: the value with no unit.
         without: the value with all but each unit.
         alone: the value with each unit alone.
-        ones: the values under `kept`.
-        others: the values under the complements of `kept`.
+        kept_values: the values under `kept`.
+        complement_values: the values under the complements of `kept`.
     """
 
-    kept: Bool[Tensor, "pairs seen"]
-    units: Int64[Tensor, " seen"]
+    kept: Bool[Tensor, "mirrored players"]
+    players: Int64[Tensor, " players"]
     whole: Float64[Tensor, ""]
     nothing: Float64[Tensor, ""]
-    without: Float64[Tensor, " seen"]
-    alone: Float64[Tensor, " seen"]
-    ones: Float64[Tensor, " pairs"]
-    others: Float64[Tensor, " pairs"]
+    without: Float64[Tensor, " players"]
+    alone: Float64[Tensor, " players"]
+    kept_values: Float64[Tensor, " mirrored"]
+    complement_values: Float64[Tensor, " mirrored"]
 
     @classmethod
     def of(
         cls,
-        kept: Bool[Tensor, "pairs units"],
-        units: Int64[Tensor, " seen"],
+        kept: Bool[Tensor, "mirrored units"],
+        players: Int64[Tensor, " players"],
         whole: Float64[Tensor, ""],
         values: Float64[Tensor, " inputs"],
     ) -> PlayedInputs:
         """From values of nothing, all but each unit, each unit alone, `kept`, its complements."""
-        pairs, count = kept.shape
-        nothing, without, alone, ones, others = values.split([1, count, count, pairs, pairs])
+        drawn, count = kept.shape
+        parts = values.split([1, count, count, drawn, drawn])
+        nothing, without, alone, kept_values, complement_values = parts
         return cls(
-            kept=kept[:, units],
-            units=units,
+            kept=kept[:, players],
+            players=players,
             whole=whole,
             nothing=nothing[0],
-            without=without[units],
-            alone=alone[units],
-            ones=ones,
-            others=others,
+            without=without[players],
+            alone=alone[players],
+            kept_values=kept_values,
+            complement_values=complement_values,
         )
 
     def map(self, value: Value) -> PlayedInputs:
@@ -106,11 +108,11 @@ class PlayedInputs(NamedTuple):
             nothing=value(self.nothing),
             without=value(self.without),
             alone=value(self.alone),
-            ones=value(self.ones),
-            others=value(self.others),
+            kept_values=value(self.kept_values),
+            complement_values=value(self.complement_values),
         )
 
-    def steps(self) -> Float64[Tensor, "2 seen"]:
+    def steps(self) -> Float64[Tensor, "2 players"]:
         """Each unit's last step, from all but it to all, and first, from nothing to it alone."""
         last = self.whole - self.without
         first = self.alone - self.nothing
@@ -131,11 +133,11 @@ class _Candidates(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Distinct pairs of complementary inputs: the kept sets, and the values under both inputs."""
+    """Distinct mirrored inputs: one of each two, and the values under it and its complement."""
 
-    kept: Bool[Tensor, "rows seen"]
-    ones: Float64[Tensor, " rows"]
-    others: Float64[Tensor, " rows"]
+    kept: Bool[Tensor, "rows players"]
+    kept_values: Float64[Tensor, " rows"]
+    complement_values: Float64[Tensor, " rows"]
 
 
 class _Interactions(NamedTuple):
@@ -167,7 +169,8 @@ async def find_pairs(
         value_of: from a target to the function from its values to the values in `played`.
         complete: for each target, whether its drawn inputs are all there are. Interactions then
             have no error.
-        checks: further inputs for each target: both units of a candidate alone, and all others.
+        checks: further inputs for each target: the two units of a candidate with all others
+            removed, and all others with the two removed.
         matters: whether a target depends on the units enough to name pairs.
     """
     candidates: dict[int, _Candidates] = {}
@@ -178,20 +181,22 @@ async def find_pairs(
             candidates[target] = _candidates(inputs)
 
     units = game.mask.shape[1]
-    both_alone = [torch.zeros(0, units, dtype=torch.bool)] * len(played)
-    for target, pairs_of_units in candidates.items():
-        both_alone[target] = _both_alone(pairs_of_units, played[target].units, units, checks // 2)
-    checked = await game.values([torch.cat([rows, ~rows]) for rows in both_alone])
+    only_the_two = [torch.zeros(0, units, dtype=torch.bool)] * len(played)
+    for target, of_target in candidates.items():
+        players = played[target].players
+        only_the_two[target] = _only_the_two(of_target, players, units, checks // 2)
+    checked = await game.values([torch.cat([rows, ~rows]) for rows in only_the_two])
 
     pairs: list[Pair] = []
-    for target, pairs_of_units in candidates.items():
+    for target, of_target in candidates.items():
         inputs = played[target]
-        ones, others = value_of(target)(checked[target]).tensor_split(2)
-        checked_rows = _Rows(both_alone[target][:, inputs.units], ones, others)
+        kept_values, complement_values = value_of(target)(checked[target]).tensor_split(2)
+        kept = only_the_two[target][:, inputs.players]
+        checked_rows = _Rows(kept, kept_values, complement_values)
         rows = _distinct(_rows_of(inputs, complete=complete[target]), checked_rows)
-        likely = _enough_together(pairs_of_units, rows, inputs)
+        likely = _enough_together(of_target, rows, inputs)
         for i, j, score, stderr in _large_pairs(likely, rows, complete=complete[target]):
-            units_of_pair = (int(inputs.units[i]), int(inputs.units[j]))
+            units_of_pair = (int(inputs.players[i]), int(inputs.players[j]))
             kind = "together" if score > 0 else "either"
             pairs.append(Pair(target, units_of_pair, score, stderr, kind))
     return tuple(pairs)
@@ -220,64 +225,67 @@ def _candidates(inputs: PlayedInputs) -> _Candidates:
     return _Candidates(i, j, can_be_together[i, j], can_be_either[i, j])
 
 
-def _both_alone(
-    candidates: _Candidates, seen: Int64[Tensor, " seen"], units: int, count: int
+def _only_the_two(
+    candidates: _Candidates, players: Int64[Tensor, " players"], units: int, count: int
 ) -> Bool[Tensor, "checks units"]:
-    """The inputs that keep only both units of a candidate, for the `count` likeliest candidates."""
+    """The inputs that keep only the two units of a candidate, for the `count` likeliest ones."""
     pairs = torch.from_numpy(np.stack([candidates.i, candidates.j], axis=1)[:count])
     rows = torch.zeros(len(pairs), units, dtype=torch.bool)
-    return rows.scatter(1, seen[pairs], value=True)
+    return rows.scatter(1, players[pairs], value=True)
 
 
 def _rows_of(inputs: PlayedInputs, *, complete: bool) -> _Rows:
-    """The complementary pairs that were run: those of single steps, and the drawn ones.
+    """The mirrored inputs that were run: those of single steps, and the drawn ones.
 
-    If the drawn pairs are complete, single steps are among them.
+    If the drawn ones are all that there are, single steps are among them.
     """
     if complete:
-        return _Rows(inputs.kept, inputs.ones, inputs.others)
-    units = len(inputs.units)
+        return _Rows(inputs.kept, inputs.kept_values, inputs.complement_values)
+    units = len(inputs.players)
     everything = torch.ones(1, units, dtype=torch.bool)
     alone = torch.eye(units, dtype=torch.bool)
     return _Rows(
         kept=torch.cat([everything, alone, inputs.kept]),
-        ones=torch.cat([inputs.whole[None], inputs.alone, inputs.ones]),
-        others=torch.cat([inputs.nothing[None], inputs.without, inputs.others]),
+        kept_values=torch.cat([inputs.whole[None], inputs.alone, inputs.kept_values]),
+        complement_values=torch.cat(
+            [inputs.nothing[None], inputs.without, inputs.complement_values]
+        ),
     )
 
 
 def _distinct(rows: _Rows, more: _Rows) -> _Rows:
-    """All of `rows`, then the pairs of `more` that are not among them."""
-    names = {name_of_pair(row) for row in rows.kept}
-    new = [index for index, row in enumerate(more.kept) if name_of_pair(row) not in names]
+    """All of `rows`, then the mirrored inputs of `more` that are not among them."""
+    keys = {key_of_mirrored(row) for row in rows.kept}
+    new = [index for index, row in enumerate(more.kept) if key_of_mirrored(row) not in keys]
     return _Rows(
         kept=torch.cat([rows.kept, more.kept[new]]),
-        ones=torch.cat([rows.ones, more.ones[new]]),
-        others=torch.cat([rows.others, more.others[new]]),
+        kept_values=torch.cat([rows.kept_values, more.kept_values[new]]),
+        complement_values=torch.cat([rows.complement_values, more.complement_values[new]]),
     )
 
 
-def name_of_pair(row: Bool[Tensor, " units"]) -> bytes:
-    """A key that is the same for a set and its complement."""
+def key_of_mirrored(row: Bool[Tensor, " units"]) -> bytes:
+    """A key that is the same for an input and its complement."""
     return (row ^ row[:1]).numpy().tobytes()
 
 
 def _enough_together(candidates: _Candidates, rows: _Rows, inputs: PlayedInputs) -> _Candidates:
-    """The candidates, without those whose two units alone have less than half of the effect.
+    """The candidates, without those whose two units have less than half of the effect with all
+    others removed.
 
-    Candidates whose two units were not run alone stay.
+    Candidates for which that input was not run stay.
     """
     values: dict[bytes, Tensor] = {}
-    for row, one, other in zip(rows.kept, rows.ones, rows.others, strict=True):
-        values[row.numpy().tobytes()] = one
-        values[(~row).numpy().tobytes()] = other
+    for row, kept_value, complement_value in zip(*rows, strict=True):
+        values[row.numpy().tobytes()] = kept_value
+        values[(~row).numpy().tobytes()] = complement_value
 
     threshold = inputs.nothing + MIN_BOTH * (inputs.whole - inputs.nothing)
     enough: list[int] = []
     for index, (i, j) in enumerate(zip(candidates.i, candidates.j, strict=True)):
-        both = torch.zeros(len(inputs.units), dtype=torch.bool)
-        both[[int(i), int(j)]] = True
-        value = values.get(both.numpy().tobytes())
+        only_the_two = torch.zeros(len(inputs.players), dtype=torch.bool)
+        only_the_two[[int(i), int(j)]] = True
+        value = values.get(only_the_two.numpy().tobytes())
         if value is None or value >= threshold:
             enough.append(index)
     return candidates.at(np.array(enough, dtype=np.int64))
@@ -296,8 +304,8 @@ def _large_pairs(
     if not tests:
         return []
     signs = (2 * rows.kept.double() - 1).numpy()
-    means = ((rows.ones + rows.others) / 2).numpy()
-    differences = (rows.ones - rows.others).numpy()
+    means = ((rows.kept_values + rows.complement_values) / 2).numpy()
+    differences = (rows.kept_values - rows.complement_values).numpy()
     largest_single = np.abs(_single_effects(signs, differences)).max()
 
     if complete:
@@ -323,8 +331,8 @@ def _large_pairs(
 
 
 def _single_effects(
-    signs: Float64[np.ndarray, "rows seen"], differences: Float64[np.ndarray, " rows"]
-) -> Float64[np.ndarray, " seen"]:
+    signs: Float64[np.ndarray, "rows players"], differences: Float64[np.ndarray, " rows"]
+) -> Float64[np.ndarray, " players"]:
     """The φ that minimise ‖differences - signs φ‖² + RIDGE ‖φ‖²."""
     # φ = (sᵀs + RIDGE)⁻¹ sᵀd
     gram = signs.T @ signs + RIDGE * np.eye(signs.shape[1])
@@ -345,11 +353,11 @@ def _large(
 
 
 def _exact_interactions(
-    signs: Float64[np.ndarray, "rows seen"],
+    signs: Float64[np.ndarray, "rows players"],
     means: Float64[np.ndarray, " rows"],
     candidates: _Candidates,
 ) -> _Interactions:
-    """I_ij = 4 mean(s_i s_j means), if the rows are all pairs of complementary inputs."""
+    """I_ij = 4 mean(s_i s_j means), if the rows are all mirrored inputs."""
     products = signs[:, candidates.i] * signs[:, candidates.j]
     scores = 4 * products.T @ means / len(means)
     no_error = np.zeros(len(scores))
@@ -357,7 +365,7 @@ def _exact_interactions(
 
 
 def _fitted_interactions(
-    signs: Float64[np.ndarray, "rows seen"],
+    signs: Float64[np.ndarray, "rows players"],
     means: Float64[np.ndarray, " rows"],
     candidates: _Candidates,
     *,
@@ -382,21 +390,23 @@ def _fitted_interactions(
 
     # With K⁻ = (K + RIDGE)⁻¹:  β = (Fᵀ K⁻ F)⁺ Fᵀ K⁻ m,  α = K⁻ (m - F β),  c_ij = (s_i s_j)·α.
     inverse = np.linalg.inv(kernel + RIDGE * np.eye(rows))
-    beta = np.linalg.pinv(free.T @ inverse @ free) @ free.T @ inverse
-    alpha = inverse @ (np.eye(rows) - free @ beta)
-    own = products.T @ alpha if penalty else beta[2:]
-    weights = 4 * (beta[1] + own)  # I = weights m
+    # β and α are linear in m: these are the matrices that make them of the means.
+    beta_of_means = np.linalg.pinv(free.T @ inverse @ free) @ free.T @ inverse
+    alpha_of_means = inverse @ (np.eye(rows) - free @ beta_of_means)
+    own = products.T @ alpha_of_means if penalty else beta_of_means[2:]
+    weights = 4 * (beta_of_means[1] + own)  # I = weights m
 
-    # The residuals are RIDGE α m. HC3 divides each by 1 - leverage, the diagonal of RIDGE α.
-    not_explained = RIDGE * alpha.diagonal()
-    residuals = RIDGE * alpha @ means / np.maximum(not_explained, MIN_NOT_EXPLAINED)
+    # The residuals are RIDGE α. HC3 divides each by 1 - leverage, the diagonal of RIDGE times the
+    # matrix of α.
+    not_explained = RIDGE * alpha_of_means.diagonal()
+    residuals = RIDGE * alpha_of_means @ means / np.maximum(not_explained, MIN_NOT_EXPLAINED)
     not_run = max(1 - rows / 2.0 ** (units - 1), 0.0)  # finite population correction
     stderr = np.linalg.norm(weights * residuals, axis=1) * np.sqrt(not_run)
 
     scores = weights @ means
     freedom = max(float(not_explained.sum()), 2.0)
     p = _two_sided(scores / np.maximum(stderr, 1e-12), freedom)
-    return _Interactions(scores, stderr * wider(freedom), p)
+    return _Interactions(scores, stderr * t_widening(freedom), p)
 
 
 def _two_sided(t: Float64[np.ndarray, " tests"], freedom: float) -> Float64[np.ndarray, " tests"]:
@@ -406,12 +416,14 @@ def _two_sided(t: Float64[np.ndarray, " tests"], freedom: float) -> Float64[np.n
     return 2 * stdtr(freedom, -np.abs(t))
 
 
-def wider(freedom: float) -> float:
-    """The 97.5 % quantile of the t distribution over the quantile of the normal distribution.
+def t_widening(freedom: float) -> float:
+    """How much wider a 95 % interval is by the t distribution than by the normal distribution.
 
-    Standard errors are multiplied by it, so that twice the error is right for every reader.
+    An error that few residuals were estimated from is itself uncertain, so its interval is wider.
+    Standard errors are multiplied by this number, so that readers can take twice the error as the
+    interval without knowing the degrees of freedom.
 
-    >>> round(wider(5), 2), round(wider(1000), 2)
+    >>> round(t_widening(5), 2), round(t_widening(1000), 2)
     (1.31, 1.0)
     """
     from scipy.special import stdtrit

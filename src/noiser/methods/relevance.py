@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from noiser.engine import Query, Relevance, remover
+from noiser.engine.backward_rules import Activation, derivative, to_float64
 from noiser.engine.objectives import ObjectiveFn, at, contrast, objective_of
-from noiser.engine.rules import Activation, derivative, to_float64
 from noiser.methods.gradients import movable_groups
 from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
 from noiser.types import Baseline

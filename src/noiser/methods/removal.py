@@ -19,8 +19,14 @@ _DRAWS = 200
 
 _TINY = 1e-6
 
+
+def unchanged(values: Tensor) -> Tensor:
+    """The values as they are, where a function from values to values is asked for."""
+    return values
+
+
 _RATE_OF: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "prob": (torch.Tensor.clone, torch.Tensor.clone),
+    "prob": (unchanged, unchanged),
     "logprob": (torch.exp, torch.log),
     "logit": (torch.sigmoid, torch.logit),
 }
@@ -102,7 +108,7 @@ def binomial_errors(
 
 
 async def with_single_removals(
-    game: LiveGame, scores: Scores, value: Callable[[Tensor], Tensor] = Tensor.double
+    game: LiveGame, scores: Scores, value: Callable[[Tensor], Tensor] = unchanged
 ) -> Scores:
     """The scores with what is predicted without each unit, where the method has run that.
 

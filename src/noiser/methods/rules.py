@@ -205,8 +205,8 @@ def _terms(effects: Float64[np.ndarray, " units"]) -> list[Term]:
 def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
     """Every rule as indices of its terms; `len(terms)` in the places of terms it does not have.
 
-    No term implies another one. A term without a needed unit stands alone: "[1] fails, or [2]
-    fails" would say of two units that exactly one is needed.
+    No term implies another one. A term without a needed unit stands alone: "unless [1], or unless
+    [2]" would only say of two units that they are not both there.
     """
     nothing = len(terms)
     needed = [{number for number in term if number > 0} for term in terms]

@@ -176,6 +176,7 @@ async def _search(stays: Stays, order: Sequence[int], found: _Found) -> None:
         substitutes = await _shrunk(stays, others, fixed)
         if not substitutes:
             break
+        # Asked only so that the game's table has these values: `_means` and `_pairs` read them.
         for unit in substitutes:
             await stays(everything - {unit})
         found.groups.append(substitutes)

@@ -89,14 +89,15 @@ def bisection(
 # Where screening begins: smallest thresholds of trained models are mostly 0.01 to 0.1.
 FIRST = 2.0**-4
 
-# How many times the smallest estimate a unit's estimate may be, after each round of screening.
-NEAR = (3.0, 2.0, 1.5)
+# After each round of screening, the units are kept whose estimate is at most so many times the
+# smallest one.
+KEPT_WITHIN = (3.0, 2.0, 1.5)
 
 # The least that a margin counts. A token that is far back says little about where it was overtaken.
-LAST = -2.0
+MIN_MARGIN = -2.0
 
-# How many times as large as the last k a unit may at most be expected to lose its margin.
-FARTHEST = 10.0
+# A unit is expected to lose its margin at no more than this many times the largest k probed.
+MAX_EXTRAPOLATION = 10.0
 
 # How many times the last k the next one is, at least and at most, while nothing flips.
 STRIDE = (1.5, 2.0)
@@ -112,21 +113,22 @@ def certified(
     others are probed at that k. When none flips the search is over, and these probes are the
     scores' own; units that do flip are then followed as well.
 
-    One unit flips at k + 2^-steps, or where one flips at 2^-steps, at 2k; or k is the grid's last.
-    Screening takes a fifth of the samples, and begins at `first`.
+    At the next point of the grid, k + 2^-steps, some unit flips, unless k is the last point. Where
+    a unit flips already at 2^-steps, k is found by halving, and some unit flips at 2k. Screening
+    takes a fifth of the samples, and begins at `first`.
     """
     units = list(units)
     margins: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
     followed = units
     root = _Root(first, steps=steps)
-    for near in NEAR:
+    for times in KEPT_WITHIN:
         effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
         for (unit, k, _), effect in effects.items():
-            margins[unit][k] = max(effect.margin, LAST)
+            margins[unit][k] = max(effect.margin, MIN_MARGIN)
         estimates = {unit: _crossing(margins[unit]) for unit in followed}
         smallest = min(estimates.values())
         root = _Root(smallest, steps=steps)
-        followed = [unit for unit in followed if estimates[unit] <= near * smallest]
+        followed = [unit for unit in followed if estimates[unit] <= times * smallest]
         if len(followed) == 1:
             break
     # The units that are likeliest to flip are certified first, since k may be too large.
@@ -148,7 +150,7 @@ def certified(
         if not flipped:
             return Thresholds(dict.fromkeys(followed, root.low), root.tied)
         followed = flipped
-        root.fall(max(least, LAST))
+        root.restart_below(max(least, MIN_MARGIN))
 
 
 class _Root:
@@ -203,7 +205,7 @@ class _Root:
             here = {probe.unit: effect for probe, effect in effects.items() if probe.k == k}
             flipped = [unit for unit, effect in here.items() if effect.flips]
             margin = min(effect.margin for effect in here.values())
-            self._update(k, max(margin, LAST), flips=bool(flipped))
+            self._update(k, max(margin, MIN_MARGIN), flips=bool(flipped))
             if flipped:
                 return flipped
         return followed
@@ -228,8 +230,8 @@ class _Root:
         if self.tied:
             self.low = SMALLEST
 
-    def fall(self, margin: float) -> None:
-        """Learns that the margin is lost at `low` too, by another unit."""
+    def restart_below(self, margin: float) -> None:
+        """Begins again below `low`, where another unit has lost the margin as well."""
         self._high = self.low
         self._margin_at_high = min(margin, 0.0)
         self.low = 0.0
@@ -246,19 +248,22 @@ class _Root:
             nearest, farthest = (stride * self.low for stride in STRIDE)
             return min(max(crossing, nearest), farthest)
         width = self._high - self.low
-        fall = self._margin_at_low - self._margin_at_high
-        if self._slow_steps > 1 or fall == 0:
+        margin_lost = self._margin_at_low - self._margin_at_high
+        if self._slow_steps > 1 or margin_lost == 0:
             return (self.low + self._high) / 2
-        return self.low + width * self._margin_at_low / fall
+        return self.low + width * self._margin_at_low / margin_lost
 
 
 def _crossing(margins: Mapping[float, float]) -> float:
     """Where a margin is lost, by a straight line through the points around or before that place."""
     points = sorted(margins.items())
-    for (low, margin), (high, loss) in pairwise(points):
-        if loss <= 0:
-            if margin <= loss:
+    for (low, margin_at_low), (high, margin_at_high) in pairwise(points):
+        if margin_at_high <= 0:
+            if margin_at_low <= margin_at_high:
                 return high
-            return low + (high - low) * margin / (margin - loss)
+            margin_lost = margin_at_low - margin_at_high
+            return low + (high - low) * margin_at_low / margin_lost
+    # The line from margin 1 at k = 0 through the last point, at most MAX_EXTRAPOLATION times as
+    # far.
     k, margin = points[-1]
-    return k / max(1 - margin, 1 / FARTHEST)
+    return k / max(1 - margin, 1 / MAX_EXTRAPOLATION)

@@ -28,7 +28,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from noiser.attribution.normalize import normalize
-from noiser.engine import Perturbation, Predict, keep, objective_of
+from noiser.engine import Perturbation, Predict, objective_of, scale_rows
 from noiser.engine.objectives import logprob
 from noiser.errors import NumericalError, ParameterError
 from noiser.metrics.bootstrap import Statistic, log_mean_ratio, summed_log_ratios
@@ -74,7 +74,7 @@ def soft_masks(
         left = case.uniforms(removed, target, *shape)[samples % masks] < 1 - q
         return torch.cat([retained, left])
 
-    return keep(positions, both, 2 * len(samples), [target])
+    return scale_rows(positions, both, 2 * len(samples), [target])
 
 
 def _tokens(case: Case, target: int) -> tuple[list[int], list[int]]:
@@ -99,7 +99,7 @@ async def soft_ns_nc(
     zeros: list[Perturbation] = []
     for target in range(len(case.units)):
         positions, _ = _tokens(case, target)
-        zeros.append(keep(positions, lambda: torch.zeros(1, 1, 1), 1, [target]))
+        zeros.append(scale_rows(positions, lambda: torch.zeros(1, 1, 1), 1, [target]))
     distance = objective_of("squared" if squared else "hellinger")
     foil_tokens = len(case.query.foil_ids)
 

@@ -205,21 +205,21 @@ def _opening_start(text: str, start: int, end: int) -> int | None:
     return None
 
 
-def end_of_word(text: str, place: int, *, is_all: bool) -> int | None:
+def end_of_word(text: str, place: int, *, has_ended: bool) -> int | None:
     """Where the word ends that holds the characters on both sides of a place; else the place.
 
     None where a text that is not all there might go on with this word.
 
-    >>> end_of_word("Mond", 4, is_all=False), end_of_word("Monday is", 4, is_all=False)
+    >>> end_of_word("Mond", 4, has_ended=False), end_of_word("Monday is", 4, has_ended=False)
     (None, 6)
     """
     for match in _WORD.finditer(text):
         if match.start() < place < match.end() and not _PUNCTUATION.fullmatch(match[0]):
-            if match.end() == len(text) and not is_all:
+            if match.end() == len(text) and not has_ended:
                 return None
             return match.end()
     is_open = place == len(text) or (place + 1 == len(text) and text[place] in _INNER_MARKS)
-    return None if is_open and not is_all else place
+    return None if is_open and not has_ended else place
 
 
 def sentence_spans(text: str) -> list[Offset]:

@@ -1,4 +1,4 @@
-"""Rules in place of derivatives, by hooks on modules: DeepLIFT's and AttnLRP's."""
+"""Rules for backward passes in place of derivatives, by hooks: DeepLIFT's and AttnLRP's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ It is called with the function, its input x, and its input in the reference run 
 ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 """Modules of Python with activation functions."""
 
-# Their classes that do not map number by number in double precision.
-OTHERS = ("GLU", "MultiheadAttention", "PReLU", "Softmax", "Softmax2d", "Softmin", "LogSoftmax")
+# Classes of these modules that do not map number by number in double precision.
+NOT_ELEMENTWISE = (
+    "GLU",
+    "MultiheadAttention",
+    "PReLU",
+    "Softmax",
+    "Softmax2d",
+    "Softmin",
+    "LogSoftmax",
+)
 
 
 @contextlib.contextmanager
@@ -46,20 +54,21 @@ def ruled(
             share_attention(model, *attention, ran)
         for name, module in model.named_modules():
             kind = type(module)
-            if kind.__module__ in ACTIVATIONS and kind.__name__ not in OTHERS:
+            if kind.__module__ in ACTIVATIONS and kind.__name__ not in NOT_ELEMENTWISE:
                 # In the reference run experts read other tokens, so there is nothing to compare.
                 references = None if ".experts" in name else deque[Tensor]()
+                # With rules for attention, attention must have run; activations do not count.
                 counted = ran if attention is None else []
                 add_hook(model, module, partial(_bend, slope, references, counted))
             if attention is not None:
                 _conserve(partial(add_hook, model), module)
         yield
     if not ran:
-        part = "activation function that is a module"
+        needed = "an activation function that is a module of its own"
         if attention:
-            part = "attention by transformers' AttentionInterface"
+            needed = "attention that runs through transformers' AttentionInterface"
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no {part}, which alone has rules for relevance. "
+            f"The rules for relevance need {needed}, and {type(model).__name__} has none. "
             "Take the gradient itself, 'input_x_gradient', or 'occlusion'."
         )
 
