@@ -48,8 +48,8 @@ class Joint(Parameters):
     f(nothing), which are run exactly. Its effect in the middle is its Banzhaf value φ, the mean of
     g(z with u) - g(z without u) over all z of the other units. It is fitted to mirrored inputs, z
     and 1 - z (counted as one): those that the single steps have run, and others that are drawn
-    without repetition. Least squares have a ridge towards a mix of the last and first steps of g, l and e, with a and b
-    held near ½, a guess that weighs as much as `PRIOR` mirrored inputs:
+    without repetition. Least squares have a ridge towards a mix of the last and first steps of g, l
+    and e, with a and b held near ½, a guess that weighs as much as `PRIOR` mirrored inputs:
 
         argmin over φ, a, b of  Σ over {z, 1 - z} w (g(z) - g(1 - z) - (2z - 1)·φ)²
                                 + λ ‖φ - a l - b e‖²
