@@ -350,6 +350,7 @@ def table_of_expect(rows: Sequence[Row]) -> list[Row]:
                 "depends_on: padding fails": verdicts(found, "depends_on padding", "FAIL"),
                 "not_on: padding passes": verdicts(found, "not_on padding", "pass"),
                 "undecided": verdicts(found, "not_on padding", "undecided"),
+                "fails": verdicts(found, "not_on padding", "FAIL"),
                 "not_on: true clause fails": verdicts(needs, "not_on gold", "FAIL"),
                 "either: names the other": percent(named),
                 "either: fails": verdicts(either, "depends_on gold 0", "FAIL"),
