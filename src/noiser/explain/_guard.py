@@ -123,8 +123,8 @@ def guard(
     call that loses less than `limit` nats was not asked for by the user. Then the tools' results
     are taken out, too, together, and each alone if the call loses `limit` nats without them.
 
-    The model need not be the one that wrote the call. It must know how calls are written: read the
-    measured rates in docs/howto/guard.md first.
+    The verdict is often wrong: read the measured rates in docs/howto/guard.md first. The model need
+    not be the one that wrote the call. It must know how calls are written.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`; a chat model.
