@@ -11,8 +11,9 @@ the fact (`wordings.py`, those of the report). A prompt counts if the model's an
 planted one, or in a chat holds it; nothing else is asked of the model. So a true clause also fails
 the test where the model would give the answer without it. "confident" are those that count where
 the answer has a probability of at least one half: with less the model hardly knows it. Each
-gold sentence, and one other sentence, the "padding", is expected once in `depends_on` and once in
-`not_on`. `--batch` runs the same prompts with another size of batch, under a name of its own.
+gold sentence, and one other sentence, the "padding", is expected once in `depends_on`, and once in
+`not_on` with the other gold sentences in `depends_on`. `--batch` runs the same prompts with another
+size of batch, under a name of its own.
 
 `slim` makes system messages of two to four facts that cases ask for, among sentences that no case
 asks for: rules of style and other facts. Cases that the model does not answer with the planted
@@ -54,10 +55,10 @@ from noiser.model import LanguageModel
 from noiser.types import STAYS, Question
 from wordings import REPORT, Planted, kinds_of
 
-FIRST = 500
+FIRST = 600
 """The number of the first prompt of `wordings.py`: `one_pass.py` has taken those below."""
 
-SEED = 6868
+SEED = 6968
 """Of prompts of `noiser.data.planted`, which has taken no such number."""
 
 LENGTHS = (3, 4)
@@ -133,13 +134,15 @@ def tried(lm: LanguageModel, kind: str, planted: Planted) -> Row:
     roles = {planted.sentences[i]: f"gold {n}" for n, i in enumerate(planted.gold)}
     roles[planted.sentences[padding]] = "padding"
     begun = time.process_time()
-    try:
-        found = noiser.expect(lm, prompt, depends_on=[*roles], not_on=[*roles], max_new_tokens=most)
-    except ExpectationError as error:
-        found: Expectations = error.result
-    second = planted.sentences[planted.gold[-1]]
+    tested = list(expected(lm, prompt, most, depends_on=[*roles]))
+    gold = [planted.sentences[i] for i in planted.gold]
+    for clause in roles:
+        needed = [other for other in gold if other != clause]
+        found = expected(lm, prompt, most, depends_on=needed, not_on=[clause])
+        tested += [finding for finding in found if finding.kind == "not_on"]
+    second = gold[-1]
     findings: Row = {}
-    for finding in found.findings:
+    for finding in tested:
         name = f"{finding.kind} {roles[finding.about]}"
         findings[name] = [finding.verdict, round(finding.nats, 2)]
         if finding.kind == "depends_on" and roles[finding.about] == "gold 0":
@@ -152,6 +155,15 @@ def tried(lm: LanguageModel, kind: str, planted: Planted) -> Row:
         "findings": findings,
         "seconds": seconds,
     }
+
+
+def expected(lm: LanguageModel, prompt: Any, most: int, **clauses: Any) -> Sequence[Any]:
+    """What becomes of the expectations."""
+    try:
+        found = noiser.expect(lm, prompt, max_new_tokens=most, **clauses)
+    except ExpectationError as error:
+        found: Expectations = error.result
+    return found.findings
 
 
 def begins(answer: str, planted: str) -> bool:
