@@ -20,7 +20,7 @@ from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.injected import user_loss
 from noiser.explain.many import run_many
 from noiser.explain.tabled import TabledResult
-from noiser.model.language_model import LanguageModel, check_model
+from noiser.model.language_model import LanguageModel, check_model, check_probabilities
 from noiser.text import as_prompt
 from noiser.types import ASKED, STAYS, ModelIdentity, Prompt, Question
 
@@ -163,6 +163,7 @@ def expect(
         >>> noiser.expect(lm, prompt, depends_on="within 30 days")  # doctest: +SKIP
     """
     check_model(lm)
+    check_probabilities(lm, "a test of a prompt")
     check_positive("limit", limit)
     check_count("max_new_tokens", max_new_tokens)
     prompt = as_prompt(lm.tokenizer, prompt)
