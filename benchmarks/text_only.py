@@ -436,16 +436,20 @@ def prompts_of(part: str, args: argparse.Namespace) -> Iterator[tuple[str, Examp
 
 def table(path: Path) -> None:
     """Prints the rows of each part and method."""
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for text in path.read_text().splitlines():
         line = json.loads(text)
-        groups.setdefault((line["model"], line["part"], line["method"]), []).append(line)
+        found[line["model"], line["part"], line["method"], line["id"]] = line
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for (model, part, method, _), line in found.items():
+        groups.setdefault((model, part, method), []).append(line)
     rows: list[dict[str, Any]] = []
     for (model, part, method), lines in sorted(groups.items()):
         row: dict[str, Any] = {"model": model, "part": part, "method": method, "n": len(lines)}
         if "found" in lines[0]:
             row["gold found"] = share([line["found"] for line in lines])
-            row["named or"] = share([line["either"] for line in lines])
+            if part.startswith("twice"):
+                row["named or"] = share([line["either"] for line in lines])
             row["chance"] = statistics.mean(line["chance"] for line in lines)
         if part == "errors" and method != "refused":
             covered = [hit for line in lines for hit in line["covered"]]

@@ -126,10 +126,10 @@ def _of_a_picture() -> noiser.Attribution:
     """An answer of the tests' toy about a picture; it is trained for that in two minutes."""
     from toy_images import PLACES, chat_of, draw, train
 
-    image, _ = draw(random.Random(3), scale=8)
-    options = {"method": "occlusion", "unit": "word", "image_unit": (4, 4)}
+    image, _ = draw(random.Random(17), scale=8)
+    chat = chat_of(PLACES[3], image)
     lm = noiser.wrap(*train())
-    return noiser.attribute(lm, chat_of(PLACES[1], image), max_new_tokens=1, **options)
+    return noiser.attribute(lm, chat, method="occlusion", image_unit=(2, 2), max_new_tokens=1)
 
 
 def _plot(name: str, prompt: str, methods: Sequence[Any], **question: Any) -> None:

@@ -58,6 +58,15 @@ def served_by(handler):
         thread.join()
 
 
+def wait_for(address, process, seconds=600):
+    """Until a process answers there, has ended, or takes longer."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
+            break
+        time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def running(command, port, seconds=600, path="health", **environment):
     """The address of what `command` serves on that port, once it answers to `path`."""
@@ -66,14 +75,7 @@ def running(command, port, seconds=600, path="health", **environment):
         command, start_new_session=True, env=os.environ | environment, **quiet
     )
     try:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and process.poll() is None:
-            with (
-                contextlib.suppress(OSError),
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5),
-            ):
-                break
-            time.sleep(0.2)
+        wait_for(f"http://127.0.0.1:{port}/{path}", process, seconds)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -779,6 +779,21 @@ def test_metrics_are_refused_before_a_request():
         assert len(server.bodies) == asked
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda lm: noiser.expect(lm, CHAT, says="yard"), id="expect"),
+        pytest.param(lambda lm: noiser.slim(lm, FACTS[0], ["Where?"]), id="slim"),
+        pytest.param(lambda lm: noiser.guard(lm, CHAT, {"name": "a", "arguments": {}}), id="guard"),
+    ],
+)
+def test_what_compares_probabilities_is_refused_before_a_request(ask):
+    with OpenAI(knows) as server:
+        with pytest.raises(UnsupportedModelError, match="gives text only"):
+            ask(model_at(server))
+        assert not server.bodies
+
+
 def test_too_few_calls_for_a_result_are_said():
     with OpenAI(knows) as server, pytest.raises(TimeoutError, match="max_calls=1 requests"):
         sentences(model_at(server), max_calls=1)

@@ -11,6 +11,7 @@ import torch
 
 import noiser
 from attribution_for_tests import make, spans_of
+from chat_for_tests import chat_model
 from engine_for_tests import query_of
 from noiser.attribution.summary import as_text
 from noiser.errors import (
@@ -26,7 +27,6 @@ from noiser.explain.citations_summary import about_citations
 from noiser.text import read_documents
 from noiser.types import Pair, Source, Target
 from test_engine import masked
-from test_pages import chat_model
 from tiny import tiny
 
 SOURCES = ["The fox sings. A dog plays.", ("Weather", "It rains."), "The trains run late."]

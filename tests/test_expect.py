@@ -14,7 +14,7 @@ from noiser.cli.prompt_tests import read_cases
 from noiser.engine import prepare, run_one
 from noiser.errors import ExpectationError, ParameterError, PlanError, PromptError
 from noiser.explain import _expect
-from noiser.explain._expect import _Effect, _Trial
+from noiser.explain._expect import _Effect, _question, _Trial, _Wanted
 from noiser.explain.clauses import Clauses
 from noiser.types import Question
 from tiny import chat_tokenizer, tiny
@@ -341,3 +341,40 @@ def test_a_prompt_may_be_a_chat(tmp_path):
     assert case.prompt == chat
     with pytest.raises(PlanError):
         read_cases(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("It rains. Where is Anna? Answer: in the", [" Where is Anna?", " Answer: in the"]),
+        ("It rains. Anna is in the", [" Anna is in the"]),
+        ("It rains.\nAnna sings. Where is she?\n", ["Anna sings.", " Where is she?"]),
+        (
+            [
+                {"role": "system", "content": "Be brief. Be kind."},
+                {"role": "user", "content": "It rains. Where is Anna?"},
+            ],
+            ["It rains.", " Where is Anna?"],
+        ),
+    ],
+    ids=["from the last question on", "the last sentence", "the last line", "a chat"],
+)
+def test_the_question_stays_in_random_parts_of_a_prompt(prompt, expected):
+    clauses = Clauses(prompt)
+    texts = [clauses.text(place) for place in _question(clauses)]
+    assert [text.strip() for text in texts] == [text.strip() for text in expected]
+
+
+def test_clauses_that_are_needed_stay_in_random_parts_of_a_prompt(lm, monkeypatch):
+    text = "The fox sings. The dog plays. It snows. It rains. Where is the fox?"
+    wanted = _Wanted(("The fox sings.",), ("It rains.",), None, None, None)
+    trial = _Trial(lm, text, wanted, None, 3.0, 1, 0)
+    contexts = []
+    effects = trial._effects
+    monkeypatch.setattr(trial, "_effects", lambda some: contexts.extend(some) or effects(some))
+    ((_, places),) = trial.unneeded
+    assert len(trial._moves_in_contexts(places)) == len(contexts) / 2 == 8
+    for prompt in contexts:
+        assert "The fox sings." in prompt
+        assert "Where is the fox?" in prompt
+    assert any("The dog plays." not in prompt for prompt in contexts)

@@ -128,3 +128,17 @@ def test_words_beside_a_picture_are_struck_out_and_arrows_reach_all_parts(page):
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
     expect(page.locator("#answer .spot").first).to_have_attribute("aria-pressed", "true")
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing_and_it_fits(page, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.locator("#answer .spot").nth(1).click()
+    press(page, "Find a rule")
+    expect(page.locator("#answer .map ~ .ruled .rule")).to_contain_text("fox")
+    done(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = axe.run(page)
+    assert [each.generate_report() for each in [found] if each.violations_count] == []

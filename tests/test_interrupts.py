@@ -1,19 +1,23 @@
 import itertools
+import json
 import linecache
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 import torch
 
 import noiser
 from noiser.model import attention, packing, products, runtime
+from server_processes import free_port, wait_for
 from soak import times
 from test_contract import state_of
-from tiny import tiny_model, tiny_tokenizer
+from tiny import save_tiny, tiny_model, tiny_tokenizer
 
 PROMPT = "The quick fox sings"
 
@@ -129,3 +133,51 @@ def test_a_process_that_is_forked_while_another_thread_runs_the_model_can_run_it
     thread.join()
     assert status == 0
     assert state_of(lm) == before
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_of_an_answer_ends_the_server_and_aborts_nothing(tmp_path):
+    port = free_port()
+    command = [sys.executable, "-m", "noiser", "serve", "--port", str(port)]
+    command += ["-m", str(save_tiny("llama", tmp_path))]
+    question = {"prompt": "The quick fox sings. " * 40, "chat": False, "methods": "noiser"}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/ask",
+        json.dumps(question).encode(),
+        {"Content-Type": "application/json", "Accept": "text/event-stream"},
+    )
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_for(f"http://127.0.0.1:{port}/", process)
+            with urllib.request.urlopen(request, timeout=60) as events:
+                assert events.readline().startswith(b"event: progress")
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 130
+        finally:
+            process.kill()
+        assert "terminate called" not in process.stderr.read()
+
+
+BUSY = """
+import threading, time, torch
+from noiser.server import leave_running_work
+
+def work():
+    while True:
+        torch.ones(300, 300) @ torch.ones(300, 300)
+
+threading.Thread(target=work, name="noiser-job", daemon=True).start()
+time.sleep(0.2)
+try:
+    raise KeyboardInterrupt
+finally:
+    leave_running_work(0.1)
+"""
+
+
+def test_a_process_is_left_at_once_where_a_thread_still_works():
+    ended = subprocess.run(
+        [sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=120, check=False
+    )
+    # Python's own end would print KeyboardInterrupt, and could abort within torch.
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

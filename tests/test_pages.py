@@ -17,6 +17,7 @@ import noiser
 import noiser.data
 import noiser.model
 from bench_for_tests import plan_text, save_models
+from chat_for_tests import chat_model
 from data_for_tests import NO_REAL, REAL
 from noiser.cli import app
 from noiser.integrations.common import imported
@@ -24,8 +25,7 @@ from noiser.judges import JUDGES
 from noiser.methods import METHODS
 from pages import NOT_RUN, ROOT, all_blocks, blocks, commands, pages, reason_not_to_run
 from report_for_tests import full, write_folder
-from tiny import chat_tokenizer, save_tiny, tiny, tiny_model, tiny_tokenizer
-from tokenizers_for_tests import CHAT_TEMPLATE
+from tiny import save_tiny, tiny, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")  # shapes are checked elsewhere
 
@@ -95,13 +95,6 @@ def use_small_model_in_inseq(folder, monkeypatch):
         return load(str(small) if isinstance(model, str) else model, *more, **options)
 
     monkeypatch.setattr(inseq, "load_model", load_small)
-
-
-def chat_model():
-    return noiser.wrap(
-        tiny_model("llama", max_position_embeddings=1024).eval(),
-        chat_tokenizer(CHAT_TEMPLATE + "{# it reads tools #}"),
-    )
 
 
 def runnable(page):

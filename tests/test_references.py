@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 import noiser
+from chat_for_tests import chat_model
 from engine_for_tests import query_of
 from noiser.methods.references import question_of
-from test_pages import chat_model
 from tiny import tiny
 
 SOURCES = ["The lute is in the attic.", "The dog sings in the attic.", "It rains."]

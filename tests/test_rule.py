@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import noiser
+from chat_for_tests import chat_model
 from noiser.cli import app
 from noiser.engine import StoredGame, prepare, run_one
 from noiser.errors import (
@@ -28,7 +29,6 @@ from noiser.methods.rules import draw_inputs, every_input, fit, holds, in_words,
 from noiser.numbers import wilson
 from noiser.text import without_spans
 from noiser.types import ModelIdentity, Question, Span
-from test_pages import chat_model
 from tiny import chat_tokenizer, save_tiny, tiny, tiny_model
 
 FUNCTIONS = {

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import noiser
+from chat_for_tests import chat_model
 from engine_for_tests import query_of
 from noiser.errors import ParameterError, UnitError
 from noiser.explain.refine import MIN_SHARE, _placed
@@ -12,7 +13,6 @@ from noiser.methods import Scores, make_method
 from noiser.text import without_sources
 from noiser.text.units import COARSE_UNITS, make_units, split_unit
 from noiser.types import Pair, Span
-from test_pages import chat_model
 from tiny import tiny
 
 SOURCES = [

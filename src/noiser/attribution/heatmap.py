@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
 
 _STRONGEST = 5  # units whose scores are put into words
+_FAINTEST = 0.005  # the share of the strongest colour below which none is seen
 _WITHOUT = 3  # units of which it is put into words what the model says without them
 
 UNASKED = "message {}, a tool's result, speaks for it; the user's words do not"
@@ -250,7 +251,7 @@ def _meaning(
     """What each colour that occurs says about a unit."""
     orange, blue = _meaning_of_signs(att, row)
     meaning = {"orange": orange}
-    if any(cell.weight is not None and cell.weight < 0 for cell in target_cells):
+    if any(cell.weight is not None and cell.weight < -_FAINTEST for cell in target_cells):
         meaning["blue"] = blue
     if any(cell.weight is None for cell in target_cells):
         meaning["grey"] = "no clear effect"

@@ -9,7 +9,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -262,7 +262,7 @@ def _comparison(attributions: Sequence[AttributionRecord], row: int) -> str:
         attributions, maps, headings(attributions), legends(maps), strict=True
     ):
         text = _cells(att, row, heat)
-        drawn = _figures(att, row, heat)
+        drawn = _figures(att, row, heat, with_plain=att is attributions[0])
         rows += (
             f'<div class=row><h3>{escape(heading)}</h3>{drawn}<p class="map" dir="auto">{text}</p>'
             f"<p class=facts>{_key(legend)}{_number_key(att, row) if legend else ''}</p></div>"
@@ -313,9 +313,10 @@ def _cells(att: AttributionRecord, row: int, heat: HeatMap) -> str:
     return "".join(_cell(att, row, cell) for cell in heat.cells)
 
 
-def _figures(att: AttributionRecord, row: int, heat: HeatMap) -> str:
+def _figures(att: AttributionRecord, row: int, heat: HeatMap, *, with_plain: bool = True) -> str:
     """The pictures of the prompt with the colours of their regions; nothing without pictures."""
-    return figures(att, row, heat.regions, lambda column: _title(att, row, column))
+    title_of = partial(_title, att, row)
+    return figures(att, row, heat.regions, title_of, with_plain=with_plain)
 
 
 def _cell(att: AttributionRecord, row: int, cell: Cell) -> str:

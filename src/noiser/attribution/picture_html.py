@@ -18,10 +18,14 @@ def figures(
     row: int,
     regions: Sequence[ShownRegion],
     title_of: Callable[[int], str],
+    *,
+    with_plain: bool = True,
 ) -> str:
-    """Each picture, with the colours of its regions over it and their scores in them.
+    """Each picture, with the colours of its regions over it and their scores in them, and a small
+    copy without colours beside it.
 
-    `title_of` gives what shows where the pointer rests on a unit.
+    `title_of` gives what shows where the pointer rests on a unit. `with_plain` is for the small
+    copies, of which several methods side by side need one.
     """
     shown = ""
     for number, picture in enumerate(pictures_of(att)):
@@ -30,9 +34,11 @@ def figures(
         width, height = picture["size"]
         name = picture_name(att, number)
         alternative = f"{name} of the prompt, {len(own)} regions"
-        image = f'<img src="{picture["data"]}" width={width} height={height} alt="{alternative}">'
+        source = f'<img src="{picture["data"]}" width={width} height={height}'
+        image = f'{source} alt="{alternative}">'
+        plain = f'{source} class=plain alt="" title="as it was asked">' if with_plain else ""
         caption = f"<figcaption>{name}</figcaption>" if len(pictures_of(att)) > 1 else ""
-        shown += f"<figure><div class=pic>{image}{spots}</div>{caption}</figure>"
+        shown += f"<figure><div class=pic>{image}{spots}</div>{plain}{caption}</figure>"
     return f"<div class=pics>{shown}</div>" if shown else ""
 
 

@@ -98,7 +98,7 @@ def serve(
         "OMP_WAIT_POLICY", "passive"
     )  # before torch is there: beside others, spinning costs seconds
     try:
-        from noiser.server import serve
+        from noiser.server import leave_running_work, serve
     except ModuleNotFoundError as error:
         raise DependencyError(f"The page needs {error.name}.", "app") from error
     names = model or ["gemma-3-270m"]
@@ -113,17 +113,20 @@ def serve(
             return replace(loading, engine_arg=[*address, *(loading.engine_arg or ())]).load(name)
         return loading.load(name)
 
-    serve(
-        names,
-        load,
-        host=host,
-        port=port,
-        auth=auth,
-        allowed_hosts=allowed_host or (),
-        allowed_origins=allow_origin or (),
-        upstream=upstream,
-        api_key_env=key_env,
-    )
+    try:
+        serve(
+            names,
+            load,
+            host=host,
+            port=port,
+            auth=auth,
+            allowed_hosts=allowed_host or (),
+            allowed_origins=allow_origin or (),
+            upstream=upstream,
+            api_key_env=key_env,
+        )
+    finally:
+        leave_running_work()
 
 
 COMMANDS = (

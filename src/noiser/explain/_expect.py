@@ -20,7 +20,7 @@ from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.injected import user_loss
 from noiser.explain.many import run_many
 from noiser.explain.tabled import TabledResult
-from noiser.model.language_model import LanguageModel, check_model
+from noiser.model.language_model import LanguageModel, check_model, check_probabilities
 from noiser.text import as_prompt
 from noiser.types import ASKED, STAYS, ModelIdentity, Prompt, Question
 
@@ -163,6 +163,7 @@ def expect(
         >>> noiser.expect(lm, prompt, depends_on="within 30 days")  # doctest: +SKIP
     """
     check_model(lm)
+    check_probabilities(lm, "a test of a prompt")
     check_positive("limit", limit)
     check_count("max_new_tokens", max_new_tokens)
     prompt = as_prompt(lm.tokenizer, prompt)
@@ -328,7 +329,7 @@ class _Trial:
             reason = f"without it the answer {self._change_text(effect)}"
             return Finding("not_on", clause, "FAIL", loss, reason)
         moves = self._moves_in_contexts(places)
-        if not moves:  # nothing else stands in the prompt
+        if not moves:  # nothing stands in the prompt that may go
             reason = f"without it the answer stays ({_loss_text(loss)})"
             return Finding("not_on", clause, "pass", loss, reason)
         mean = statistics.mean(moves)
@@ -348,8 +349,15 @@ class _Trial:
         return Finding("not_on", clause, verdict, loss, reason)
 
     def _moves_in_contexts(self, places: Sequence[ClausePlace]) -> list[float]:
-        """The nats that the answer loses with the clause, in random parts of the prompt."""
-        others = [place for place in self.clauses.sentences() if not _touches(place, places)]
+        """The nats that the answer loses with the clause, in random parts of the prompt.
+
+        The question and the clauses of `depends_on` stay: without them the model has no ground for
+        the answer, and any sentence moves it.
+        """
+        staying = [*places, *_question(self.clauses)]
+        for _, needed in self.needed:
+            staying += needed
+        others = [place for place in self.clauses.sentences() if not _touches(place, staying)]
         if not others:
             return []
         rng = random.Random(self.seed)
@@ -456,6 +464,25 @@ def _all_but_the_question(clauses: Clauses) -> list[ClausePlace]:
         if text and index != max(users, default=-1):
             places.append(ClausePlace(index, 0, len(text)))
     return places
+
+
+def _question(clauses: Clauses) -> list[ClausePlace]:
+    """The last user's message of a chat; of a text its last line, or where it has one line, all
+    from the last question on, or else the last sentence.
+    """
+    before = _all_but_the_question(clauses)
+    asked: list[ClausePlace] = []
+    for place in clauses.sentences():
+        text = clauses.text(place)
+        space = len(text) - len(text.lstrip())  # a line break that ends the line before
+        if not _touches(place._replace(start=place.start + space), before):
+            asked.append(place)
+    if before or not asked:
+        return asked
+    for number in range(len(asked) - 1, -1, -1):
+        if clauses.text(asked[number]).rstrip().endswith("?"):
+            return asked[number:]
+    return asked[-1:]
 
 
 def _with_edit(trial: _Trial, result: Expectations, passed_before: Prompt) -> Expectations:

@@ -16,7 +16,7 @@ from noiser.errors import ParameterError, PromptError
 from noiser.explain.calls import called_functions, function_name
 from noiser.explain.injected import loss_of_each_tool, tools_loss, user_loss
 from noiser.explain.tabled import TabledResult
-from noiser.model.language_model import LanguageModel, check_model
+from noiser.model.language_model import LanguageModel, check_model, check_probabilities
 from noiser.notices import warn
 from noiser.text import check_messages
 from noiser.types import ASKED, Message, ModelIdentity, Question
@@ -123,8 +123,8 @@ def guard(
     call that loses less than `limit` nats was not asked for by the user. Then the tools' results
     are taken out, too, together, and each alone if the call loses `limit` nats without them.
 
-    The model need not be the one that wrote the call. It must know how calls are written: read the
-    measured rates in docs/howto/guard.md first.
+    The verdict is often wrong: read the measured rates in docs/howto/guard.md first. The model need
+    not be the one that wrote the call. It must know how calls are written.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`; a chat model.
@@ -144,6 +144,7 @@ def guard(
         >>> if not found.ok: print(found)  # doctest: +SKIP
     """
     check_model(lm)
+    check_probabilities(lm, "the guard")
     check_not_negative("limit", limit)
     if isinstance(messages, str):
         raise PromptError("messages is a text; expected a list of chat messages.")

@@ -19,7 +19,7 @@ from noiser.explain._expect import SHORT
 from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.many import encoded_together, run_many
 from noiser.explain.tabled import TabledResult
-from noiser.model.language_model import LanguageModel, check_model
+from noiser.model.language_model import LanguageModel, check_model, check_probabilities
 from noiser.numbers import wilson
 from noiser.progress import progress_of
 from noiser.text import SEGMENTATIONS, Encoding, check_messages
@@ -164,6 +164,7 @@ def slim(
         >>> print(noiser.slim(lm, system, [{"user": text} for text in texts]))  # doctest: +SKIP
     """
     check_model(lm)
+    check_probabilities(lm, "a shorter prompt")
     check_choice("unit", unit, ("sentence", "line", "paragraph"))
     check_positive("limit", limit)
     check_count("max_new_tokens", max_new_tokens)

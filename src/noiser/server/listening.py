@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING
@@ -86,6 +90,22 @@ def serve(
     )
     with closing(writer) if writer else nullcontext():
         uvicorn.Server(configured(app)).run(sockets=[listening])
+
+
+def leave_running_work(seconds: float = 1.0) -> None:
+    """Ends the process with the status of Ctrl+C where a thread still works after so many seconds.
+
+    At its own end Python ends such a thread in the middle of torch, which then aborts the process:
+    "terminate called without an active exception".
+    """
+    until = time.monotonic() + seconds
+    working = [each for each in threading.enumerate() if each.name.startswith("noiser-")]
+    for thread in working:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in working):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 def checked_origin(given: str) -> str:
