@@ -76,22 +76,24 @@ async def prepare(
         lm, encoding, asked.targets, asked.foils, longest + more_tokens, scene
     )
     _check_predictable(lm, logits, asked.targets, asked.foils)
-    answer = await _answer(lm, asked, context, logits, more_tokens)
+    continuation = await _continuation(lm, asked, context, logits, more_tokens)
 
-    whole = extend(lm.tokenizer, encoding, answer.ids)
-    spans = make_target_spans(whole, asked.prompt_tokens + answer.shared, answer.target_unit)
+    whole = extend(lm.tokenizer, encoding, continuation.ids)
+    spans = make_target_spans(
+        whole, asked.prompt_tokens + continuation.shared, continuation.target_unit
+    )
     # Nothing is asked about the tokens after the last target.
-    ids = answer.ids[: spans[-1][-1] + 1 - asked.prompt_tokens]
-    logits = answer.logits
+    ids = continuation.ids[: spans[-1][-1] + 1 - asked.prompt_tokens]
+    logits = continuation.logits
     if len(ids) > len(logits):
         logits = await _run_target(lm, context, asked.prompt_tokens, ids, logits)
     foil = None
-    if answer.foil_ids:
+    if continuation.foil_ids:
         foil = await foil_run(
-            lm, encoding, context, logits, ids, answer.shared, answer.foil_ids, scene
+            lm, encoding, context, logits, ids, continuation.shared, continuation.foil_ids, scene
         )
 
-    question = replace(asked.question, target_unit=answer.target_unit)
+    question = replace(asked.question, target_unit=continuation.target_unit)
     units = _cut_input(lm, question, encoding, ids, asked.sources)
     regions: dict[Span, Region] = {}
     if scene is not None and not asked.sources:
@@ -106,7 +108,7 @@ async def prepare(
         removal = question.image_removal
         query = replace(query, scene=scene, regions=regions, image_removal=removal)
     _check_players(query, units)
-    return replace(query, near_ties=answer.near_ties) if answer.near_ties else query
+    return replace(query, near_ties=continuation.near_ties) if continuation.near_ties else query
 
 
 class _InTokens(NamedTuple):
@@ -168,7 +170,7 @@ def _room_for(lm: LanguageModel, asked: _InTokens) -> tuple[int, int]:
     return longest, min(LONGEST_WORD, lm.context_length - longest)
 
 
-class _Answer(NamedTuple):
+class _Continuation(NamedTuple):
     """The continuation that is explained.
 
     Attributes:
@@ -188,13 +190,13 @@ class _Answer(NamedTuple):
     near_ties: tuple[int, ...]
 
 
-async def _answer(
+async def _continuation(
     lm: LanguageModel,
     asked: _InTokens,
     context: Context,
     logits: Float[Tensor, "tokens vocab"],
     more_tokens: int,
-) -> _Answer:
+) -> _Continuation:
     """The target or, without one, what the model goes on with; and how the foil differs from it."""
     question = asked.question
     first_logits = logits[0]
@@ -215,7 +217,7 @@ async def _answer(
         shared = _first_difference(lm, ids, whole_foil)
         foil_ids = whole_foil[shared:]
     target_unit = _target_unit(question, ids, shared, asked.explains_answer)
-    return _Answer(ids, logits, shared, foil_ids, target_unit, ties)
+    return _Continuation(ids, logits, shared, foil_ids, target_unit, ties)
 
 
 def _settle_prompt(

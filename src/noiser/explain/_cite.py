@@ -19,6 +19,7 @@ from noiser.explain._rule import rules_of
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
+from noiser.explain.citations_record import in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -271,7 +272,8 @@ def cite(
             losses=losses,
             memory=min_loss,
             least_share=least_share,
-            against=AGAINST,
+            # A limit in nats says nothing of other scores, such as probabilities.
+            against=AGAINST if in_nats(attribution) else math.inf,
             rules=rules,
         )
 
