@@ -168,7 +168,7 @@ def _room_for(lm: LanguageModel, asked: _InTokens) -> tuple[int, int]:
     return longest, min(LONGEST_WORD, lm.context_length - longest)
 
 
-class _Answer(NamedTuple):
+class _Continuation(NamedTuple):
     """The continuation that is explained.
 
     Attributes:
@@ -194,7 +194,7 @@ async def _answer(
     context: Context,
     logits: Float[Tensor, "tokens vocab"],
     more_tokens: int,
-) -> _Answer:
+) -> _Continuation:
     """The target or, without one, what the model goes on with; and how the foil differs from it."""
     question = asked.question
     first_logits = logits[0]
@@ -218,7 +218,7 @@ async def _answer(
         shared = _first_difference(lm, ids, whole_foil)
         foil_ids = whole_foil[shared:]
     target_unit = _target_unit(question, ids, shared, asked.explains_answer)
-    return _Answer(ids, logits, shared, foil_ids, target_unit, ties)
+    return _Continuation(ids, logits, shared, foil_ids, target_unit, ties)
 
 
 def _settle_prompt(
