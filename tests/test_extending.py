@@ -214,7 +214,6 @@ RESULTS = {
         noiser.wrap(lm.model, chat_tokenizer(CHAT_TEMPLATE + "{# tools #}")),
         [{"role": "user", "content": "Play."}, {"role": "tool", "content": "Sing a song."}],
         "sing",
-        limit=1000,
     ),
 }
 
