@@ -343,7 +343,7 @@ def test_half_precision_warns_of_a_lead_that_rounding_could_have_made():
     method = noiser.Noiser(samples=2, steps=4)
     with pytest.warns(
         UserWarning,
-        match=r"leads its strongest rival by less than 0\.\d+ in log odds, which bfloat16",
+        match=r"leads its strongest rival by less than 0\.\d+ in log odds, and bfloat16",
     ):
         noiser.attribute(
             half, PROMPT, target=order[100], foil=order[105], method=method, unit="token"

@@ -88,7 +88,7 @@ NOISE = "How much noise does it stand?"
 
 
 def done(page):
-    expect(page.locator("#status")).to_have_text(re.compile(r"Done in [\d.]+ s by \S+\."))
+    expect(page.locator("#status")).to_have_text(re.compile(r"Done in [\d.]+ s( by \S+)?\."))
     expect(page.locator("#after")).to_be_visible()
 
 
@@ -259,6 +259,7 @@ def test_files_are_sources_with_their_names_as_titles(visit, tmp_path):
 def test_compare_measure_and_save(visit, tmp_path):
     page = visit()
     settings(page)
+    field(page, "prompt").fill(PROMPT)
     field(page, "chat").select_option("0")
     field(page, "methods").select_option("noiser")
     page.get_by_label("Beside it").select_option("random")

@@ -133,10 +133,13 @@ class CompletionBody(NeutralFields):
                 with turn():
                     _run_ahead(lm, encoding.token_ids)
             for spans in answer.sentences() if sources else ():
+                job.step("Citing")
                 with turn():
                     for citation in self._cite(lm, question, encoding, answer, spans, job):
                         citations.append(citation)
                         send({}, citations=[citation])
+                if not answer.finish:
+                    job.step("Writing")
         if lm.is_text_only:  # its tokens are not known
             send({}, citations=citations, warnings=job.warnings)
             return answer
