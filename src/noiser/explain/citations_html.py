@@ -78,7 +78,7 @@ def _card(citations: CitationsRecord, identifier: str) -> str:
     if any(sentence.citations for sentence in citations.sentences):
         legend = (
             "<p class=facts>The longer a bar, the more the answer, or its sentence, needs the "
-            "source. How true it is, no bar says.</p>"
+            "source. No bar says how true it is.</p>"
         )
     footnotes = "".join(f"<p>{escape(text)}</p>" for text in citations.footnotes)
     is_cited = any(sentence.citations for sentence in citations.sentences)
