@@ -47,12 +47,11 @@ from noiser.bench import Store
 from noiser.data import load
 from noiser.engine import StoredGame
 from noiser.explain.rule_tables import play_rules
-from noiser.explain.sameness import LOSS
 from noiser.methods.rules import Terms, holds, weights_of
 from noiser.metrics.bootstrap import difference, estimate, holm_correct, mean
 from noiser.numbers import wilson
 from noiser.report.cells import rows_of
-from noiser.types import Span
+from noiser.types import STAYS, Span
 
 ROOT = Path(__file__).parent.parent
 
@@ -411,7 +410,7 @@ def _agreement(played: Played, seed: int) -> dict[str, float]:
     """How often the rule of a stored game is right, and whether its interval says so."""
     kept = every_subset(played.units).numpy()
     log_p = played.prob.log()
-    stays = (log_p > log_p[-1] - LOSS).numpy()
+    stays = (log_p > log_p[-1] - STAYS).numpy()
     by_input = dict(zip((row.tobytes() for row in kept), log_p.tolist(), strict=True))
     rule, fitted = _rule_of(by_input.__getitem__, played.units, "logprob", seed)
     is_right = holds(rule["best"], kept) == stays

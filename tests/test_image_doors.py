@@ -208,32 +208,35 @@ def chat_of(image):
     return [{"role": "user", "content": content}]
 
 
+def posted(client, path, body):
+    """What the server answers; it must not refuse."""
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
 def test_the_page_tests_an_answer_with_pictures(client, lm, answered):
     _, answer, again = answered
-    reply = client.post("test", json=again)
-    assert reply.status_code == 200, reply.text
+    reply = posted(client, "test", again)
     att = noiser.Attribution.from_dict(answer["saved"][0])
     expected = spot_check(lm, att, prompt=chat_of(picture(90, 60)))
-    assert expected.verdict in reply.json()["html"]
+    assert expected.verdict in reply["html"]
     assert "words and regions" in expected.verdict
 
 
 def test_the_page_finds_a_rule_over_regions_and_words(client, lm, answered):
     _, answer, again = answered
-    reply = client.post("findrule", json=again)
-    assert reply.status_code == 200, reply.text
+    reply = posted(client, "findrule", again)
     att = noiser.Attribution.from_dict(answer["saved"][0])
     expected = rule_of(lm, att, prompt=chat_of(picture(90, 60)))
-    assert expected.line() in reply.json()["html"]
-    assert reply.json()["rings"] == {str(unit): ring for unit, ring in expected.rings.items()}
+    assert expected.line() in reply["html"]
+    assert reply["rings"] == {str(unit): ring for unit, ring in expected.rings.items()}
 
 
 def test_the_page_says_what_stands_without_each_part_where_it_is_missing(client, answered):
     _, answer, again = answered
     bare = {**answer["saved"][0], "without": None}
-    reply = client.post("without", json={**again, "answers": [bare]})
-    assert reply.status_code == 200, reply.text
-    (found,) = reply.json()["saved"]
+    (found,) = posted(client, "without", {**again, "answers": [bare]})["saved"]
     for entry, expected in zip(found["without"][0], answer["saved"][0]["without"][0], strict=True):
         assert entry["probability"] == pytest.approx(expected["probability"], rel=1e-5)
     assert found["prompt"] == answer["saved"][0]["prompt"]  # without the pictures

@@ -24,11 +24,11 @@ from noiser.errors import (
 from noiser.explain import rule_of
 from noiser.explain.rule_record import Rule, Trial
 from noiser.explain.rule_tables import play_rules
-from noiser.explain.sameness import LOSS, equal_texts, still_same
+from noiser.explain.sameness import equal_texts, still_same
 from noiser.methods.rules import draw_inputs, every_input, fit, holds, in_words, weights_of
 from noiser.numbers import wilson
 from noiser.text import without_spans
-from noiser.types import ModelIdentity, Question, Span
+from noiser.types import STAYS, ModelIdentity, Question, Span
 from tiny import chat_tokenizer, save_tiny, tiny, tiny_model
 
 FUNCTIONS = {
@@ -333,7 +333,7 @@ def test_hits_are_what_the_model_does(same):
     hits = 0
     for kept in every_input(5):
         last = answers_without(lm, query, kept.tolist())[-1].log_softmax(-1)
-        stays = int(last.argmax()) == token if same == "tokens" else last[token] > whole - LOSS
+        stays = int(last.argmax()) == token if same == "tokens" else last[token] > whole - STAYS
         hits += bool(holds(answer.best, kept[None].numpy())[0]) == bool(stays)
     assert (answer.hits, answer.tries, answer.inputs) == (hits, 32, 32)
 

@@ -256,6 +256,10 @@ def short(value: Any) -> str:
     return shorten(f"{value:g}" if isinstance(value, float) else str(value), 80)
 
 
+# What a text may end in that was not cut: a sentence's end, a bracket's, or that of a list or code.
+_ENDS = '.!?…"”’)]:;|`*>}'
+
+
 def open_ended(text: str) -> str:
     """The text, with an ellipsis where it stops in the middle of a sentence.
 
@@ -263,7 +267,7 @@ def open_ended(text: str) -> str:
     ('It is the …', 'It is.')
     """
     text = text.rstrip()
-    return text if not text or text[-1] in '.!?…"”’)]:;|`*>}' else f"{text} …"
+    return text if not text or text[-1] in _ENDS else f"{text} …"
 
 
 def shorten(text: str, most: int) -> str:

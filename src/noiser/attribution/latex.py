@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from noiser.attribution.display import visible
+from noiser.attribution.display import provenance, visible
+from noiser.attribution.heatmap import heat_map, numbers
+
+if TYPE_CHECKING:
+    from noiser.attribution.record import AttributionRecord
 
 _COMMANDS = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -24,6 +29,17 @@ _COMMANDS = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "→": r"$\rightarrow$",
 }
 _TABLE = str.maketrans(_COMMANDS)
+
+
+def latex(att: AttributionRecord) -> str:
+    """A table of the scores for each target, with what it is of as caption."""
+    tables: list[str] = []
+    for row in range(len(att.targets)):
+        heat = heat_map(att, row)
+        scores = numbers([att], row)
+        caption = f"{heat.target} ({heat.facts}). {provenance(att)}"
+        tables.append(latex_table([scores.head, *scores.rows], caption))
+    return "\n".join(tables)
 
 
 def latex_escaped(text: str) -> str:

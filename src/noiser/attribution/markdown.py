@@ -1,4 +1,4 @@
-"""Attributions as Markdown, and as tables of LaTeX."""
+"""Attributions as Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from noiser.attribution.display import notes, provenance, visible
 from noiser.attribution.heatmap import heat_map, lines_of, numbers
-from noiser.attribution.latex import latex_table
 from noiser.attribution.summary import about, as_markdown
 
 if TYPE_CHECKING:
@@ -21,17 +20,6 @@ def markdown(att: AttributionRecord) -> str:
     paragraphs += [escaped(note) for note in notes(att)]
     paragraphs.append(escaped(provenance(att)))
     return "\n\n".join(paragraphs) + "\n"
-
-
-def latex(att: AttributionRecord) -> str:
-    """A table of the scores for each target, with what it is of as caption."""
-    tables: list[str] = []
-    for row in range(len(att.targets)):
-        heat = heat_map(att, row)
-        scores = numbers([att], row)
-        caption = f"{heat.target} ({heat.facts}). {provenance(att)}"
-        tables.append(latex_table([scores.head, *scores.rows], caption))
-    return "\n".join(tables)
 
 
 def _markdown_section(att: AttributionRecord, row: int) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from noiser.attribution import figure, markdown, markup, schema, store
 from noiser.attribution.aggregate import aggregate
 from noiser.attribution.display import check_targets, label, method_text, shorten
+from noiser.attribution.latex import latex
 from noiser.attribution.normalize import normalize
 from noiser.attribution.paths import through
 from noiser.attribution.record import AttributionRecord, checked_places
@@ -203,7 +204,7 @@ class Attribution(AttributionRecord, SavedResult):
 
     def to_latex(self) -> str:
         """A table of the scores for each target, for a paper; it needs booktabs."""
-        return markdown.latex(self)
+        return latex(self)
 
     def plot(
         self, *others: Attribution, target: int = 0, width: float = 6.5, pairs: bool = False

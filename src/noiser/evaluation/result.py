@@ -452,7 +452,7 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
                 cells.append((label(other), label(name), value, interval, p, str(gap.n)))
         return cells
 
-    @property
+    @cached_property
     def _repeated(self) -> dict[tuple[str, str], str]:
         """Differences that repeat one above them, by their keys, with the number that it is of.
 
@@ -495,8 +495,9 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         if len(self) > 1:
             texts.append("\n".join([self._heading, *self.answers]))
             texts.append("\n".join(aligned(self._cells())))
-            if self._notes():
-                texts.append("\n".join(self._notes()))
+            notes = self._notes()
+            if notes:
+                texts.append("\n".join(notes))
         return "\n\n".join(texts)
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from noiser.explain.calls import called_functions
 from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.injected import user_loss
 from noiser.explain.many import run_many
+from noiser.explain.sameness import SHORT
 from noiser.explain.tabled import TabledResult
 from noiser.model.language_model import LanguageModel, check_model, check_probabilities
 from noiser.text import as_prompt
@@ -36,9 +37,6 @@ CONTEXTS = 8
 
 KEPT = 0.75
 """The chance of each other sentence to stand in a random context."""
-
-SHORT = 5
-"""Answers of up to this many tokens stay if every token stays the most probable one."""
 
 # Of Student's distribution with CONTEXTS - 1 degrees of freedom: 95 % are within so many errors.
 _WIDTH = 2.365

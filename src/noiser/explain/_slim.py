@@ -15,9 +15,9 @@ from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_choice, check_count, check_positive, check_seed
 from noiser.engine import Query, prepare
 from noiser.errors import ParameterError, PromptError
-from noiser.explain._expect import SHORT
 from noiser.explain.clauses import ClausePlace, Clauses
 from noiser.explain.many import encoded_together, run_many
+from noiser.explain.sameness import SHORT
 from noiser.explain.tabled import TabledResult
 from noiser.model.language_model import LanguageModel, check_model, check_probabilities
 from noiser.numbers import wilson

@@ -20,10 +20,9 @@ from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber
 from noiser.errors import ParameterError
 from noiser.explain.rule_record import Rule
-from noiser.explain.sameness import LOSS
 from noiser.methods.rules import in_words
 from noiser.registry import unversioned
-from noiser.types import Prompt, Source, Span
+from noiser.types import STAYS, Prompt, Source, Span
 
 NATS = {"logprob": "log-probability", "logit": "log odds"}
 """Scores that are differences of logarithms, and what they are differences of."""
@@ -420,7 +419,7 @@ class CitationsRecord:
         if any(rule is not None for rule in self.rules):
             texts.append(
                 "Needs: with sources taken out as text, the sentence loses less than "
-                f"{LOSS:g} nats if any of the terms is there."
+                f"{STAYS:g} nats if any of the terms is there."
             )
         texts += notes(att)
         fell_back = att.info.get("fell_back")

@@ -349,7 +349,7 @@ class Rule(SavedResult):
             shown = with_breaks(visible(body))
             if ring:
                 shown = f'<span class="{ring}"><sup>{index + 1}</sup>{shown}</span>'
-            elif self.unit not in ("word", "token"):
+            elif self.unit not in ("word", "token"):  # numbers before all of these hide the text
                 shown = f"<sup>{index + 1}</sup>{shown}"
             yield f"{with_breaks(visible(space))}{shown}"
             position = unit.end

@@ -17,18 +17,15 @@ from noiser.explain.many import run_many
 from noiser.model.language_model import LanguageModel
 from noiser.text import token_texts, without_spans
 from noiser.text.pictures import with_pictures
-from noiser.types import Prompt, Question, SameName
+from noiser.types import STAYS, Prompt, Question, SameName
 
 Same = SameName | Callable[[str, str], bool]
 """When an answer is the same: every token is still the most probable one; its log-probability falls
-by less than `LOSS`; the text that the model writes is equal; or a function of both texts says so.
+by less than `STAYS`; the text that the model writes is equal; or a function of both texts says so.
 """
 
 SHORT = 5
 """Answers of up to so many tokens are compared by their tokens, longer ones by log-probability."""
-
-LOSS = 3.0
-"""Nats of log-probability that an answer may lose and still be the same."""
 
 
 def equal_texts(answer: str, other: str) -> bool:
@@ -50,7 +47,7 @@ def still_same(
     """Whether a target is still the answer, from the values of a game.
 
     With the objective "lead", while it leads; with "logprob" and "logit", while it loses less than
-    `LOSS` nats of log-probability; with a number of the caller's own, while that is above ½.
+    `STAYS` nats of log-probability; with a number of the caller's own, while that is above ½.
 
     Raises ParameterError for other objectives.
     """
@@ -60,10 +57,10 @@ def still_same(
     if game.objective is None:
         return values > 0.5
     if game.objective == "logprob":
-        return values > whole - LOSS
+        return values > whole - STAYS
     if game.objective == "logit":
         log_p = torch.nn.functional.logsigmoid
-        return log_p(values) > log_p(whole) - LOSS
+        return log_p(values) > log_p(whole) - STAYS
     raise ParameterError(
         f"The game has the score {game.objective!r}, which does not say whether an answer stays; "
         "expected 'lead', 'logprob' or 'logit'."
@@ -242,7 +239,7 @@ class Sameness:
         if self.same == "tokens":
             return bool((log_p.argmax(-1) == chosen).all())
         whole = float(self.query.read_clean(self.query.objective("logprob"))[target])
-        return float(log_p.gather(-1, chosen[:, None]).sum()) > whole - LOSS
+        return float(log_p.gather(-1, chosen[:, None]).sum()) > whole - STAYS
 
     @property
     def _whole_pictures(self) -> dict[str, Any]:
