@@ -299,7 +299,7 @@ class Engine:
             return works
         for work in [works[0], *self._inside]:
             tokens = work.request.shared_tokens
-            if tokens is None or type(work.request) is not type(works[0].request):
+            if tokens is None or work.request.kind != works[0].request.kind:
                 break
             tokens_left -= tokens
             if tokens_left < 0:
@@ -377,7 +377,7 @@ class Engine:
         self._running = None
         if is_late:
             stopped += self._give_up()
-        elif running is not None and self._queue and self.lm.device.type != "cpu":
+        elif running is not None and self._queue and _runs_beside_the_host(self.lm):
             stopped += self._launch()
         if running is None:
             return stopped
@@ -524,6 +524,11 @@ class Engine:
                 continue
             for pending, answer in zip(reading.pending_changes, values, strict=True):
                 reading.work.answer[pending.index] = answer
+
+
+def _runs_beside_the_host(lm: LanguageModel) -> bool:
+    """Whether a pass runs while the host goes on, as on an accelerator."""
+    return lm.device.type != "cpu"
 
 
 def _stop(work: _Work[Any], error_of: Callable[[Any], OutOfTimeError]) -> None:

@@ -18,7 +18,12 @@ from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import Query
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
-from noiser.model.language_model import AttentionFn, LanguageModel, check_finite
+from noiser.model.language_model import (
+    AttentionOf,
+    LanguageModel,
+    attention_of_pass,
+    check_finite,
+)
 from noiser.model.memory import free_memory, is_out_of_memory
 from noiser.model.packing import Branch, Context, continued
 from noiser.model.runtime import add_hook
@@ -112,10 +117,10 @@ def pass_tokens(lm: LanguageModel) -> int:
 
 
 class _Point(NamedTuple):
-    """A change of query `number` at which its targets are differentiated, from a token on."""
+    """Change `change` of query `number`, at which targets are differentiated, from a token on."""
 
     number: int
-    index: int
+    change: int
     asked: Differentiation
     targets: Sequence[int]
     start: int
@@ -168,7 +173,7 @@ def _slopes_of_points(lm: LanguageModel, points: Sequence[_Point]) -> Iterator[t
         scored: list[Scored] = []
         asked: list[Sequences] = []
         for point in points:
-            perturbation = point.asked.perturbations[point.index]
+            perturbation = point.asked.perturbations[point.change]
             asked.append(Sequences(point.query.context, point.start, point.stop, perturbation))
         for point, inputs in zip(points, inputs_of(asked), strict=True):
             leaf = inputs.clone().requires_grad_()
@@ -179,7 +184,7 @@ def _slopes_of_points(lm: LanguageModel, points: Sequence[_Point]) -> Iterator[t
             rest = len(point.query.token_ids) - point.stop  # tokens that no target depends on
             # The chain rule: the model reads scale × row.
             whole = pad(scale * gradient[0], (0, 0, point.start, rest))
-            yield point.number, Slope(point.index, target, values[0], whole)
+            yield point.number, Slope(point.change, target, values[0], whole)
     for point in points:
         point.query.spent.add(point.tokens, 1 + len(point.targets))
 
@@ -218,26 +223,21 @@ def branches_of_scores(
 
 
 def slopes_of_pass(
-    lm: LanguageModel, scored: Sequence[Scored], attend: AttentionFn | None = None
+    lm: LanguageModel, scored: Sequence[Scored], attention: AttentionOf = attention_of_pass
 ) -> Iterator[tuple[int, int, Float[Tensor, " copies"], Float[Tensor, "copies ..."]]]:
     """The scores of the targets of several queries, and their gradients, from one forward pass.
 
     Sequences do not see each other, so that one backward pass serves a target of each query. It
     gives the number of the query, its target, the scores, and the gradient with respect to the
-    leaf. `attend` takes the place of the attention of packed sequences.
+    leaf.
+
+    The gradient with respect to the logits may be far below what half precision can hold, so each
+    sequence's is brought to size 1 on its way through the model:
+
+        size = max |d score / d logits|
+        gradient = size × ((d score / d logits) / size) · (d logits / d leaf)
     """
-    branches = [*chain.from_iterable(each.branches for each in scored)]
-    logits_of_branches = iter(lm.run_with_gradients(branches, attend))
-    heads: list[list[Tensor]] = []  # of each query, of each target
-    for each in scored:
-        parts = [next(logits_of_branches).float() for _ in each.branches]
-        for part in parts:
-            check_finite(lm, part.detach().softmax(-1))
-        counts = [len(each.query.positions_read(target)) for target in each.targets]
-        of_targets = list(parts[0].split(counts, 1))
-        if len(parts) > 1:  # a foil's, beside the one target's
-            of_targets = [torch.cat([of_targets[0], parts[1]], 1)]
-        heads.append(of_targets)
+    heads = logits_of_targets(lm, scored, attention, gradients=True)
     _check_kernels(lm, heads[0][0])
     most = max(len(each.targets) for each in scored)
     for place in range(most):
@@ -254,6 +254,32 @@ def slopes_of_pass(
             sizes = score.size.view(-1, *[1] * (gradient.ndim - 1))
             whole = _checked_gradient(lm, gradient.float() * sizes.to(gradient.device))
             yield number, scored[number].targets[place], score.values, whole
+
+
+def logits_of_targets(
+    lm: LanguageModel,
+    scored: Sequence[Scored],
+    attention: AttentionOf = attention_of_pass,
+    *,
+    gradients: bool,
+) -> list[list[Float[Tensor, "copies tokens vocab"]]]:
+    """The logits that the scores of a pass read, of each query's targets, float32.
+
+    Raises NumericalError for NaN or infinite ones.
+    """
+    branches = [*chain.from_iterable(each.branches for each in scored)]
+    logits_of_branches = iter(lm.run_packed(branches, attention, gradients=gradients))
+    heads: list[list[Tensor]] = []
+    for each in scored:
+        parts = [next(logits_of_branches).float() for _ in each.branches]
+        for part in parts:
+            check_finite(lm, part.detach().softmax(-1))
+        counts = [len(each.query.positions_read(target)) for target in each.targets]
+        of_targets = list(parts[0].split(counts, 1))
+        if len(parts) > 1:  # a foil's, beside the one target's
+            of_targets = [torch.cat([of_targets[0], parts[1]], 1)]
+        heads.append(of_targets)
+    return heads
 
 
 class _Score(NamedTuple):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -21,6 +21,7 @@ from noiser.engine.gradients import (
     differentiating,
     foil_length,
     forward_for_scores,
+    logits_of_targets,
     scores_with_gradients,
     slopes_of_pass,
     targets_of,
@@ -31,8 +32,8 @@ from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import AnswerT, Query, Request
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import attention_maps, eager
-from noiser.model.language_model import LanguageModel
-from noiser.model.packing import Branch
+from noiser.model.language_model import AttentionOf, LanguageModel
+from noiser.model.packing import Branch, Pass
 from noiser.types import Baseline
 
 
@@ -50,13 +51,18 @@ class WhiteBoxRequest(Request[AnswerT]):
         """How many tokens it adds to a pass of several requests; None: it has its own passes."""
         return None
 
+    @property
+    def kind(self) -> object:
+        """What must be the same of requests that are answered together."""
+        return type(self)
+
     def answer(self, lm: LanguageModel) -> AnswerT:
         """The answer, from the model itself."""
         (answer,) = self.answer_all(lm, [self])
         return answer
 
     @classmethod
-    def answer_all(cls, lm: LanguageModel, requests: Sequence[Self]) -> list[AnswerT]:
+    def answer_all(cls, lm: LanguageModel, requests: Sequence[Any]) -> list[AnswerT]:
         """The answers to several requests of this class, from shared passes."""
         return [request.answer(lm) for request in requests]
 
@@ -225,40 +231,130 @@ class Relevance(WhiteBoxRequest[tuple[Tensor, Tensor]]):
     reference: Perturbation | None = None
     attention: tuple[float, float] | None = None
 
-    def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
-        """The pair; errors as for `differentiate`."""
-        query = self.query
-        perturbation = self.reference
+    @property
+    def shared_tokens(self) -> int | None:
+        """The tokens of the clean input, where sequences run end to end."""
+        if not self.query.context.supports_packing:
+            return None
+        return len(self.query.token_ids) + foil_length(self.query, 0)
+
+    @property
+    def kind(self) -> object:
+        """Requests with the same rules share passes."""
+        return type(self), self.slope, self.attention, self.reference is None
+
+    @classmethod
+    def answer_all(
+        cls, lm: LanguageModel, requests: Sequence[Relevance]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The pairs; errors as for `differentiate`."""
+        runs = [_RelevanceRun.of(request) for request in requests]
+        first = requests[0]
+        with differentiating(lm), ruled(lm.model, first.slope, first.attention) as share:
+            if first.reference is not None:
+                for run, scores in zip(runs, _reference_scores(lm, runs, share), strict=True):
+                    run.reference_scores.extend(scores)
+            for number, _, score, gradient in _clean_slopes(lm, runs, share):
+                runs[number].scores.append(score)
+                runs[number].gradients.append(gradient[0])
+        return [run.answer() for run in runs]
+
+
+class _RelevanceRun(NamedTuple):
+    """The inputs [1, length, dim] of a request for relevance, and what was found."""
+
+    request: Relevance
+    targets: Sequence[int]
+    inputs: Tensor
+    reference: Tensor
+    scores: list[Tensor]
+    reference_scores: list[Tensor]
+    gradients: list[Tensor]
+
+    @classmethod
+    def of(cls, request: Relevance) -> _RelevanceRun:
+        """The inputs of a request; a reference of zeros where it has none."""
+        query = request.query
         length = len(query.token_ids)
-        targets = targets_of(query, perturbation)
         inputs = query.context.inputs[None, :length].clone()
         reference = torch.zeros_like(inputs)
-        if perturbation is not None:
-            asked = Sequences(query.context, 0, length, perturbation)
-            (reference,) = inputs_of([asked])
-        reference_scores: list[Tensor] = []
-        scores: list[Tensor] = []
-        gradients: list[Tensor] = []
-        with differentiating(lm), ruled(lm.model, self.slope, self.attention):
-            if perturbation is not None:
-                with torch.no_grad():
-                    for logits, clean, ids in forward_for_scores(
-                        lm, query, targets, embeddings=reference
-                    ):
-                        reference_scores.append(self.read(logits, clean, ids))
-            inputs.requires_grad_()
-            for _, score, gradient in scores_with_gradients(
-                lm, query, targets, self.read, embeddings=inputs, leaf=inputs
-            ):
-                scores.append(score)
-                gradients.append(gradient[0])
-        columns = [scores] if perturbation is None else [scores, reference_scores]
-        query.spent.add(length + foil_length(query, 0), len(columns) + len(targets))
+        if request.reference is not None:
+            (reference,) = inputs_of([Sequences(query.context, 0, length, request.reference)])
+        targets = targets_of(query, request.reference)
+        return cls(request, targets, inputs, reference, [], [], [])
+
+    def scored(self, inputs: Tensor) -> Scored:
+        """What is read of a pass over the clean inputs or the reference."""
+        query = self.request.query
+        branches = branches_of_scores(query, self.targets, 0, inputs)
+        return Scored(query, self.targets, self.request.read, branches, inputs)
+
+    def answer(self) -> tuple[Tensor, Tensor]:
+        """The pair of `Relevance`. Counts the passes."""
+        query = self.request.query
+        columns = [self.scores]
+        if self.request.reference is not None:
+            columns.append(self.reference_scores)
+        tokens = self.inputs.shape[1] + foil_length(query, 0)
+        query.spent.add(tokens, len(columns) + len(self.targets))
         # In double precision: the sums are large, and differences of tokens small.
-        moved = inputs.detach().cpu().double() - reference.cpu().double()
-        relevance = [(moved[0] * each.cpu().double()).sum(-1) for each in gradients]
+        moved = self.inputs.detach().cpu().double() - self.reference.cpu().double()
+        relevance = [(moved[0] * each.cpu().double()).sum(-1) for each in self.gradients]
         values = torch.stack([torch.cat(column) for column in columns], 1)
         return values.cpu(), torch.stack(relevance)
+
+
+Around = Callable[..., Any] | None
+"""A function that stands around a model's attention, as `ruled` gives it."""
+
+
+def _reference_scores(
+    lm: LanguageModel, runs: Sequence[_RelevanceRun], share: Around
+) -> Iterator[list[Tensor]]:
+    """The scores of each request's targets in the reference run."""
+    if runs[0].request.shared_tokens is None:
+        (run,) = runs
+        query = run.request.query
+        with torch.no_grad():
+            found = forward_for_scores(lm, query, run.targets, embeddings=run.reference)
+            yield [run.request.read(*each) for each in found]
+        return
+    scored = [run.scored(run.reference) for run in runs]
+    heads_of = logits_of_targets(lm, scored, _around(share), gradients=False)
+    for each, heads in zip(scored, heads_of, strict=True):
+        scores: list[Tensor] = []
+        for target, logits in zip(each.targets, heads, strict=True):
+            clean = each.query.clean_of[target].to(logits.device)
+            scores.append(each.read(logits, clean, each.query.ids[target].to(logits.device)))
+        yield scores
+
+
+def _clean_slopes(
+    lm: LanguageModel, runs: Sequence[_RelevanceRun], share: Around
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """As `slopes_of_pass`, of the clean inputs; of a request that shares no pass, by itself."""
+    for run in runs:
+        run.inputs.requires_grad_()
+    if runs[0].request.shared_tokens is not None:
+        scored = [run.scored(run.inputs) for run in runs]
+        yield from slopes_of_pass(lm, scored, _around(share))
+        return
+    (run,) = runs
+    query = run.request.query
+    for target, score, gradient in scores_with_gradients(
+        lm, query, run.targets, run.request.read, embeddings=run.inputs, leaf=run.inputs
+    ):
+        yield 0, target, score, gradient
+
+
+def _around(share: Around) -> AttentionOf:
+    """The attention of a pass, with a function around the model's own."""
+
+    def attention(packed: Pass) -> Callable[..., Any]:
+        packed.around = share
+        return packed.attend
+
+    return attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,8 +409,8 @@ class Gates(WhiteBoxRequest[Tensor]):
             shape = len(each.leaf), len(each.targets), len(each.query.token_ids)
             answers.append(torch.zeros(shape, dtype=torch.float64))
         with differentiating(lm):
-            attend = _Gated(scored, positions).attend
-            for number, target, _, slope in slopes_of_pass(lm, scored, attend):
+            gated = _Gated(scored, positions)
+            for number, target, _, slope in slopes_of_pass(lm, scored, gated.attention):
                 answers[number][:, target, positions[number]] = slope[:, 0].double().cpu()
         for request in requests:
             query = request.query
@@ -349,6 +445,10 @@ class _Gated:
                 self.parts.append(_GatedRows(branch, first, last, own_positions, each.leaf))
                 first = last
         self.masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def attention(self, _packed: Pass) -> Callable[..., Any]:
+        """The attention of the pass of these sequences."""
+        return self.attend
 
     def attend(
         self,

@@ -45,10 +45,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-AttentionFn = Callable[..., Any]
-"""A function (own, module, queries, keys, values, mask, **options) that attends; see
-`set_attention`.
+AttentionOf = Callable[[Pass], Callable[..., Any]]
+"""From a pass to its attention: a function (own, module, queries, keys, values, mask, **options),
+as of `set_attention`.
 """
+
+
+def attention_of_pass(packed: Pass) -> Callable[..., Any]:
+    """The model's own attention, of packed sequences."""
+    return packed.attend
 
 
 class LanguageModel:
@@ -422,9 +427,9 @@ class LanguageModel:
         try:
             for branch in branches:
                 *pieces, end = branch.pieces(size) if branch.record else [branch]
-                heads.append([self._run_pass([piece])[0] for piece in pieces])
+                heads.append([self.run_packed([piece], gradients=False)[0] for piece in pieces])
                 ends.append(end)
-            logits = self._run_pass(ends)
+            logits = self.run_packed(ends, gradients=False)
         except BaseException:
             for branch in branches:
                 if branch.record:  # what has run of it runs again
@@ -435,27 +440,21 @@ class LanguageModel:
             whole.append(torch.cat([*head, own], 1) if head else own)
         return whole
 
-    def run_with_gradients(
-        self, branches: Sequence[Branch], attend: AttentionFn | None = None
-    ) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """The logits of branches that pack, from one pass through which gradients go back.
-
-        `attend` takes the place of `Pass.attend`.
-        """
-        return self._run_pass(branches, attend, gradients=True)
-
-    def _run_pass(
+    def run_packed(
         self,
         branches: Sequence[Branch],
-        attend: AttentionFn | None = None,
+        attention: AttentionOf = attention_of_pass,
         *,
-        gradients: bool = False,
+        gradients: bool,
     ) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """The logits of branches that run end to end in one forward pass."""
+        """The logits of branches that run end to end in one forward pass.
+
+        With `gradients` they go back through it.
+        """
         inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
         packed = Pass(branches)
         with running(self.model, gradients=gradients):
-            set_attention(self.model, attend or packed.attend, masked=False)
+            set_attention(self.model, attention(packed), masked=False)
             places = packed.tokens.position[None]
             handed = packed.handed(inputs.device)
             if handed:

@@ -7,8 +7,9 @@ and to themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -299,10 +300,13 @@ class Pass:
         picture: for each row the number of a block of tokens that see each other, or -1; None
             where all are -1.
         masks: for each window the mask of each block, where there is room for them.
+        around: a function that stands around the model's own attention, (own, module, queries,
+            keys, values, mask, **options); or None.
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:
         self.masks: dict[int | None, list[Tensor]] = {}
+        self.around: Callable[..., Any] | None = None
         self.device = branches[0].inputs.device
         self.sequences: list[Branch] = []
         for branch in branches:
@@ -468,6 +472,8 @@ class Pass:
         query, key, value, *_ = states
         if options.get("softcap"):
             own = eager
+        if self.around is not None:
+            own = partial(self.around, own)
         layer = int(module.layer_idx)
         self._record(layer, key, value, sliding_window)
         keys = self._stacked(layer, 0, key)
