@@ -2,7 +2,7 @@
 the longest prompt.
 
     python benchmarks/devices.py --device cuda --output build/devices.json
-    python benchmarks/devices.py --device cuda --shapes llama-3-8b --long 1000 4000 7800
+    python benchmarks/devices.py --device cuda --long 1000 4000 7800 --attention loop flex
     python benchmarks/devices.py --device cpu
 
 Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter
@@ -25,12 +25,14 @@ import json
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+import flex
 import noiser
 import passes
 from many_prompts import PROMPTS
@@ -144,6 +146,7 @@ def measured(
     *,
     limit: int | None = None,
     long: Sequence[int] = (),
+    attentions: Sequence[str] = ("loop",),
 ) -> list[Any]:
     """All rows of one shape; none but the first where the weights do not fit."""
     common: dict[str, Any] = {"model": shape, "precision": dtype}
@@ -158,11 +161,14 @@ def measured(
         say(common | {"weights, GiB": size / 2**30} | speed(lm, name, prompts, top))
         for name in METHODS
     ]
-    for row in passes.short_rows(lm, prompts, top):
-        rows.append(say(common | row))
-    for tokens in long:
-        for row in passes.long_rows(lm, tokens, top):
-            rows.append(say(common | row))
+    for attention in attentions:
+        named = common | {"attention": attention}
+        with flex.one_call(lm) if attention == "flex" else nullcontext():
+            for row in passes.short_rows(lm, prompts, top):
+                rows.append(say(named | row))
+            for tokens in long:
+                for row in passes.long_rows(lm, tokens, top):
+                    rows.append(say(named | row))
     readable = lm.model.config.max_position_embeddings
     rows.append(say(common | longest(lm, readable if limit is None else min(limit, readable))))
     if torch.device(device).type == "cuda":
@@ -180,6 +186,13 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES))
     parser.add_argument(
         "--long", nargs="+", type=int, default=[1000], help="tokens of long prompts"
+    )
+    parser.add_argument(
+        "--attention",
+        nargs="+",
+        choices=["loop", "flex"],
+        default=["loop"],
+        help="of passes: blocks one after the other, or one call a layer (flex.py)",
     )
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument(
@@ -212,6 +225,7 @@ def main() -> None:
             top,
             limit=chosen.longest,
             long=chosen.long,
+            attentions=chosen.attention,
         )
         gc.collect()
         free_memory()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import flex
 import noiser
 from engine_for_tests import query_of
 from noiser.engine import Engine, Predict, noise, scale_rows, set_rows
@@ -159,6 +160,29 @@ def test_short_prompts_attend_together():
     branches = [Branch(each, 1, each.inputs[None, 1:], [1]) for each in contexts]
     (block,) = Pass(branches).blocks
     assert set(block.keys.cached) == set(contexts)
+
+
+@pytest.mark.parametrize(
+    ("family", "removal"),
+    [
+        ("llama", "zero"),
+        ("gpt2", "zero"),
+        ("gemma2", "hidden"),  # softcaps
+        ("gemma3", "delete"),  # windows
+        pytest.param("mistral", "hidden", marks=pytest.mark.slow),
+        pytest.param("qwen3", "zero", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_one_call_a_layer_gives_the_scores_of_the_loop(family, removal):
+    """Windows, softcaps, grouped heads, hidden tokens; prompts of several lengths in a pass."""
+    lm = tiny(family)
+    asked = {"method": noiser.Occlusion(removal=removal), "unit": "word"}
+    expected = noiser.attribute(lm, PROMPTS[:2], **asked)
+    with flex.one_call(lm):
+        found = noiser.attribute(lm, PROMPTS[:2], **asked)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.scores, other.scores, atol=1e-6, rtol=1e-4, equal_nan=True)
 
 
 # ---- gradients of many prompts -------------------------------------------------------------------

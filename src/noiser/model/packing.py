@@ -294,9 +294,11 @@ class Pass:
         sequences: the branch of each sequence.
         spans: the rows of each sequence, from the first up to the end.
         rows: the rows whose logits are wanted.
+        numbers: of the contexts, in the order in which they come.
         tokens: of each row its context, its sequence and where that starts, and its position.
         keys: the same of the keys, which stand side by side as `key_groups` says.
         blocks: rows that attend together.
+        hidden: which positions are hidden in each sequence; None where none is.
         picture: for each row the number of a block of tokens that see each other, or -1; None
             where all are -1.
         masks: for each window the mask of each block, where there is room for them.
@@ -307,6 +309,7 @@ class Pass:
     def __init__(self, branches: Sequence[Branch]) -> None:
         self.masks: dict[int | None, list[Tensor]] = {}
         self.around: Callable[..., Any] | None = None
+        self.numbers: dict[Context, int] = {}
         self.device = branches[0].inputs.device
         self.sequences: list[Branch] = []
         for branch in branches:
@@ -322,18 +325,17 @@ class Pass:
         self.key_groups = [*dict.fromkeys(block.keys for block in self.blocks)]
         self.tokens, self.keys = self._tokens_and_keys()
         self.picture = self._picture_blocks()
-        self._hidden = self._hidden_positions()
+        self.hidden = self._hidden_positions()
         self._recorded = [branch for branch in self.sequences if branch.record]
         self._recorded_rows = self._rows_of_recorded(lengths)
 
     def _tokens_and_keys(self) -> tuple[_Tokens, _Tokens]:
         """What each row is, and each key; places the keys."""
-        number_of: dict[Context, int] = {}
         rows: list[_Stretch] = []
         for number, (branch, (first, end)) in enumerate(
             zip(self.sequences, self.spans, strict=True)
         ):
-            context = number_of.setdefault(branch.context, len(number_of))
+            context = self.numbers.setdefault(branch.context, len(self.numbers))
             rows.append(_Stretch(context, number, branch.start, branch.start, end - first))
         keys: list[_Stretch] = []
         place = 0
@@ -341,7 +343,7 @@ class Pass:
             group.place = place
             place += group.count
             for context, count in group.cached.items():
-                keys.append(_Stretch(number_of[context], -1, -1, 0, count))
+                keys.append(_Stretch(self.numbers[context], -1, -1, 0, count))
             keys += [rows[number] for number in group.numbers]
         return _Tokens.of(rows, self.device), _Tokens.of(keys, self.device)
 
@@ -393,8 +395,8 @@ class Pass:
         visible = (own | clean) & allowed
         if window:
             visible &= distance < window
-        if self._hidden is not None:
-            is_hidden = self._hidden[of_query.number, keys.position]
+        if self.hidden is not None:
+            is_hidden = self.hidden[of_query.number, keys.position]
             visible &= ~is_hidden | (distance == 0)  # a token always attends to itself
         return visible
 
@@ -475,7 +477,7 @@ class Pass:
         if self.around is not None:
             own = partial(self.around, own)
         layer = int(module.layer_idx)
-        self._record(layer, key, value, sliding_window)
+        self.record(layer, key, value, sliding_window)
         keys = self._stacked(layer, 0, key)
         values = self._stacked(layer, 1, value)
         outputs: list[Tensor] = []
@@ -517,7 +519,7 @@ class Pass:
         self.masks[window] = list(masks)
         return self.masks[window]
 
-    def _record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
+    def record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
         """Adds the keys and values of clean sequences to their caches."""
         if not self._recorded:
             return
