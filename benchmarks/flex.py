@@ -4,6 +4,9 @@ Keys are [the cached beginnings of all prompts, the pass's own rows], once in ea
 keys that no row sees are skipped, blocks that are seen whole need no mask. On a card the kernel is
 compiled at its first call, which takes many seconds; on a CPU it is the obvious computation, for
 tests. `devices.py --attention flex` measures it beside the loop.
+
+It has not run on a card, so the library goes on with the loop. Compiled for a CPU (torch 2.13) it
+returned NaN.
 """
 
 from __future__ import annotations
