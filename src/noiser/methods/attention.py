@@ -87,5 +87,6 @@ def _scores(query: Query, weights: Float[Tensor, "tokens length"], profile: Prof
         for row, position in enumerate(query.logit_positions):
             seen = weights[row, : position + 1]
             weights[row, : position + 1] = seen.softmax(-1)
-    means = [rows.mean(0) for rows in weights.split(list(map(len, query.target_positions)))]
+    tokens_of_targets = [len(positions) for positions in query.target_positions]
+    means = [rows.mean(0) for rows in torch.split(weights, tokens_of_targets)]
     return Scores(scores=sum_over_units(query, torch.stack(means)))

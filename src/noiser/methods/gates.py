@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import is_list_or_tuple
 from noiser.engine import Gates, Query
 from noiser.errors import ParameterError
 from noiser.methods.protocol import InnerMethod, ObjectiveName, Scores, sum_over_units
@@ -19,7 +20,7 @@ SMALL_UNITS = ("auto", "token", "word")
 
 
 def _check_gates(name: str, got: object) -> tuple[float, ...]:
-    gates = tuple(got) if isinstance(got, list | tuple) else ()
+    gates: tuple[Any, ...] = tuple(got) if is_list_or_tuple(got) else ()
     if not gates or not all(isinstance(gate, int | float) and 0 < gate <= 1 for gate in gates):
         raise ParameterError(
             f"{name} is {got!r}; expected a tuple of numbers above 0 and at most 1, such as (0.1,)."

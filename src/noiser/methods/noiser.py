@@ -37,6 +37,7 @@ from noiser.methods.thresholds import (
     certified,
 )
 from noiser.notices import warn
+from noiser.tensors import booleans, float_rows, floats, true_indices
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal[
@@ -267,7 +268,7 @@ class _Call:
         for (probe, targets), rows in zip(groups.items(), effects, strict=True):
             if rows is None:
                 continue
-            for target, numbers in zip(targets, rows.tolist(), strict=True):
+            for target, numbers in zip(targets, float_rows(rows), strict=True):
                 self.effects[target, probe] = Effect(*numbers)
 
     async def search(self) -> Float64[Tensor, "targets units"]:
@@ -277,7 +278,7 @@ class _Call:
         if self.method.bounding not in _SEARCHES:
             return thresholds
         tied = False
-        searches = [self._start_search(row.nonzero()[:, 0].tolist()) for row in mask]
+        searches = [self._start_search(true_indices(row)) for row in mask]
         # All targets search in step, so that they share the passes of a round.
         answers: dict[int, Any] = dict.fromkeys(range(len(searches)))
         while answers:
@@ -347,8 +348,9 @@ class _Call:
         fixed = torch.tensor(self.fixed_k, dtype=torch.float64)
         k = k_of_search.get(str(bounding), fixed).expand_as(mask)
         probes: dict[tuple[int, int], Probe] = {}
-        for target, unit in mask.nonzero().tolist():
-            probes[target, unit] = Probe(unit, float(k[target, unit]))
+        for target, is_before in enumerate(mask):
+            for unit in true_indices(is_before):
+                probes[target, unit] = Probe(unit, float(k[target, unit]))
         await self.evaluate(
             ((target, probe) for (target, _), probe in probes.items()), partial=True
         )
@@ -361,8 +363,8 @@ class _Call:
                 scores[target, unit] = effect.score
                 stderr[target, unit] = effect.stderr
         has_k_min = bounding in ("k_min", "k_max_per_unit")
-        info = {
-            "k": k.masked_fill(~mask | self.relative, torch.nan).tolist(),
+        info: dict[str, Any] = {
+            "k": float_rows(k.masked_fill(~mask | self.relative, torch.nan)),
             **self._saturation(k_min),
         }
         return Scores(
@@ -392,7 +394,7 @@ class _Call:
         }
         return {
             "saturated": [
-                k == largest and target not in flipping for target, k in enumerate(least.tolist())
+                k == largest and target not in flipping for target, k in enumerate(floats(least))
             ],
-            "near_tie": (least <= 2.0**-self.method.steps).tolist(),
+            "near_tie": booleans(least <= 2.0**-self.method.steps),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -100,7 +101,7 @@ def word_overlap(units: Sequence[str], said: str) -> Float[Tensor, " units"]:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = [*units, said]
-    vectorizer = TfidfVectorizer()
+    vectorizer: Any = TfidfVectorizer()
     words_of = vectorizer.build_analyzer()
     if not any(words_of(text) for text in texts):  # the vectorizer refuses texts without any word
         return torch.zeros(len(units), dtype=torch.float32, device="cpu")

@@ -15,6 +15,7 @@ from noiser.engine.backward_rules import Activation, derivative, to_float64
 from noiser.engine.objectives import ObjectiveFn, at, contrast, objective_of
 from noiser.methods.gradients import movable_groups
 from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
+from noiser.tensors import floats
 from noiser.types import Baseline
 
 Softmax = Literal["taylor", "constant"]
@@ -61,7 +62,7 @@ class DeepLift(InnerMethod):
         delta = difference - contributions.sum(-1)
         return Scores(
             scores=sum_over_units(query, contributions),
-            info={"delta": delta.tolist(), "difference": difference.tolist()},
+            info={"delta": floats(delta), "difference": floats(difference)},
         )
 
 
@@ -95,14 +96,14 @@ class AttnLrp(InnerMethod):
         values, relevance = await Relevance(
             query, _logit(query), identity, attention=ATTENTION[self.softmax]
         )
-        explained = values[:, 0].tolist()
-        total = relevance.sum(-1).tolist()
+        explained = floats(values[:, 0])
+        total = floats(relevance.sum(-1))
         return Scores(
             scores=sum_over_units(query, relevance),
             info={
                 "explained": explained,
                 "relevance": total,
-                "frozen": relevance[:, list(query.encoding.frozen)].sum(-1).tolist(),
+                "frozen": floats(relevance[:, list(query.encoding.frozen)].sum(-1)),
                 "conservation": [
                     r / e if e else float("nan") for r, e in zip(total, explained, strict=True)
                 ],

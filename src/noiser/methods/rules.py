@@ -231,7 +231,8 @@ def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
 
 def _named(terms: Sequence[Term], rule: Int64[np.ndarray, " 3"]) -> Terms:
     """The terms of a rule, by their first units."""
-    chosen = [terms[index] for index in rule if index < len(terms)]
+    indices: list[int] = rule.tolist()
+    chosen = [terms[index] for index in indices if index < len(terms)]
     return tuple(sorted(chosen, key=_order_of_term))
 
 

@@ -16,6 +16,7 @@ from noiser.errors import OutOfTimeError, ParameterError
 from noiser.methods.protocol import Scores
 from noiser.methods.references import question_of, word_overlap
 from noiser.methods.removal import RemovalMethod, binomial_errors, scatter_to_units
+from noiser.tensors import floats, integers
 from noiser.types import Pair
 
 Stays = Callable[[frozenset[int]], Coroutine[Any, Any, bool]]
@@ -73,13 +74,12 @@ class Search(RemovalMethod):
         """
         if related is None:
             related = torch.zeros(game.mask.shape[1])
-        closeness: list[float] = related.tolist()
+        closeness = floats(related)
         pairs: list[Pair] = []
         found_of_targets: list[dict[str, Any]] = []
         for target, units in enumerate(game.units):
             # Among equally related units the later ones stay longer.
-            indices: list[int] = units.tolist()
-            order = sorted(indices, key=lambda unit: (closeness[unit], unit))
+            order = sorted(integers(units), key=lambda unit: (closeness[unit], unit))
             found = _Found()
             try:
                 await _search(_stays(game, target, self.objective), order, found)

@@ -22,6 +22,7 @@ from noiser.methods.removal import (
     scatter_to_units,
     to_all_units,
 )
+from noiser.tensors import integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class ShapleySampling(RemovalMethod):
         sizes = torch.arange(units + 1)
         coalitions = rank[:, :, None, :] < sizes[:, None]  # [orders, direction, size, units]
         values = await game(coalitions.flatten(0, 2), partial=True)
-        by_size = values.unflatten(1, (-1, 2, units + 1))
+        by_size = torch.unflatten(values, 1, (-1, 2, units + 1))
         contribution_by_rank = by_size.diff(dim=-1)  # of the unit that joins next
 
         means: list[Tensor] = []
@@ -158,7 +159,7 @@ def draw_coalitions(
         shares = torch.tensor(list(mass.values()), dtype=torch.float32)
         sizes = shares.multinomial(pairs, replacement=True, generator=generator) + min(mass)
         weights += [sum(mass.values()) / (2 * pairs)] * (2 * pairs)
-        for size in sizes.tolist():
+        for size in integers(sizes):
             members = torch.randperm(units, generator=generator) < size
             kept += [members, ~members]
     coalitions = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)

@@ -125,7 +125,8 @@ def ridge(
     x = kept.double().numpy()
     y = values.numpy()
     weights = importance.numpy()
-    model: Any = Ridge(alpha=alpha, solver="svd").fit(x, y, weights)
+    model: Any = Ridge(alpha=alpha, solver="svd")
+    model.fit(x, y, weights)
     r2 = model.score(x, y, weights) if y.max() > y.min() else torch.nan
     return Surrogate(torch.as_tensor(model.coef_), float(model.intercept_), float(r2))
 
@@ -147,7 +148,8 @@ def lasso(
     if y.max() == y.min():
         return Surrogate(torch.zeros(kept.shape[1], dtype=torch.float64), float(y[0]), torch.nan)
     # random_state is unused, but without it scikit-learn draws from NumPy's global generator
-    model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0).fit(x, y)
+    model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0)
+    model.fit(x, y)
     weights = model.coef_ / scaler.scale_
     intercept = float(model.intercept_ - scaler.mean_ @ weights)
     return Surrogate(torch.as_tensor(weights), intercept, float(model.score(x, y)))
