@@ -13,6 +13,7 @@ from torch import Tensor
 from noiser.attribution.regions import region_columns, with_columns
 from noiser.checks import check_choice
 from noiser.errors import UnitError
+from noiser.tensors import booleans
 from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap
 from noiser.types import Span, Unit, Without
 
@@ -202,7 +203,7 @@ def _by_group(
     A column without any number is left out of a group that has others: a first token that was
     kept.
     """
-    has_no_number = values.isnan().all(0).tolist()
+    has_no_number = booleans(values.isnan().all(0))
     reduced: list[Float[Tensor, " targets"]] = []
     for group in groups:
         members = [column for column in group if not has_no_number[column]]

@@ -17,7 +17,6 @@ from noiser.errors import DependencyError, ParameterError
 from noiser.types import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from noiser.attribution.record import AttributionRecord
@@ -50,7 +49,7 @@ def figure(
         from matplotlib.figure import Figure  # without global state
     except ImportError as error:
         raise DependencyError("Figures need matplotlib.", "report") from error
-    drawing = Figure()
+    drawing: Any = Figure()  # matplotlib gives keyword arguments no types
     check_comparable(attributions)
     (row,) = check_targets(attributions[0], [target])
     if not width > 1:
@@ -75,7 +74,7 @@ class _Page:
     baseline.
     """
 
-    def __init__(self, axes: Axes, width: float, line: float) -> None:
+    def __init__(self, axes: Any, width: float, line: float) -> None:
         self.axes = axes
         self.width = width
         self.line = line

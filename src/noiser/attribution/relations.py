@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noiser.attribution.amounts import amounts_of
 from noiser.attribution.display import label, labels
 from noiser.attribution.paths import flow
+from noiser.tensors import float_rows, floats
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -132,13 +133,13 @@ def path_arcs(att: AttributionRecord, target: int) -> tuple[list[tuple[str, str]
     """
     units = len(att.units)
     parts = flow(att, target)
-    leaving: list[float] = parts.sum(0).tolist()
+    leaving = floats(parts.sum(0))
     shares = [f"{share:.0%}" for share in leaving[: units + target]]
     shares.append("")  # nothing leaves the last target
     texts = [label(unit.text) for unit in att.units]
     texts += [label(span.text) for span in att.targets[: target + 1]]
     links: list[Arc] = []
-    for row, weights in enumerate(parts.tolist()):
+    for row, weights in enumerate(float_rows(parts)):
         for start, weight in enumerate(weights):
             if weight >= _LEAST:
                 links.append(Arc(start, units + row, weight, "p" if start < units else "n"))

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from noiser.attribution.store import to_jsonable
+from noiser.checks import is_list
 from noiser.types import Target
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def dumps(att: AttributionRecord) -> str:
     entries: list[str] = []
     for key, value in to_dict(att).items():
         text = _line(value)
-        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+        if is_list(value) and any(isinstance(item, list | dict) for item in value):
             text = "[\n    " + ",\n    ".join(map(_line, value)) + "\n  ]"
         entries.append(f'"{key}": {text}')
     text = "{\n  " + ",\n  ".join(entries) + "\n}\n"

@@ -17,6 +17,7 @@ from noiser.attribution.regions import pictures_of
 from noiser.attribution.speakers import chat_messages, message_of_units
 from noiser.numbers import percentage
 from noiser.registry import unversioned
+from noiser.tensors import floats
 from noiser.types import ANOTHER_ANSWER, Target, Without
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _strongest_of_others(
     A model that has made one call writes the next one alike, which says nothing of what it was
     asked or told.
     """
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     others: list[int] = []
     for column in with_signal(att, row):
         if scores[column] > 0 and column not in own_units:
@@ -272,7 +273,7 @@ def _strongest(att: AttributionRecord, row: int) -> tuple[int, bool] | None:
     last words before a target often only decide which kind of word follows, so that the first unit
     says more.
     """
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     errors = errors_of(att, row)
     columns = [column for column in with_signal(att, row) if scores[column] > 0]
     if not columns:

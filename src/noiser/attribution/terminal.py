@@ -38,6 +38,7 @@ from noiser.attribution.heatmap import (
     numbers,
 )
 from noiser.attribution.regions import grid_of, picture_name, pictures_of
+from noiser.tensors import floats, integers
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -191,7 +192,7 @@ def _matrix(att: AttributionRecord, rows: Sequence[int], width: int) -> Iterator
     for row in rows:
         yield _sentence([att], row)
     largest_of_unit = att.scores.abs().nan_to_num()[list(rows)].amax(0)
-    strongest_first: list[int] = largest_of_unit.argsort(descending=True).tolist()
+    strongest_first = integers(largest_of_unit.argsort(descending=True))
     units = sorted(strongest_first[:_MOST_UNITS])
     step = max(1, (width - 34) // 12)  # 34 characters for the labels, 12 for a column of numbers
     for start in range(0, len(rows), step):
@@ -222,7 +223,7 @@ def _block(att: AttributionRecord, rows: Sequence[int], units: Sequence[int]) ->
 
 def _column(att: AttributionRecord, row: int, units: Sequence[int]) -> list[Text]:
     """The scores of some units for one target, each on its colour."""
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     errors = errors_of(att, row)
     show = amounts_of(att, row)
     largest = float(att.scores[row].abs().nan_to_num().max()) or 1.0
