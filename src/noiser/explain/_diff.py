@@ -30,6 +30,7 @@ from noiser.html import html_table
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format, percentage
+from noiser.tensors import floats
 from noiser.text import as_prompt, check_messages, one_text_each
 from noiser.types import Message, Pair, Progress, Prompt, Question
 
@@ -354,13 +355,11 @@ def diff(
     if plan.finds_pairs:
         joint = Joint(objective="logprob", samples=2**count if 1 < count <= EXACT else None)
         pairs = run_one(lm, joint.score_game(game, rng)).pairs
-    errors = torch.zeros(count) if shapley.stderr is None else shapley.stderr[0]
-    scored = [
-        edit._replace(score=score, stderr=error)
-        for edit, score, error in zip(
-            edits, shapley.scores[0].tolist(), errors.tolist(), strict=True
-        )
-    ]
+    scores = floats(shapley.scores[0])
+    errors = [0.0] * count if shapley.stderr is None else floats(shapley.stderr[0])
+    scored: list[Edit] = []
+    for edit, score, error in zip(edits, scores, errors, strict=True):
+        scored.append(edit._replace(score=score, stderr=error))
     return Diff(
         answer=query.target_texts[0],
         answer_before=query_before.target_texts[0],

@@ -34,6 +34,7 @@ from noiser.metrics.correlation import (
     lds_at_equal_size,
 )
 from noiser.model.language_model import LanguageModel
+from noiser.tensors import integers
 
 LEVEL = 0.05
 """Scores pass where at most this share of orders of the units does as well."""
@@ -204,7 +205,7 @@ class _MaskRows:
         if not targets:
             return math.nan
         most = max(len(self.units[target]) for target in targets)
-        same = len({tuple(self.units[target].tolist()) for target in targets}) == 1
+        same = len({tuple(integers(self.units[target])) for target in targets}) == 1
         if same and most <= ALL_ORDERS:
             keys = torch.tensor([*itertools.permutations(range(most))], dtype=torch.float64)
         else:

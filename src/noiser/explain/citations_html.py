@@ -29,6 +29,7 @@ from noiser.explain.citations_record import (
 from noiser.explain.citations_summary import about_citations
 from noiser.html import html_table
 from noiser.numbers import NumberFormat, number_format
+from noiser.tensors import float_rows
 from noiser.text.chat import part_texts
 from noiser.types import Source
 
@@ -300,7 +301,7 @@ def _numbers(citations: CitationsRecord, strength: _Strength) -> str:
     numbers = [f"[{number}]" for number in range(1, len(citations.sources) + 1)]
     head = ["sentence", "all sources", *numbers]
     rows: list[list[str]] = []
-    for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True):
+    for sentence, scores in zip(citations.sentences, float_rows(citations.scores), strict=True):
         row = [escape(label(sentence.text))]
         for value in (sentence.loss, *scores):
             row.append("" if math.isnan(value) else f"{value:.2f}")

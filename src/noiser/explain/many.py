@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, TypeGuard, TypeVar
 
-from noiser.checks import plain
+from noiser.checks import is_list_or_tuple, plain
 from noiser.engine import Engine, Prefill, Steps, ask
 from noiser.errors import NoiserError, OutOfTimeError, ParameterError
 from noiser.model.language_model import LanguageModel
@@ -115,7 +115,7 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
     columns: dict[str, Any] = {}
     for name, argument in arguments.items():
         value = plain(argument)
-        column = value if isinstance(value, list | tuple) else [value] * count
+        column = value if is_list_or_tuple(value) else [value] * count
         if len(column) != count:
             raise ParameterError(
                 f"{name} is a list of {len(column)} for {count} prompts; "
@@ -130,6 +130,6 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _is_titled_text(sources: Any) -> bool:
+def _is_titled_text(sources: Sequence[object]) -> bool:
     """Whether it is a single (title, text) pair."""
     return isinstance(sources, tuple) and len(sources) == 2 and isinstance(sources[0], str)

@@ -15,6 +15,7 @@ from noiser.engine import Coalition, LiveGame, Query, StoredGame, prepare, remov
 from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.explain.many import run_many
 from noiser.model.language_model import LanguageModel
+from noiser.tensors import integers
 from noiser.text import token_texts, without_spans
 from noiser.text.pictures import with_pictures
 from noiser.types import STAYS, Prompt, Question, SameName
@@ -111,7 +112,7 @@ class Sameness:
     @property
     def is_models_own(self) -> bool:
         """Whether the targets are what the model itself writes, token by token."""
-        return tuple(self.query.clean.argmax(-1).tolist()) == self.query.target_ids
+        return tuple(integers(self.query.clean.argmax(-1))) == self.query.target_ids
 
     @property
     def name(self) -> str:
@@ -132,7 +133,7 @@ class Sameness:
             said = self._chat.most_usual(context.answers).reply
             advice = "leave the target out, or load the model with another same=."
         else:
-            greedy = self.query.clean.argmax(-1).tolist()
+            greedy = integers(self.query.clean.argmax(-1))
             said = "".join(token_texts(self.lm.tokenizer, greedy))
             advice = "name same='logprob'. Or leave the target out."
         raise TargetError(f"The model answers {said!r}, not {wanted!r}: {advice}")
