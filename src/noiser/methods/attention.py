@@ -65,7 +65,9 @@ def rollout(
 
     `maps` has the first layer's A first.
     """
-    mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device, dtype=maps[-1].dtype)[list(rows)]
+    last = maps[-1]
+    identity = torch.eye(len(last), device=last.device, dtype=last.dtype)
+    mixed = identity[list(rows)]
     for weights in reversed(maps):
         mixed = (mixed @ weights.to(mixed.device) + mixed) / 2
     return mixed

@@ -21,11 +21,15 @@ SMALL_UNITS = ("auto", "token", "word")
 
 def _check_gates(name: str, got: object) -> tuple[float, ...]:
     gates: tuple[Any, ...] = tuple(got) if is_list_or_tuple(got) else ()
-    if not gates or not all(isinstance(gate, int | float) and 0 < gate <= 1 for gate in gates):
+    if not gates or not all(map(_is_gate, gates)):
         raise ParameterError(
             f"{name} is {got!r}; expected a tuple of numbers above 0 and at most 1, such as (0.1,)."
         )
     return gates
+
+
+def _is_gate(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value <= 1
 
 
 @dataclass(frozen=True, kw_only=True)

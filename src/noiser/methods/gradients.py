@@ -42,7 +42,8 @@ class InputXGradient(InnerMethod):
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         # The end of the path from the zero row: its direction there is the embedding itself.
-        positions = tuple(i for i in movable_positions(query) if i <= query.target_positions[-1][0])
+        last = query.target_positions[-1][0]
+        positions = tuple(position for position in movable_positions(query) if position <= last)
         contributions, _ = await Integrals(
             query, [IntegrationPath(positions)], query.objective(self.objective)
         )
@@ -131,19 +132,16 @@ class GradientShap(InnerMethod):
         positions = movable_positions(query)
         count = self.samples
         alphas = floats(torch.rand(count, generator=rng, dtype=torch.float32))
-        noise = (
-            draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev
-            if self.stdev
-            else None
-        )
+        noise = None
+        if self.stdev:
+            noise = draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev
         paths: list[IntegrationPath] = []
-        for i, alpha in enumerate(alphas):
+        for sample, alpha in enumerate(alphas):
             for group in movable_groups(query):
-                shift = (
-                    None
-                    if noise is None
-                    else noise[i, [position in group[0] for position in positions]]
-                )
+                shift = None
+                if noise is not None:
+                    is_moved = [position in group[0] for position in positions]
+                    shift = noise[sample, is_moved]
                 path = IntegrationPath(
                     *group,
                     baseline=self.baseline,

@@ -95,11 +95,13 @@ class Joint(Parameters):
         noise_rng = rng
         if self.removal == "noise":
             # The noise takes a number for each token; the drawn inputs must not depend on how many.
-            noise_rng = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
+            noise_seed = int(torch.randint(2**62, (), generator=rng))
+            noise_rng = torch.Generator().manual_seed(noise_seed)
         name = "logit" if self.objective == "root" else self.objective
         # Only a game that is given a name has `objective`, by which `_value` knows that log odds
         # become p^¼. A caller's number and a contrast stay as they are.
-        read = name if query.of is None and query.foil is None else query.objective(name)
+        has_own_number = query.of is not None or query.foil is not None
+        read = query.objective(name) if has_own_number else name
         game = LiveGame(query, read, remover(query, self.removal, noise_rng))
         scores = await self.score_game(game, rng)
         if self.objective == "root" and query.of is None:
@@ -231,7 +233,8 @@ def _draw_for_all(
     for unit in range(units):
         # One unit at a time, so that its numbers do not depend on how many units follow.
         if unit not in in_first:
-            drawn[:, unit] = torch.rand(len(rows), generator=rng, dtype=torch.float32) < 0.5
+            numbers = torch.rand(len(rows), generator=rng, dtype=torch.float32)
+            drawn[:, unit] = numbers < 0.5
     return drawn
 
 
@@ -243,7 +246,8 @@ def _every_mirrored(
     # The bits of a number say which units it keeps.
     numbers = torch.arange(2 ** max(count - 1, 0))
     rows = torch.zeros(len(numbers), units, dtype=torch.bool)
-    rows[:, players] = (numbers[:, None] >> torch.arange(count)) % 2 == 1
+    bits = (numbers[:, None] >> torch.arange(count)) % 2
+    rows[:, players] = bits == 1
     return rows
 
 
@@ -440,7 +444,8 @@ def _in_order(ends: Float64[Tensor, " players"], middle: _Middle) -> _Fit:
     pooled = torch.empty_like(middle.effects)
     if units:
         pooled[order] = _isotonic(middle.effects[order])
-    scores = weight / 2 * ends + scale * ((1 - weight) * pooled + weight / 2 * middle.effects)
+    from_middle = (1 - weight) * pooled + weight / 2 * middle.effects
+    scores = weight / 2 * ends + scale * from_middle
     if math.isinf(middle.freedom):
         return _Fit(scores, torch.zeros_like(scores))
 
@@ -448,7 +453,8 @@ def _in_order(ends: Float64[Tensor, " players"], middle: _Middle) -> _Fit:
     # units form a block is random, too. A unit that the regression moves away from its own effect
     # has a score that its inputs do not support. If the truth may be anywhere between the two, the
     # mean squared error is a third of the squared shift.
-    spread = scale * (1 - weight / 2) * middle.stderr * t_widening(middle.freedom)
+    weight_of_middle = 1 - weight / 2
+    spread = scale * weight_of_middle * middle.stderr * t_widening(middle.freedom)
     shift = scale * (1 - weight) * (pooled - middle.effects)
     return _Fit(scores, torch.hypot(spread, shift / math.sqrt(3)))
 

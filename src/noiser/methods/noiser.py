@@ -172,11 +172,9 @@ class Noiser(Parameters):
         self, longest: int, dim: int, rng: torch.Generator
     ) -> tuple[float, Float[Tensor, "samples longest dim"]]:
         """The k of bounding "random" (else NaN), and the noise, divided by `divisor`."""
-        k = (
-            float(torch.rand((), generator=rng, dtype=torch.float64))
-            if self.bounding == "random"
-            else math.nan
-        )
+        k = math.nan
+        if self.bounding == "random":
+            k = float(torch.rand((), generator=rng, dtype=torch.float64))
         return k, self._numbers(longest, dim, rng) / self.divisor(dim)
 
     def _numbers(
@@ -185,10 +183,13 @@ class Noiser(Parameters):
         """Standard normal numbers: the caller's own, or drawn."""
         if self.noise is None:
             return draw_noise(self.samples, longest, dim, rng)
-        noise = self.noise[:, None] if self.noise.ndim == 2 and longest == 1 else self.noise
-        fits = (
-            noise.ndim == 3 and len(noise) and noise.shape[1] >= longest and noise.shape[2] == dim
-        )
+        noise = self.noise
+        if noise.ndim == 2 and longest == 1:
+            noise = noise[:, None]
+        fits = False
+        if noise.ndim == 3:
+            samples, positions, dim_of_noise = noise.shape
+            fits = samples > 0 and positions >= longest and dim_of_noise == dim
         if not fits or not torch.isfinite(noise).all():
             raise ParameterError(
                 f"noise has shape {list(self.noise.shape)}; expected finite numbers, "

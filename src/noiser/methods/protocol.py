@@ -264,8 +264,11 @@ def sum_over_units(
     NaN where the unit is not before the target, or has no other token.
     """
     scores = scores.cpu()
-    sums = torch.stack([scores[..., list(positions)].sum(-1) for positions in query.positions], -1)
-    return sums.masked_fill(~query.causal_mask, torch.nan)
+    sums: list[Tensor] = []
+    for positions in query.positions:
+        of_unit = scores[..., list(positions)]
+        sums.append(of_unit.sum(-1))
+    return torch.stack(sums, -1).masked_fill(~query.causal_mask, torch.nan)
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
@@ -321,7 +324,8 @@ def _check_finite(method: Method, query: Query, scores: Scores) -> None:
     """Raises NumericalError where a method has no score for any unit before a target."""
     if query.spent.unfinished or scores.scores.shape != query.causal_mask.shape:
         return
-    has_none = scores.scores.isnan().all(-1) & query.causal_mask.cpu().any(-1)
+    has_units = query.causal_mask.cpu().any(-1)
+    has_none = scores.scores.isnan().all(-1) & has_units
     if has_none.any():
         target = query.target_texts[int(has_none.nonzero()[0])]
         raise NumericalError(

@@ -22,7 +22,8 @@ class Random:
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for row, seen in zip(scores, query.causal_mask, strict=True):
-            row[seen] = torch.rand(int(seen.sum()), generator=rng, dtype=torch.float32).softmax(0)
+            numbers = torch.rand(int(seen.sum()), generator=rng, dtype=torch.float32)
+            row[seen] = numbers.softmax(0)
         return Scores(scores=scores)
 
 

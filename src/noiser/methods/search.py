@@ -108,12 +108,15 @@ def _means(game: StoredGame, found: Sequence[Mapping[str, Any]]) -> list[Tensor]
                 values.append(value)
         has_unit = torch.tensor(kept, dtype=torch.float64)[:, units]
         of_inputs = torch.tensor(values, dtype=torch.float64)
-        with_unit = (of_inputs @ has_unit) / has_unit.sum(0).clamp_min(1)
-        without = (of_inputs @ (1 - has_unit)) / (1 - has_unit).sum(0).clamp_min(1)
+        lacks_unit = 1 - has_unit
+        inputs_with = has_unit.sum(0)
+        inputs_without = lacks_unit.sum(0)
+        with_unit = (of_inputs @ has_unit) / inputs_with.clamp_min(1)
+        without = (of_inputs @ lacks_unit) / inputs_without.clamp_min(1)
         groups = [found[target]["needed"], *found[target]["either"]]
         is_found = torch.isin(units, torch.tensor([*chain(*groups)], dtype=units.dtype))
         # A unit that was never left out has shown nothing.
-        is_found &= (1 - has_unit).sum(0) > 0
+        is_found &= inputs_without > 0
         rows.append(torch.where(is_found, with_unit - without, 0.0))
     return rows
 

@@ -78,7 +78,8 @@ class KernelShap(RemovalMethod):
                 kept[were_run], gains[were_run], weights[were_run], whole - nothing
             )
             rows.append(scores)
-            exact.append(samples[n] >= 2**n and bool(were_run.all()))
+            has_all_coalitions = samples[n] >= 2**n
+            exact.append(has_all_coalitions and bool(were_run.all()))
         info = {"exact": exact, "baseline_value": [float(of_target[0]) for of_target in values]}
         return Scores(scores=scatter_to_units(game, rows), info=info)
 
@@ -139,13 +140,16 @@ def draw_coalitions(
     weights: list[float] = []
     # All coalitions of a size s together weigh
     # C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)).
-    mass = {size: units / (size * (units - size)) for size in range(1, units)}
+    mass: dict[int, float] = {}
+    for size in range(1, units):
+        mass[size] = units / (size * (units - size))
 
     # From the outside in, sizes are complete while their share of the samples holds them.
     while mass:
         outermost = {size: math.comb(units, size) for size in {min(mass), max(mass)}}
         share = sum(mass[size] for size in outermost) / sum(mass.values())
-        if (samples - len(kept)) * share < sum(outermost.values()) - 1e-9:
+        samples_left = samples - len(kept)
+        if samples_left * share < sum(outermost.values()) - 1e-9:
             break
         for size, count in outermost.items():
             members = torch.tensor(list(itertools.combinations(range(units), size)))
@@ -158,7 +162,8 @@ def draw_coalitions(
         pairs = max(1, (samples - len(kept)) // 2)
         shares = torch.tensor(list(mass.values()), dtype=torch.float32)
         sizes = shares.multinomial(pairs, replacement=True, generator=generator) + min(mass)
-        weights += [sum(mass.values()) / (2 * pairs)] * (2 * pairs)
+        coalitions_drawn = 2 * pairs
+        weights += [sum(mass.values()) / coalitions_drawn] * coalitions_drawn
         for size in integers(sizes):
             members = torch.randperm(units, generator=generator) < size
             kept += [members, ~members]
@@ -189,6 +194,7 @@ def shapley_regression(
     # has that sum.
     rest = values[use] - gain / units * sizes[use]
     centred = z - z.mean(1, keepdim=True)
-    solution = np.linalg.lstsq((scale[:, None] * centred).numpy(), (scale * rest).numpy())[0]
+    design = scale[:, None] * centred
+    solution, *_ = np.linalg.lstsq(design.numpy(), (scale * rest).numpy())
     beta = torch.as_tensor(solution, dtype=torch.float64)
     return gain / units + beta - beta.mean()
