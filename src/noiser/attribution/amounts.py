@@ -52,7 +52,8 @@ def amounts_of(att: AttributionRecord, row: int) -> Amounts:
     total = float(scores.abs().sum())
     factor = 100 / total if total > 0 and math.isfinite(total) else 0.0
     largest = float(scores.abs().max()) * factor if len(scores) else 0.0
-    return Amounts("share", factor, NumberFormat(0 if largest >= 10 else 1))
+    decimals = 0 if largest >= 10 else 1
+    return Amounts("share", factor, NumberFormat(decimals))
 
 
 def probability_text(target: Target, probability: float | None = None) -> str:

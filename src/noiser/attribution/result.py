@@ -93,11 +93,12 @@ class Attribution(AttributionRecord, SavedResult):
         row = self.scores[target]
         best_first = row.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
         order = integers(best_first)
-        best = [(index, self.units[index]) for index in order if not row[index].isnan()][:k]
-        return [
-            TopUnit(span.text.strip() or span.text, float(row[index]), index, span)
-            for index, span in best
-        ]
+        with_score = [index for index in order if not row[index].isnan()]
+        top: list[TopUnit] = []
+        for index in with_score[:k]:
+            span = self.units[index]
+            top.append(TopUnit(span.text.strip() or span.text, float(row[index]), index, span))
+        return top
 
     def normalized(self, kind: str = "sum") -> Float[Tensor, "targets units"]:
         """Scores made comparable between targets and methods, as a new tensor.

@@ -24,7 +24,8 @@ def dumps(att: AttributionRecord) -> str:
     for key, value in to_dict(att).items():
         text = _line(value)
         if is_list(value) and any(isinstance(item, list | dict) for item in value):
-            text = "[\n    " + ",\n    ".join(map(_line, value)) + "\n  ]"
+            items = ",\n    ".join(map(_line, value))
+            text = f"[\n    {items}\n  ]"
         entries.append(f'"{key}": {text}')
     text = "{\n  " + ",\n  ".join(entries) + "\n}\n"
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
