@@ -300,7 +300,9 @@ def _check_method(accuracy: Accuracy, method: str | Method | None) -> None:
 
 
 def _check_memory(memory: Any) -> None:
-    if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
+    if memory is None:
+        return
+    if not isinstance(memory, int | float) or math.isnan(memory):
         raise ParameterError(
             f"memory is {memory!r}; expected a number of nats, or None for the default."
         )

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 _HEAD = ("k", "P(target)", "most probable")
 
-GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
+_HALF_OCTAVES = tuple(2.0 ** (-step / 2) for step in range(20, -1, -1))
+
+GRID = (0.0, *_HALF_OCTAVES)
 """No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where
 its search begins.
 """
@@ -100,10 +102,10 @@ class Tolerance(SavedResult):
                 )
             if values is not None and values.isinf().any():
                 raise ParameterError(f"{name} has infinite numbers; expected finite ones or NaN.")
-        if len(self.leaders) != targets or any(len(each) not in (0, ks) for each in self.leaders):
+        tokens = [len(leaders) for leaders in self.leaders]
+        if len(tokens) != targets or any(count not in (0, ks) for count in tokens):
             raise ParameterError(
-                f"leaders has {[*map(len, self.leaders)]} tokens; expected none or {ks} for each "
-                f"of {targets} targets."
+                f"leaders has {tokens} tokens; expected none or {ks} for each of {targets} targets."
             )
 
     def __str__(self) -> str:

@@ -269,8 +269,11 @@ def interval(rho: float, n: int, number: int) -> tuple[float, float]:
     # In this order, NaN stays NaN.
     rho = max(min(rho, highest), -highest)
     # z = atanh(rho); var(z) = (1 + rho² / 2) / (n - 3) · (1 - n / number)
-    width = _WIDTH * math.sqrt((1 + rho * rho / 2) / (n - 3) * (1 - n / number))
-    return math.tanh(math.atanh(rho) - width), math.tanh(math.atanh(rho) + width)
+    z = math.atanh(rho)
+    variance = (1 + rho * rho / 2) / (n - 3)
+    not_drawn = 1 - n / number
+    width = _WIDTH * math.sqrt(variance * not_drawn)
+    return math.tanh(z - width), math.tanh(z + width)
 
 
 def mean_of(correlations: Sequence[float], n: int, number: int) -> tuple[float, float, float]:

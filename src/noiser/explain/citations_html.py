@@ -222,7 +222,9 @@ def _source(
     is_cited: bool,
 ) -> str:
     """A source: its number, its title if it has one, how strongly it is cited, and its text."""
-    lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
+    lines = 0
+    for line in source.text.split("\n"):
+        lines += 1 + len(line) // _LINE
     # A long source scrolls, and with a tabindex it does so with the keyboard too.
     focus = " tabindex=0" if lines > _LINES else ""
     used = " used" if is_cited else ""
@@ -255,7 +257,7 @@ def _text(citations: CitationsRecord, source: Source, titles: Mapping[int, str])
         end = min(unit.end, source.end)
         if begin < end:
             # White space before a part belongs to no part, and has no colour.
-            begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+            begin = end - len(text[begin:end].lstrip())
             before = with_breaks(visible(text[position:begin]))
             inside = with_breaks(visible(text[begin:end]))
             title = f' title="{escape(titles[column])}"' if column in titles else ""

@@ -177,7 +177,10 @@ class Sentence(NamedTuple):
         for word, members in groups:
             marks.append(f" {word} ".join(f"[{number}]" for number in members))
             grouped.update(members)
-        single = "".join(f"[{c.number}]" for c in self.citations if c.number not in grouped)
+        single = ""
+        for citation in self.citations:
+            if citation.number not in grouped:
+                single += f"[{citation.number}]"
         if single:
             marks.append(single)
         return ", ".join(marks)

@@ -121,7 +121,8 @@ class Game:
                 f"The game has {len(players)} units before the target; expected 2 to "
                 f"{MOST_PLAYERS}."
             )
-        nothing = bytes(0 if unit in players else 1 for unit in range(len(self.units)))
+        stays = [unit not in players for unit in range(len(self.units))]
+        nothing = bytes(stays)
         allows_empty = (target, nothing) in game.table
         if isinstance(game, LiveGame):
             removed = game.removal.deletes

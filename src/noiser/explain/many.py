@@ -27,7 +27,11 @@ def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     items: Any = prompt
     if any(isinstance(item, Mapping) for item in items):
         return False
-    return any(isinstance(item, str | list | tuple) or is_missing(item) for item in items)
+    return any(_is_prompt_or_missing(item) for item in items)
+
+
+def _is_prompt_or_missing(item: Any) -> bool:
+    return isinstance(item, str | list | tuple) or is_missing(item)
 
 
 def run_many(
@@ -127,7 +131,10 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
             f"sources has a (title, text) pair for {count} prompts; "
             "expected a list of sources for each of them."
         )
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows: list[dict[str, Any]] = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, values, strict=True)))
+    return rows
 
 
 def _is_titled_text(sources: Sequence[object]) -> bool:

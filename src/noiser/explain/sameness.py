@@ -204,7 +204,8 @@ class Sameness:
             return None
         # The last token of a chat model's vocabulary is "another answer".
         row = context.logits(answers, (target,))
-        return bool(row[target] > row[-1]), self._chat.most_usual(answers).reply
+        stays = bool(row[target] > row[-1])
+        return stays, self._chat.most_usual(answers).reply
 
     def _prompt_without(self, removed: Sequence[int]) -> Prompt | None:
         query = self.query
@@ -239,8 +240,9 @@ class Sameness:
         chosen = torch.tensor(own_ids, device=log_p.device)
         if self.same == "tokens":
             return bool((log_p.argmax(-1) == chosen).all())
-        whole = float(self.query.read_clean(self.query.objective("logprob"))[target])
-        return float(log_p.gather(-1, chosen[:, None]).sum()) > whole - STAYS
+        with_all = float(self.query.read_clean(self.query.objective("logprob"))[target])
+        without = float(log_p.gather(-1, chosen[:, None]).sum())
+        return without > with_all - STAYS
 
     @property
     def _whole_pictures(self) -> dict[str, Any]:
