@@ -16,6 +16,7 @@ from noiser.engine.objectives import logprob
 from noiser.files import csv_text, parse_json, write_bytes
 from noiser.methods import Scores
 from noiser.numbers import duration, interval, number
+from noiser.tensors import boolean_rows, l2_norms, solve, solve_unit_triangular, true_indices
 
 NAN = math.nan
 
@@ -124,3 +125,28 @@ def test_results_are_checked():
 def test_code_with_checks_is_not_kept_for_others():
     with pytest.raises(OSError, match="neither read from __pycache__ nor kept there"):
         sys.modules["noiser.engine.objectives"].__loader__.path_stats("")
+
+
+def test_rows_of_a_mask_are_lists_of_booleans():
+    mask = torch.tensor([[True, False], [False, False]])
+    assert boolean_rows(mask) == [[True, False], [False, False]]
+    assert type(boolean_rows(mask)[0][0]) is bool
+    assert [true_indices(row) for row in mask] == [[0], []]
+
+
+def test_a_norm_is_of_the_last_dimension():
+    vectors = torch.tensor([[[3.0, 4.0], [0.0, -2.0]]])
+    assert l2_norms(vectors).tolist() == [[5.0, 2.0]]
+
+
+def test_a_linear_system_is_solved():
+    matrix = torch.tensor([[2.0, 1.0], [0.0, 4.0]], dtype=torch.float64)
+    right = torch.tensor([[4.0], [8.0]], dtype=torch.float64)
+    assert solve(matrix, right).tolist() == [[1.0], [2.0]]
+
+
+def test_a_unit_triangular_system_ignores_the_diagonal_and_what_is_above_it():
+    # Read as [[1, 0], [-2, 1]].
+    matrix = torch.tensor([[7.0, 9.0], [-2.0, 7.0]], dtype=torch.float64)
+    right = torch.tensor([[3.0], [1.0]], dtype=torch.float64)
+    assert solve_unit_triangular(matrix, right).tolist() == [[3.0], [7.0]]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 from noiser.errors import ParameterError, UnknownNameError
 
@@ -18,6 +18,21 @@ def plain(value: Any) -> Any:
     as it is.
     """
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Whether a value is a list, of which a type checker then knows that it may hold anything."""
+    return isinstance(value, list)
+
+
+def is_list_or_tuple(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """Whether a value is a list or a tuple, of anything."""
+    return isinstance(value, list | tuple)
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a value is a mapping, such as an object in JSON."""
+    return isinstance(value, Mapping)
 
 
 def check_choice(kind: str, got: object, known: Collection[str], hint: str = "") -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from noiser.attribution.regions import region_columns, with_columns
 from noiser.checks import check_choice
 from noiser.errors import UnitError
+from noiser.tensors import booleans
 from noiser.text.segments import SEGMENTATIONS, checked_spans, owners, snap
 from noiser.types import Span, Unit, Without
 
@@ -69,15 +70,18 @@ def _without(
         return None
     rows: list[tuple[Without | None, ...]] = []
     for row in att.without:
-        rows.append(tuple(row[group[0]] if len(group) == 1 else None for group in groups))
+        of_groups: list[Without | None] = []
+        for group in groups:
+            of_groups.append(row[group[0]] if len(group) == 1 else None)
+        rows.append(tuple(of_groups))
     return tuple(rows)
 
 
 def _groups(att: AttributionRecord, unit: Unit | str) -> list[UnitColumns]:
     """The columns of `att` that make up each new unit, in order."""
     if unit == "source" and att.info.get("sources"):
-        sources = att.info["sources"]
-        unit = [(each["start"], each["end"]) for each in sources if each["start"] < each["end"]]
+        places = [(source["start"], source["end"]) for source in att.info["sources"]]
+        unit = [(start, end) for start, end in places if start < end]
     if not isinstance(unit, str):
         return _groups_of_spans(att, unit)
     check_choice("unit", unit, _ORDER, "A list of (start, end) character spans is possible too.")
@@ -135,7 +139,10 @@ def _is_finer(att: AttributionRecord, unit: str) -> bool:
 
 def _is_divisible(span: Span, unit: str) -> bool:
     """Whether a unit of several tokens holds several named units."""
-    return len(span.token_indices) > 1 and len(SEGMENTATIONS[unit](span.text)) > 1
+    if len(span.token_indices) < 2:
+        return False
+    named_units = SEGMENTATIONS[unit](span.text)
+    return len(named_units) > 1
 
 
 def _runs(att: AttributionRecord, columns: Sequence[int]) -> list[list[int]]:
@@ -202,7 +209,7 @@ def _by_group(
     A column without any number is left out of a group that has others: a first token that was
     kept.
     """
-    has_no_number = values.isnan().all(0).tolist()
+    has_no_number = booleans(values.isnan().all(0))
     reduced: list[Float[Tensor, " targets"]] = []
     for group in groups:
         members = [column for column in group if not has_no_number[column]]

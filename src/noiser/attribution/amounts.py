@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from noiser.attribution.display import in_nats, label
 from noiser.numbers import NumberFormat, number_format, percentage
+from noiser.tensors import floats
 from noiser.types import ANOTHER_ANSWER, Target, Without
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ def amounts_of(att: AttributionRecord, row: int) -> Amounts:
     """The form of the scores of target `row`."""
     scores = att.scores[row].nan_to_num()
     if in_nats(att, row):
-        show = number_format(scores.tolist())
+        show = number_format(floats(scores))
         return Amounts("nats", 1.0, NumberFormat(min(show.decimals, 3)))
     total = float(scores.abs().sum())
     factor = 100 / total if total > 0 and math.isfinite(total) else 0.0
     largest = float(scores.abs().max()) * factor if len(scores) else 0.0
-    return Amounts("share", factor, NumberFormat(0 if largest >= 10 else 1))
+    decimals = 0 if largest >= 10 else 1
+    return Amounts("share", factor, NumberFormat(decimals))
 
 
 def probability_text(target: Target, probability: float | None = None) -> str:

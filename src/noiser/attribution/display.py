@@ -42,7 +42,12 @@ def visible(text: str) -> str:
     'a⟨U+001B⟩[2J⇥b'
     """
     marks = {"\n": "↵\n", "\t": "⇥"}
-    return _HIDDEN.sub(lambda match: marks.get(match[0], f"⟨U+{ord(match[0]):04X}⟩"), text)
+
+    def mark(match: regex.Match[str]) -> str:
+        character = match[0]
+        return marks.get(character, f"⟨U+{ord(character):04X}⟩")
+
+    return _HIDDEN.sub(mark, text)
 
 
 def label(text: str) -> str:
@@ -88,7 +93,10 @@ def provenance(*attributions: AttributionRecord) -> str:
     methods: dict[str, list[str]] = {}
     for att in attributions:
         methods.setdefault(_origin(att), []).append(label(method_text(att)))
-    return "\n".join(f"{', '.join(names)} · {origin}" for origin, names in methods.items())
+    lines: list[str] = []
+    for origin, names in methods.items():
+        lines.append(f"{', '.join(names)} · {origin}")
+    return "\n".join(lines)
 
 
 def _origin(att: AttributionRecord) -> str:
@@ -129,7 +137,8 @@ def remarks(*attributions: AttributionRecord) -> list[str]:
     sentences: list[str] = []
     for prefix, att in _prefixed(attributions):
         texts = [first_token_text(att)]
-        if len(attributions) == 1 and not all(in_nats(att, row) for row in range(len(att.targets))):
+        has_shares = not all(in_nats(att, row) for row in range(len(att.targets)))
+        if len(attributions) == 1 and has_shares:
             texts.append(_SHARES)
         sentences += [prefix + text for text in texts if text]
     return sentences
@@ -194,7 +203,8 @@ def check_text(check: Mapping[str, Any]) -> str:
             "scores could not be checked."
         )
     mean = f", mean over {check['targets']} targets" if check["targets"] > 1 else ""
-    correlation = f"ρ = {rho:.2f} [{low:.2f}, {high:.2f}]{mean}; {check['masks']} removals"
+    interval = f"[{low:.2f}, {high:.2f}]"
+    correlation = f"ρ = {rho:.2f} {interval}{mean}; {check['masks']} removals"
     if math.isnan(check["p"]):
         return (
             f"Four {units} are too few for a verdict. When two of them are removed: {correlation}."
@@ -310,7 +320,8 @@ def tint(weight: float | None, paper: Colour) -> Colour:
     """
     if weight is None:
         return _mix(paper, _GREY, 0.3)
-    return _mix(paper, _POSITIVE if weight >= 0 else _NEGATIVE, min(1.0, abs(weight)))
+    hue = _POSITIVE if weight >= 0 else _NEGATIVE
+    return _mix(paper, hue, min(1.0, abs(weight)))
 
 
 def _mix(paper: Colour, hue: Colour, strength: float) -> Colour:

@@ -17,7 +17,6 @@ from noiser.errors import DependencyError, ParameterError
 from noiser.types import Pair
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from noiser.attribution.record import AttributionRecord
@@ -50,7 +49,7 @@ def figure(
         from matplotlib.figure import Figure  # without global state
     except ImportError as error:
         raise DependencyError("Figures need matplotlib.", "report") from error
-    drawing = Figure()
+    drawing: Any = Figure()  # matplotlib gives keyword arguments no types
     check_comparable(attributions)
     (row,) = check_targets(attributions[0], [target])
     if not width > 1:
@@ -59,7 +58,8 @@ def figure(
         )
     axes = drawing.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    page = _Page(axes, 72 * width - 2 * _MARGIN, _LINE * (_WITH_ARCS if pairs else 1))
+    line = _LINE * _WITH_ARCS if pairs else _LINE
+    page = _Page(axes, 72 * width - 2 * _MARGIN, line)
     for att, heading in zip(attributions, headings(attributions), strict=True):
         found = [pair for pair in att.pairs if pair.target == row] if pairs else []
         page.add(heat_map(att, row), heading if len(attributions) > 1 else "", found)
@@ -75,7 +75,7 @@ class _Page:
     baseline.
     """
 
-    def __init__(self, axes: Axes, width: float, line: float) -> None:
+    def __init__(self, axes: Any, width: float, line: float) -> None:
         self.axes = axes
         self.width = width
         self.line = line
@@ -153,7 +153,8 @@ class _Page:
                         parse_math=False,
                         usetex=False,
                     )
-                top = top or (self.x + width / 2, self.y - _ABOVE * size)
+                if top is None:
+                    top = (self.x + width / 2, self.y - _ABOVE * size)
                 self.x += width
         return top or (self.x, self.y)
 
@@ -186,9 +187,11 @@ class _Page:
         """A curve above two points."""
         from matplotlib import patches, path
 
-        middle = ((start[0] + end[0]) / 2, min(start[1], end[1]) - 2 * (_WITH_ARCS - 1) * _LINE)
+        middle = (start[0] + end[0]) / 2
+        highest = min(start[1], end[1])
+        bend = (middle, highest - 2 * (_WITH_ARCS - 1) * _LINE)
         curve = path.Path(
-            [start, middle, end], [path.Path.MOVETO, path.Path.CURVE3, path.Path.CURVE3]
+            [start, bend, end], [path.Path.MOVETO, path.Path.CURVE3, path.Path.CURVE3]
         )
         self.axes.add_patch(
             patches.PathPatch(
@@ -199,7 +202,8 @@ class _Page:
     def _scale(self, low: str, high: str) -> None:
         """The colours from the lowest to the highest score, as long as there is room."""
         ends = sum(_text_width(text, _SMALL_SIZE, bold=False) for text in (low, "  ", "  ", high))
-        step = max(0.0, min(_SCALE_WIDTH, _FULL * self.width - ends)) / (_SCALE_STEPS + 1)
+        room = _FULL * self.width - ends
+        step = max(0.0, min(_SCALE_WIDTH, room)) / (_SCALE_STEPS + 1)
         self.write(f"{low}  ", size=_SMALL_SIZE)
         first = 0.0 if low == "0" else -1.0
         for index in range(_SCALE_STEPS):
@@ -214,11 +218,15 @@ class _Page:
 
 def _broken(word: str, width: float, size: float, bold: bool) -> list[str]:
     """A word in parts that are not wider than a line."""
+    if _text_width(word, size, bold) <= width:
+        return [word]
     parts = [""]
-    for letter in word if _text_width(word, size, bold) > width else [word]:
-        if parts[-1] and _text_width(parts[-1] + letter, size, bold) > width:
-            parts.append("")
-        parts[-1] += letter
+    for letter in word:
+        longer = parts[-1] + letter
+        if parts[-1] and _text_width(longer, size, bold) > width:
+            parts.append(letter)
+        else:
+            parts[-1] = longer
     return parts
 
 

@@ -24,8 +24,9 @@ from noiser.attribution.relations import sentences
 from noiser.attribution.speakers import role_headings
 from noiser.numbers import number_format
 from noiser.registry import unversioned
+from noiser.tensors import floats
 from noiser.text.segments import join_overlapping
-from noiser.types import Target
+from noiser.types import Target, Without
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -193,7 +194,7 @@ def _end_of_search(att: AttributionRecord, row: int) -> str:
 
 def _strongest_units(att: AttributionRecord, row: int) -> dict[str, list[tuple[str, str]]]:
     """Labels and scores of the five strongest units with a signal, "for" before "against"."""
-    scores = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     stderr = errors_of(att, row)
     names = labels(att)
     amounts = amounts_of(att, row)
@@ -206,7 +207,7 @@ def _strongest_units(att: AttributionRecord, row: int) -> dict[str, list[tuple[s
 
 def with_signal(att: AttributionRecord, row: int) -> list[int]:
     """The columns of the units with a signal, the strongest first."""
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     stderr = errors_of(att, row)
     columns: list[int] = []
     for unit in _order(scores):
@@ -237,7 +238,9 @@ def _without_strongest(att: AttributionRecord, row: int) -> list[str]:
 
 def errors_of(att: AttributionRecord, row: int) -> list[float]:
     """The standard errors of a target's scores; NaN where there is none."""
-    return [math.nan] * len(att.units) if att.stderr is None else att.stderr[row].tolist()
+    if att.stderr is None:
+        return [math.nan] * len(att.units)
+    return floats(att.stderr[row])
 
 
 def has_signal(score: float, stderr: float) -> bool:
@@ -309,7 +312,7 @@ def cells(att: AttributionRecord, row: int) -> list[Cell]:
 
 def cells_and_regions(att: AttributionRecord, row: int) -> tuple[list[Cell], list[ShownRegion]]:
     """The cells of the text, and the regions of pictures, with colours on one scale."""
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     errors = errors_of(att, row)
     roles = {heading.start: heading.words for heading in role_headings(att)}
     texts: list[tuple[str, tuple[int, ...]]] = []
@@ -432,7 +435,7 @@ def numbers(
     with_score: set[int] = set()
     shown: set[int] = set()
     for att, heading in zip(attributions, headings(attributions), strict=True):
-        scores: list[float] = att.scores[row].tolist()
+        scores = floats(att.scores[row])
         stderr = errors_of(att, row)
         order = _order(scores)
         amounts = amounts_of(att, row)
@@ -443,7 +446,7 @@ def numbers(
         with_score.update(order)
         shown.update(order[:most])
     if is_one and first.thresholds is not None:
-        thresholds: list[float] = first.thresholds[row].tolist()
+        thresholds = floats(first.thresholds[row])
         names.append("threshold")
         columns.append(_texts(thresholds, [math.nan] * len(thresholds), number_format(thresholds)))
     if is_one and first.without is not None:
@@ -486,6 +489,6 @@ def _texts(
 
 def _without_texts(att: AttributionRecord, row: int) -> list[str]:
     """What the model says without each unit; "" where it is not known."""
-    entries = [] if att.without is None else att.without[row]
+    entries: Sequence[Without | None] = () if att.without is None else att.without[row]
     target = att.targets[row]
     return ["" if entry is None else without_text(target, entry) for entry in entries]

@@ -14,6 +14,7 @@ _InfoNumber = Annotated[float, BeforeValidator(lambda value: math.nan if value i
 """A number; null stands for NaN."""
 
 _Natural = Annotated[int, Field(ge=0, lt=2**31)]
+_Pixels = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class _Check(BaseModel, extra="allow"):
@@ -49,7 +50,7 @@ class _Source(BaseModel, extra="allow"):
 class _Picture(BaseModel, extra="allow"):
     """A picture of the prompt, with what is shown of it."""
 
-    size: Annotated[list[Annotated[int, Field(gt=0, lt=2**31)]], Field(min_length=2, max_length=2)]
+    size: Annotated[list[_Pixels], Field(min_length=2, max_length=2)]
     place: _Natural
     data: Annotated[str, Field(pattern=r"^data:image/(png|jpeg);base64,[A-Za-z0-9+/]+=*$")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -25,6 +26,7 @@ from noiser.errors import ParameterError, UnitError
 from noiser.files import write_if
 from noiser.html import html_table
 from noiser.numbers import number_format
+from noiser.types import Span
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -105,9 +107,12 @@ class Attributions(SavedResult, list[Attribution]):
         for key, found in values.items():
             numbers = torch.tensor(found, dtype=torch.float64)
             count = len(found)
-            error = float(numbers.std()) / count**0.5 if count > 1 else float("nan")
+            error = float(numbers.std()) / count**0.5 if count > 1 else math.nan
             rows.append((key, float(numbers.mean()), error, count))
-        rows.sort(key=lambda row: row[0] if group == "position" else -row[1])
+        if group == "position":
+            rows.sort(key=lambda row: row[0])
+        else:
+            rows.sort(key=lambda row: -row[1])  # the largest mean first
         return pd.DataFrame(rows, columns=[group, "mean", "stderr", "prompts"])
 
     def to_html(
@@ -185,8 +190,8 @@ class Attributions(SavedResult, list[Attribution]):
         records = frame.itertuples(index=False)
         lines = list(cast("Iterable[tuple[Any, float, float, int]]", records))
         if len(lines) > MAX_GROUPS:
-            strongest = sorted(range(len(lines)), key=lambda i: -abs(lines[i][1]))[:MAX_GROUPS]
-            lines = [lines[index] for index in sorted(strongest)]
+            strongest_first = sorted(range(len(lines)), key=lambda index: -abs(lines[index][1]))
+            lines = [lines[index] for index in sorted(strongest_first[:MAX_GROUPS])]
         show = number_format(mean for _, mean, _, _ in lines)
         largest = max((abs(mean) for _, mean, _, _ in lines), default=0.0) or 1.0
         rows = [
@@ -252,10 +257,18 @@ def _keys(att: Attribution, group: Group) -> list[str | int | None]:
             elif group == "position":
                 key = column + 1
             else:
-                named = _sources(att) if group == "source" else _roles(att)
-                key = next((name for name, a, b in named if a < unit.end and unit.start < b), None)
+                places = _sources(att) if group == "source" else _roles(att)
+                key = _name_at(unit, places)
         keys.append(key)
     return keys
+
+
+def _name_at(unit: Span, places: Iterable[tuple[str, int, int]]) -> str | None:
+    """The name of the first place that shares characters with a unit; None if there is none."""
+    for name, start, end in places:
+        if start < unit.end and unit.start < end:
+            return name
+    return None
 
 
 def _word(text: str) -> str:

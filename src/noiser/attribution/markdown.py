@@ -26,8 +26,10 @@ def _markdown_section(att: AttributionRecord, row: int) -> str:
     """One target: its sentence, the text before it, facts, the table of scores, and pairs."""
     heat = heat_map(att, row)
     scores = numbers([att], row)
-    prompt = visible("".join(cell.text for cell in heat.cells).strip()).replace("\n", " ")
-    first = f"{escaped_line(prompt)} → **{escaped(heat.target)}**\n({escaped(heat.facts)})"
+    text = "".join(cell.text for cell in heat.cells)
+    prompt = visible(text.strip()).replace("\n", " ")
+    prompt_and_target = f"{escaped_line(prompt)} → **{escaped(heat.target)}**"
+    first = f"{prompt_and_target}\n({escaped(heat.facts)})"
     table = markdown_table([scores.head, *scores.rows], range(1, len(scores.head)))
     sentence = as_markdown(about([att], row), escaped)
     return "\n\n".join([sentence, first, table, *map(escaped, lines_of(heat))])
@@ -41,7 +43,10 @@ def markdown_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -
     rule = "|"
     for column in range(len(rows[0])):
         rule += "---:|" if column in right else "---|"
-    lines = [f"| {' | '.join(map(escaped, row))} |" for row in rows]
+    lines: list[str] = []
+    for row in rows:
+        cells = " | ".join(map(escaped, row))
+        lines.append(f"| {cells} |")
     lines.insert(1, rule)
     return "\n".join(lines)
 

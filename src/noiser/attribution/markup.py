@@ -165,11 +165,10 @@ def _chooser(names: Sequence[str], identifier: str) -> str:
 
 def _footer(att: AttributionRecord) -> str:
     """Where the numbers come from, the hyper-parameters, and the versions."""
-    parameters = ", ".join(
-        label(f"{name}={short(value)}") for name, value in att.parameters.items()
-    )
-    versions = ", ".join(label(f"{name} {version}") for name, version in att.versions.items())
-    facts = [text for text in (provenance(att), parameters, versions) if text]
+    parameters = [label(f"{name}={short(value)}") for name, value in att.parameters.items()]
+    versions = [label(f"{name} {version}") for name, version in att.versions.items()]
+    texts = (provenance(att), ", ".join(parameters), ", ".join(versions))
+    facts = [text for text in texts if text]
     return f"<p>{escape(' · '.join(facts))}</p>"
 
 

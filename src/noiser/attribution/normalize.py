@@ -33,8 +33,10 @@ def normalize(scores: ScoreRow, kind: str = "sum") -> ScoreRow:
 
 def _over(values: ScoreRow, total: Tensor, valid: Valid) -> ScoreRow:
     """`values` divided by `total`; uniform over the valid units of rows where that is zero."""
+    is_zero = total == 0
     uniform = valid.double() / valid.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(total == 0, uniform, values / total.masked_fill(total == 0, 1))
+    shares = values / total.masked_fill(is_zero, 1)
+    return torch.where(is_zero, uniform, shares)
 
 
 def _shares(weights: ScoreRow, valid: Valid) -> ScoreRow:

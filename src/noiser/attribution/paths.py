@@ -12,6 +12,7 @@ from torch import Tensor
 
 from noiser.attribution.regions import with_columns
 from noiser.errors import ParameterError
+from noiser.tensors import float_rows, solve_unit_triangular
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AnyRecord, AttributionRecord
@@ -42,9 +43,7 @@ def through(att: AnyRecord) -> AnyRecord:
     between = weights.new_zeros(len(att.targets), len(att.targets))  # W_g
     for column, owners in zip(written, _owners(att, written), strict=True):
         between[:, owners] += weights[:, [column]] / len(owners)
-    scores = torch.linalg.solve_triangular(
-        _identity_minus(between), weights[:, prompt], upper=False, unitriangular=True
-    )
+    scores = solve_unit_triangular(_identity_minus(between), weights[:, prompt])
     without = None
     if att.without is not None:
         without = tuple(tuple(row[column] for column in prompt) for row in att.without)
@@ -56,7 +55,7 @@ def through(att: AnyRecord) -> AnyRecord:
         without=without,
         info={
             **with_columns(att.info, [(column,) for column in prompt]),
-            "through": between.tolist(),
+            "through": float_rows(between),
         },
         thresholds=None,
         k_min=None,
@@ -132,6 +131,6 @@ def flow(att: AttributionRecord, target: int) -> Float64[Tensor, "targets units_
     """
     between = torch.tensor(att.info["through"], dtype=torch.float64)
     less = _identity_minus(between)
-    weight_from = torch.linalg.inv(less)[target, :, None]
+    weight_from = less.inverse()[target, :, None]
     from_prompt = less @ att.scores.double().cpu()  # W_p = (I - W_g) X
     return weight_from * torch.cat([from_prompt, between], 1)

@@ -68,7 +68,10 @@ def with_columns(info: Mapping[str, Any], columns: Sequence[Sequence[int]]) -> d
     images = info.get("images")
     if not images:
         return dict(info)
-    boxes = [images["boxes"][own[0]] if len(own) == 1 else None for own in columns]
+    boxes: list[Any] = []
+    for columns_of_unit in columns:
+        is_one = len(columns_of_unit) == 1
+        boxes.append(images["boxes"][columns_of_unit[0]] if is_one else None)
     return {**info, "images": {**images, "boxes": boxes}}
 
 
@@ -82,11 +85,14 @@ def grid_of(regions: Sequence[ShownRegion]) -> list[list[ShownRegion]]:
     rows: dict[tuple[float, float], list[ShownRegion]] = {}
     for region in regions:
         rows.setdefault((region.box[1], region.box[3]), []).append(region)
-    lines = [sorted(row, key=lambda region: region.box[0]) for _, row in sorted(rows.items())]
-    columns = [[(region.box[0], region.box[2]) for region in line] for line in lines]
-    if any(each != columns[0] for each in columns):
-        return []
-    return lines
+    lines: list[list[ShownRegion]] = []
+    columns: list[list[tuple[float, float]]] = []
+    for _, row in sorted(rows.items()):
+        line = sorted(row, key=lambda region: region.box[0])
+        lines.append(line)
+        columns.append([(region.box[0], region.box[2]) for region in line])
+    has_columns = all(columns_of_line == columns[0] for columns_of_line in columns)
+    return lines if has_columns else []
 
 
 def has_score(region: ShownRegion) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from noiser.attribution.amounts import amounts_of
 from noiser.attribution.display import label, labels
 from noiser.attribution.paths import flow
+from noiser.tensors import float_rows, floats
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -65,12 +66,13 @@ def _path(link: Arc, longest: int) -> str:
     length = abs(link.end - link.start)
     width = 0.95 * _WIDTH * length / longest
     half_height = (bottom - top) / 2
-    curve = f"M{_WIDTH} {top:g}A{width:.1f} {half_height:g} 0 0 0 {_WIDTH} {bottom:g}"
+    begin = f"M{_WIDTH} {top:g}"
+    arc = f"A{width:.1f} {half_height:g} 0 0 0 {_WIDTH} {bottom:g}"
     thickness = 0.5 + 5 * link.weight
     opacity = min(1.0, 0.25 + link.weight)
     look = f"stroke-width={thickness:.2f} opacity={opacity:.2f}"
     dashes = " stroke-dasharray=5,4" if link.dashed else ""
-    return f'<path class={link.style} d="{curve}" {look}{dashes} />'
+    return f'<path class={link.style} d="{begin}{arc}" {look}{dashes} />'
 
 
 def sentences(att: AttributionRecord, row: int) -> list[str]:
@@ -86,9 +88,10 @@ def sentences(att: AttributionRecord, row: int) -> list[str]:
             continue
         amounts = amounts_of(att, row)
         texts: list[str] = []
-        for _, (first, second), score, stderr, _ in pairs[:_MOST]:
-            score_text = amounts.with_unit(score, stderr)
-            texts.append(f"“{names[first]}” {word} “{names[second]}” ({score_text})")
+        for pair in pairs[:_MOST]:
+            first, second = (f"“{names[unit]}”" for unit in pair.units)
+            score = amounts.with_unit(pair.score, pair.stderr)
+            texts.append(f"{first} {word} {second} ({score})")
         if len(pairs) > _MOST:
             texts.append(f"{len(pairs) - _MOST} more")
         lines.append(f"{heading}: {' · '.join(texts)}")
@@ -132,13 +135,13 @@ def path_arcs(att: AttributionRecord, target: int) -> tuple[list[tuple[str, str]
     """
     units = len(att.units)
     parts = flow(att, target)
-    leaving: list[float] = parts.sum(0).tolist()
+    leaving = floats(parts.sum(0))
     shares = [f"{share:.0%}" for share in leaving[: units + target]]
     shares.append("")  # nothing leaves the last target
     texts = [label(unit.text) for unit in att.units]
     texts += [label(span.text) for span in att.targets[: target + 1]]
     links: list[Arc] = []
-    for row, weights in enumerate(parts.tolist()):
+    for row, weights in enumerate(float_rows(parts)):
         for start, weight in enumerate(weights):
             if weight >= _LEAST:
                 links.append(Arc(start, units + row, weight, "p" if start < units else "n"))

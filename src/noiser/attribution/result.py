@@ -21,6 +21,7 @@ from noiser.attribution.record import AttributionRecord, checked_places
 from noiser.attribution.saved import SavedResult
 from noiser.checks import check_count, random_state_kept
 from noiser.files import write_if
+from noiser.tensors import floats, integers
 from noiser.types import Span, Unit
 
 if TYPE_CHECKING:
@@ -90,14 +91,14 @@ class Attribution(AttributionRecord, SavedResult):
         check_count("k", k)
         (target,) = check_targets(self, [target])
         row = self.scores[target]
-        order: list[int] = torch.argsort(
-            row.nan_to_num(-torch.inf), descending=True, stable=True
-        ).tolist()
-        best = [(index, self.units[index]) for index in order if not row[index].isnan()][:k]
-        return [
-            TopUnit(span.text.strip() or span.text, float(row[index]), index, span)
-            for index, span in best
-        ]
+        best_first = row.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
+        order = integers(best_first)
+        with_score = [index for index in order if not row[index].isnan()]
+        top: list[TopUnit] = []
+        for index in with_score[:k]:
+            span = self.units[index]
+            top.append(TopUnit(span.text.strip() or span.text, float(row[index]), index, span))
+        return top
 
     def normalized(self, kind: str = "sum") -> Float[Tensor, "targets units"]:
         """Scores made comparable between targets and methods, as a new tensor.
@@ -162,9 +163,10 @@ class Attribution(AttributionRecord, SavedResult):
             "k_min": k_min,
         }
         for name, values in columns.items():
-            frame[name] = (
-                torch.nan if values is None else values.expand(self.scores.shape).flatten().tolist()
-            )
+            if values is None:
+                frame[name] = torch.nan
+            else:
+                frame[name] = floats(values.expand(self.scores.shape).flatten())
         return frame
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from noiser.attribution.store import to_jsonable
+from noiser.checks import is_list
 from noiser.types import Target
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ def dumps(att: AttributionRecord) -> str:
     entries: list[str] = []
     for key, value in to_dict(att).items():
         text = _line(value)
-        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
-            text = "[\n    " + ",\n    ".join(map(_line, value)) + "\n  ]"
+        if is_list(value) and any(isinstance(item, list | dict) for item in value):
+            items = ",\n    ".join(map(_line, value))
+            text = f"[\n    {items}\n  ]"
         entries.append(f'"{key}": {text}')
     text = "{\n  " + ",\n  ".join(entries) + "\n}\n"
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -128,10 +128,7 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, Tensor):
         value = (value.float() if value.is_floating_point() else value).detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype == np.float32:
-            # By way of text: the shortest decimal of the float32, 0.1 and not 0.10000000149.
-            value = value.astype(str).astype(float)
-        return to_jsonable(value.tolist())
+        return to_jsonable(_array_as_lists(value))
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -140,6 +137,14 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [to_jsonable(item) for item in cast("list[object]", value)]
     return str(value)
+
+
+def _array_as_lists(array: Any) -> Any:
+    """A NumPy array or number as lists or a Python number."""
+    if array.dtype == np.float32:
+        # By way of text: the shortest decimal of the float32, 0.1 and not 0.10000000149.
+        array = array.astype(str).astype(float)
+    return array.tolist()
 
 
 def _jsonable_float(value: float) -> float | str | None:

@@ -17,6 +17,7 @@ from noiser.attribution.regions import pictures_of
 from noiser.attribution.speakers import chat_messages, message_of_units
 from noiser.numbers import percentage
 from noiser.registry import unversioned
+from noiser.tensors import floats
 from noiser.types import ANOTHER_ANSWER, Target, Without
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ def sentence_of_methods(attributions: Sequence[AttributionRecord], row: int) -> 
     methods: dict[tuple[Piece, ...], list[str]] = {}  # those that name the same unit, together
     for att, heading in zip(attributions, headings(attributions), strict=True):
         strongest = _strongest(att, row)
-        named = [Piece(f"no {_noun(att)}")] if strongest is None else _named(att, strongest[0])
+        named = [Piece(f"no {_noun(att)}")]
+        if strongest is not None:
+            named = _named(att, strongest[0])
         methods.setdefault(tuple(named), []).append(heading)
     pieces = [*claim, Piece(because)]
     for index, (named, names) in enumerate(methods.items()):
@@ -188,12 +191,14 @@ def _reason(att: AttributionRecord, row: int, because: str) -> list[Piece]:
     with_score = scores[~scores.isnan()]
     if not len(with_score):
         return []
-    if len(with_score) > 1 and bool((with_score == with_score[0]).all()) and with_score[0] != 0:
+    are_equal = bool((with_score == with_score[0]).all())
+    if len(with_score) > 1 and are_equal and with_score[0] != 0:
         return [Piece(f"; all {_noun(att)}s have the same score")]
     unasked: Sequence[int] = att.info.get("unasked") or ()
     if unasked:
+        messages = "messages" if len(unasked) > 1 else "message"
         results = " and ".join(str(message) for message in unasked)
-        cause = Piece(f"message{'s' if len(unasked) > 1 else ''} {results}", "cause")
+        cause = Piece(f"{messages} {results}", "cause")
         begin = [Piece(". A tool's result speaks for it, "), cause]
         return [*begin, *_most_inside(att, row, unasked), Piece("; the user does not")]
     strongest = _strongest(att, row)
@@ -252,7 +257,7 @@ def _strongest_of_others(
     A model that has made one call writes the next one alike, which says nothing of what it was
     asked or told.
     """
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     others: list[int] = []
     for column in with_signal(att, row):
         if scores[column] > 0 and column not in own_units:
@@ -272,7 +277,7 @@ def _strongest(att: AttributionRecord, row: int) -> tuple[int, bool] | None:
     last words before a target often only decide which kind of word follows, so that the first unit
     says more.
     """
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     errors = errors_of(att, row)
     columns = [column for column in with_signal(att, row) if scores[column] > 0]
     if not columns:
@@ -329,7 +334,10 @@ def _named(att: AttributionRecord, column: int, role: Role = "cause") -> list[Pi
     words = ""
     if len(same) > 1:
         place = same.index(column)
-        words = f"the {_ORDINALS[place]} " if place < len(_ORDINALS) else f"number {place + 1} of "
+        if place < len(_ORDINALS):
+            words = f"the {_ORDINALS[place]} "
+        else:
+            words = f"number {place + 1} of "
     if att.units[column].start >= att.prompt_length:
         words = f"its own {words.removeprefix('the ')}"
     return [Piece(words), Piece(texts[column], role)]
@@ -356,7 +364,9 @@ def _hardly_changes(att: AttributionRecord, row: int, entry: Without) -> bool:
     if att.foil is not None or "of" in att.info or not target.probability:
         return False
     left = (entry.probability / target.probability) ** len(target.token_ids)
-    return left >= _HARDLY_CHANGED and (target.rank > 1 or entry.leader == target.text)
+    # A target that is not what the model says first has no lead to lose.
+    still_leads = target.rank > 1 or entry.leader == target.text
+    return left >= _HARDLY_CHANGED and still_leads
 
 
 def _without(att: AttributionRecord, row: int, entry: Without) -> list[Piece]:

@@ -38,6 +38,7 @@ from noiser.attribution.heatmap import (
     numbers,
 )
 from noiser.attribution.regions import grid_of, picture_name, pictures_of
+from noiser.tensors import floats, integers
 
 if TYPE_CHECKING:
     from noiser.attribution.record import AttributionRecord
@@ -191,7 +192,7 @@ def _matrix(att: AttributionRecord, rows: Sequence[int], width: int) -> Iterator
     for row in rows:
         yield _sentence([att], row)
     largest_of_unit = att.scores.abs().nan_to_num()[list(rows)].amax(0)
-    strongest_first: list[int] = largest_of_unit.argsort(descending=True).tolist()
+    strongest_first = integers(largest_of_unit.argsort(descending=True))
     units = sorted(strongest_first[:_MOST_UNITS])
     step = max(1, (width - 34) // 12)  # 34 characters for the labels, 12 for a column of numbers
     for start in range(0, len(rows), step):
@@ -211,7 +212,8 @@ def _block(att: AttributionRecord, rows: Sequence[int], units: Sequence[int]) ->
     head = [f"  {heatmap.kind_of_units(att)}"]
     is_per_token = any("per token" in probability_text(att.targets[row]) for row in rows)
     heading = "  probability per token" if is_per_token else "  probability"
-    columns = [[Text(heading, "dim"), *(Text(f"  {names[unit]}") for unit in units)]]
+    names_of_units = [Text(f"  {names[unit]}") for unit in units]
+    columns = [[Text(heading, "dim"), *names_of_units]]
     for row in rows:
         target = att.targets[row]
         head.append(shorten(label(target.text), 10))
@@ -222,11 +224,14 @@ def _block(att: AttributionRecord, rows: Sequence[int], units: Sequence[int]) ->
 
 def _column(att: AttributionRecord, row: int, units: Sequence[int]) -> list[Text]:
     """The scores of some units for one target, each on its colour."""
-    scores: list[float] = att.scores[row].tolist()
+    scores = floats(att.scores[row])
     errors = errors_of(att, row)
     show = amounts_of(att, row)
     largest = float(att.scores[row].abs().nan_to_num().max()) or 1.0
-    return [_number(show, scores[unit], errors[unit], scores[unit] / largest) for unit in units]
+    texts: list[Text] = []
+    for unit in units:
+        texts.append(_number(show, scores[unit], errors[unit], scores[unit] / largest))
+    return texts
 
 
 def _number(show: Amounts, score: float, stderr: float, weight: float) -> Text:
@@ -235,7 +240,8 @@ def _number(show: Amounts, score: float, stderr: float, weight: float) -> Text:
         return Text()
     if not has_signal(score, stderr):
         return Text(f"({show(score)})", _style(_INK, tint(None, DARK_PAPER)))
-    return Text(show(score), _style(_BLACK if dark_ink(weight) else _INK, tint(weight, DARK_PAPER)))
+    ink = _BLACK if dark_ink(weight) else _INK
+    return Text(show(score), _style(ink, tint(weight, DARK_PAPER)))
 
 
 def _numbers(table: NumberRows) -> Iterator[RenderableType]:
@@ -246,7 +252,9 @@ def _numbers(table: NumberRows) -> Iterator[RenderableType]:
     if not table.rows:
         yield _line("no unit stands before this target")
         return
-    rows = [[Text(f"  {unit}"), *map(Text, texts)] for unit, *texts in table.rows]
+    rows: list[list[Text]] = []
+    for unit, *texts in table.rows:
+        rows.append([Text(f"  {unit}"), *map(Text, texts)])
     if table.has_bars:
         with_bars: list[list[Text]] = []
         for row, weights in zip(rows, table.weights, strict=True):

@@ -19,6 +19,7 @@ from noiser.model.language_model import LanguageModel, check_finite
 from noiser.model.packing import Context
 from noiser.model.scene import Scene
 from noiser.notices import warn
+from noiser.tensors import true_indices
 from noiser.text import (
     Encoding,
     as_prompt,
@@ -620,8 +621,8 @@ def _probabilities_and_ranks(
     """
     token_log_p = log_p.gather(-1, torch.tensor([*ids], device=log_p.device)[:, None])
     token_ranks = 1 + (log_p > token_log_p).sum(-1)
-    log_p_of_spans = token_log_p.split([*sizes])
-    ranks_of_spans = token_ranks.split([*sizes])
+    log_p_of_spans = torch.split(token_log_p, [*sizes])
+    ranks_of_spans = torch.split(token_ranks, [*sizes])
     return [
         (float(span_log_p.mean().exp()), int(span_ranks.max()))
         for span_log_p, span_ranks in zip(log_p_of_spans, ranks_of_spans, strict=True)
@@ -687,7 +688,7 @@ def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple
     first, second = logits.float().topk(2).values.unbind(-1)
     step = torch.finfo(lm.dtype).eps * first.abs()
     is_near_tie = first - second <= 2 * step
-    ties = tuple(is_near_tie.nonzero().flatten().tolist())
+    ties = tuple(true_indices(is_near_tie))
     if ties:
         warn(
             f"{lm.identity.name}: token {ties[0]} of the continuation leads by less than "

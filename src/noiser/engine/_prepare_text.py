@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from noiser.checks import is_list
 from noiser.engine.query import Prefill, Query
 from noiser.errors import ModelError, ParameterError, TargetError, UnitError
 from noiser.model.language_model import LanguageModel
@@ -140,7 +141,7 @@ def _settle_action(question: Question) -> tuple[Any, ChatAnswer | None]:
 def _texts_of(message: Any) -> list[str]:
     """The texts of a message's content."""
     content = message.get("content")
-    if isinstance(content, list):
+    if is_list(content):
         return [str(part.get("text") or "") for part in content]
     return [str(content or "")]
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from noiser.errors import UnsupportedModelError
 from noiser.model.attention import divide_gradient, share_attention
 from noiser.model.runtime import add_hook, running
+from noiser.tensors import named_modules
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -54,7 +55,7 @@ def ruled(
     with running(model, gradients=True):
         if attention is not None:
             share = share_attention(model, *attention, ran)
-        for name, module in model.named_modules():
+        for name, module in named_modules(model):
             kind = type(module)
             if kind.__module__ in ACTIVATIONS and kind.__name__ not in NOT_ELEMENTWISE:
                 # In the reference run experts read other tokens, so there is nothing to compare.

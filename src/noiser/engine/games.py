@@ -17,6 +17,7 @@ from noiser.engine.perturbations import Perturbation, Predict, delete
 from noiser.engine.query import Query, Steps
 from noiser.engine.removals import Removal
 from noiser.errors import OutOfTimeError, ParameterError
+from noiser.tensors import floats, true_indices
 
 _NUMBERS = len(Prediction._fields)
 """The numbers of a `Prediction`, which stand after those of a score."""
@@ -55,7 +56,7 @@ class StoredGame:
         self.units = [row.nonzero().flatten() for row in mask]
         self.table: dict[Coalition, float] = dict(values or {})
         all_kept = b"\1" * mask.shape[1]
-        for target, value in enumerate(whole.tolist()):
+        for target, value in enumerate(floats(whole)):
             self.table[target, all_kept] = value
 
     async def __call__(
@@ -174,11 +175,11 @@ class LiveGame(StoredGame):
         values = torch.full(self.mask.shape, torch.nan, dtype=torch.float64)
         positions_of_targets = self.query.target_positions
         only_sink = self.query.before & ~self.removal.players(self.query)
-        for unit in only_sink.any(0).nonzero().flatten().tolist():
+        for unit in true_indices(only_sink.any(0)):
             targets: list[int] = []
-            for target, is_only_sink in enumerate(only_sink[:, unit].tolist()):
+            for target in true_indices(only_sink[:, unit]):
                 # A target after a prompt of one token has nothing left to be predicted from.
-                if is_only_sink and positions_of_targets[target][0] > 0:
+                if positions_of_targets[target][0] > 0:
                     targets.append(target)
             if not targets:
                 continue
@@ -187,7 +188,7 @@ class LiveGame(StoredGame):
                 self.query, [replace(perturbation, read=self._read_both)], self._read
             )
             for target, numbers in zip(targets, answer, strict=True):
-                self._predictions[target, unit] = Prediction(*numbers[-_NUMBERS:].tolist())
+                self._predictions[target, unit] = Prediction(*floats(numbers[-_NUMBERS:]))
             values[targets, unit] = answer[:, :-_NUMBERS].mean(1)
         return values
 
@@ -237,7 +238,7 @@ class LiveGame(StoredGame):
                 if perturbation.read is not None:
                     if _is_without_one(coalition):
                         unit = coalition.index(b"\0")
-                        prediction = Prediction(*numbers[-_NUMBERS:].tolist())
+                        prediction = Prediction(*floats(numbers[-_NUMBERS:]))
                         self._predictions[target, unit] = prediction
                     numbers = numbers[:-_NUMBERS]
                 values[target, coalition] = float(numbers.mean())

@@ -223,4 +223,4 @@ def _own_number(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Te
         raise ParameterError(
             "The function given as of= returned NaN or an infinite number; expected finite ones."
         )
-    return values.unflatten(0, logits.shape[:-2])
+    return torch.unflatten(values, 0, logits.shape[:-2])

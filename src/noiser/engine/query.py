@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from noiser.engine.objectives import ObjectiveFn, objective_of
 from noiser.model.packing import Context
 from noiser.model.scene import Scene
 from noiser.notices import warn
+from noiser.tensors import integers, true_indices
 from noiser.text import Encoding
 from noiser.text.pictures import Region
 from noiser.types import ModelIdentity, Objective, Prompt, Source, Span, SpecialTokens, Target
@@ -54,7 +55,7 @@ async def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
         bound_to = [call.__self__] if inspect.ismethod(call) else []
         return await types.coroutine(generator_function)(*bound_to, *arguments)
     result = function(*arguments)
-    return await result if isinstance(result, Awaitable) else result
+    return await result if inspect.isawaitable(result) else result
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +189,8 @@ class Query:
     def __post_init__(self) -> None:
         inputs = self.context.inputs
         sizes = [1 + len(target.rest) for target in self.targets]
-        positions_of_targets = torch.tensor(self.logit_positions).split(sizes)
-        target_positions = [tuple(positions.tolist()) for positions in positions_of_targets]
+        positions_of_targets = torch.split(torch.tensor(self.logit_positions), sizes)
+        target_positions = [tuple(integers(positions)) for positions in positions_of_targets]
         first_position = target_positions[0][0]
 
         # A unit is before a target if its last token is at the position that predicts the target's
@@ -205,8 +206,8 @@ class Query:
             positions.append(tuple(token for token in unit.token_indices if token != sink))
         has_positions = torch.tensor([len(tokens) > 0 for tokens in positions], device="cpu")
 
-        ids = torch.tensor(self.target_ids, device=inputs.device).split(sizes)
-        clean_of = self.clean.split(sizes)
+        ids = torch.split(torch.tensor(self.target_ids, device=inputs.device), sizes)
+        clean_of = torch.split(self.clean, sizes)
         foil_ids = self.foil.token_ids if self.foil else ()
         if self.foil_clean is not None:  # there is one target
             ids = (torch.cat([ids[0], ids[0].new_tensor(foil_ids)]),)
@@ -257,10 +258,8 @@ class Query:
     def targets_per_unit(self) -> list[tuple[int, ...]]:
         """For each unit, the indices of the targets that it stands before."""
         targets_of_units: list[tuple[int, ...]] = []
-        for column in self.causal_mask.T.tolist():
-            targets_of_units.append(
-                tuple(target for target, is_after in enumerate(column) if is_after)
-            )
+        for is_before in self.causal_mask.T:
+            targets_of_units.append(tuple(true_indices(is_before)))
         return targets_of_units
 
     def objective(self, name: str) -> ObjectiveFn:

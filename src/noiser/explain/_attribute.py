@@ -36,6 +36,7 @@ from noiser.notices import warn
 from noiser.objectives import name_of
 from noiser.progress import progress_of, quicker_ways
 from noiser.registry import __version__, version_of
+from noiser.tensors import float_rows
 from noiser.text import Encoding, token_texts
 from noiser.text.pictures import has_pictures, preview, sha256_of_pixels, without_data
 from noiser.types import (
@@ -436,9 +437,9 @@ def without_of(
 ) -> tuple[tuple[Without | None, ...], ...]:
     """The predictions without each unit, with the leading tokens as text."""
     rows: list[tuple[Without | None, ...]] = []
-    for target, predictions_of_target in zip(query.targets, predictions.tolist(), strict=True):
+    for target, predictions_of_target in zip(query.targets, predictions, strict=True):
         row: list[Without | None] = []
-        for numbers in predictions_of_target:
+        for numbers in float_rows(predictions_of_target):
             prediction = Prediction(*numbers)
             if math.isnan(prediction.probability):
                 row.append(None)

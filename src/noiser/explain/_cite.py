@@ -28,6 +28,7 @@ from noiser.explain.sameness import Sameness
 from noiser.methods import AttentionGradient, Method, Occlusion, Search, for_text, make_method
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
+from noiser.tensors import floats
 from noiser.text import (
     TEMPLATE,
     make_units,
@@ -299,7 +300,9 @@ def _check_method(accuracy: Accuracy, method: str | Method | None) -> None:
 
 
 def _check_memory(memory: Any) -> None:
-    if memory is not None and (not isinstance(memory, int | float) or math.isnan(memory)):
+    if memory is None:
+        return
+    if not isinstance(memory, int | float) or math.isnan(memory):
         raise ParameterError(
             f"memory is {memory!r}; expected a number of nats, or None for the default."
         )
@@ -329,7 +332,8 @@ async def _losses(query: Query, removal: str) -> tuple[float, ...]:
     remove = remover(query, removal)
     positions = chain.from_iterable(remove.positions(query.with_units(in_sources)))
     (values,) = await Predict(query, [remove.perturbation(positions, None)], objective)
-    return tuple((query.read_clean(objective) - values[:, 0]).tolist())
+    losses = query.read_clean(objective) - values[:, 0]
+    return tuple(floats(losses))
 
 
 async def _rules(

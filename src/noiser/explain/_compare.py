@@ -87,7 +87,9 @@ class Comparison(SavedResult):
         answer the reason.
         """
         parts = [att.to_markdown() for att in self.attributions]
-        return "\n".join([*parts, *(f"{markdown.escaped_line(text)}\n" for text in self.failures)])
+        for text in self.failures:
+            parts.append(f"{markdown.escaped_line(text)}\n")
+        return "\n".join(parts)
 
     def _repr_html_(self) -> str:
         problems = "".join(

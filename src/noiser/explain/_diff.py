@@ -30,6 +30,7 @@ from noiser.html import html_table
 from noiser.methods import Joint, KernelShap, ShapleySampling
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.numbers import number_format, percentage
+from noiser.tensors import floats
 from noiser.text import as_prompt, check_messages, one_text_each
 from noiser.types import Message, Pair, Progress, Prompt, Question
 
@@ -118,8 +119,11 @@ class Diff(SavedResult):
         marks = self._marks()
         numbered = [f"{mark}({number})" for number, mark in enumerate(marks, 1)]
         texts = self._texts(numbered, visible)
-        rows = [f"  ({index + 1}) {score}  {marks[index]}" for index, score in self._ranked()]
-        return "\n".join([as_text(self._about()), "", *texts, "", *self._facts(), *rows])
+        rows: list[str] = []
+        for index, score in self._ranked():
+            rows.append(f"  ({index + 1}) {score}  {marks[index]}")
+        about = as_text(self._about())
+        return "\n".join([about, "", *texts, "", *self._facts(), *rows])
 
     def _marks(self) -> list[str]:
         """Each edit as text."""
@@ -136,12 +140,12 @@ class Diff(SavedResult):
     def _ranked(self) -> list[tuple[int, str]]:
         """The index and the score as text of each edit, the largest absolute score first."""
         show = number_format([edit.score for edit in self.edits])
-        order = sorted(range(len(self.edits)), key=lambda index: -abs(self.edits[index].score))
+        numbered = sorted(enumerate(self.edits), key=lambda entry: -abs(entry[1].score))
         ranked: list[tuple[int, str]] = []
-        for index in order:
-            score = self.edits[index].score
+        for index, edit in numbered:
+            score = edit.score
             # A standard error of 0 belongs to an exact score, which is shown without one.
-            stderr = self.edits[index].stderr or torch.nan
+            stderr = edit.stderr or torch.nan
             sign = "+" if score > 0 else ""
             ranked.append((index, sign + show.with_error(score, stderr)))
         return ranked
@@ -164,8 +168,12 @@ class Diff(SavedResult):
                 Piece(" is about as likely as before; no edit has a clear effect"),
                 *end,
             ]
-        direction = "likelier" if change > 0 else "less likely"
-        strongest = max(self.edits, key=lambda edit: edit.score if change > 0 else -edit.score)
+        if change > 0:
+            direction = "likelier"
+            strongest = max(self.edits, key=lambda edit: edit.score)
+        else:
+            direction = "less likely"
+            strongest = max(self.edits, key=lambda edit: -edit.score)
         return [
             answer,
             Piece(f" became {direction} ({self._change_in_words()}), most of all because of "),
@@ -191,7 +199,8 @@ class Diff(SavedResult):
         yield f"the answer before: {self.answer_before!r}"
         for pair in self.pairs:
             first, second = pair.units
-            yield f"({first + 1}) and ({second + 1}): {WORDS[pair.kind][0]}"
+            heading, _ = WORDS[pair.kind]
+            yield f"({first + 1}) and ({second + 1}): {heading}"
         if not self.edits:
             yield "no edits: both versions are the same"
         elif not any(map(_is_clear, self.edits)):
@@ -246,7 +255,9 @@ class Diff(SavedResult):
             )
         texts = "".join(f"<p class=text dir=auto>{text}</p>" for text in self._texts(marks, escape))
         facts = "".join(f"<p>{escape(fact)}</p>" for fact in self._facts())
-        rows = [[f"{index + 1}", score, marks[index]] for index, score in scores.items()]
+        rows: list[list[str]] = []
+        for index, score in scores.items():
+            rows.append([f"{index + 1}", score, marks[index]])
         table = html_table(["edit", "nats", ""], rows) if rows else ""
         about = sentence_html(self._about())
         body = f"{about}{texts}<details><summary>in numbers</summary>{facts}{table}</details>"
@@ -259,7 +270,8 @@ def _marked(tag: str, text: str) -> str:
     if not words:
         return escape(text)
     space, end = text.split(words, 1)
-    return f"{escape(space)}<{tag}>{escape(words)}</{tag}>{escape(end)}"
+    marked = f"<{tag}>{escape(words)}</{tag}>"
+    return f"{escape(space)}{marked}{escape(end)}"
 
 
 def diff(
@@ -354,13 +366,11 @@ def diff(
     if plan.finds_pairs:
         joint = Joint(objective="logprob", samples=2**count if 1 < count <= EXACT else None)
         pairs = run_one(lm, joint.score_game(game, rng)).pairs
-    errors = torch.zeros(count) if shapley.stderr is None else shapley.stderr[0]
-    scored = [
-        edit._replace(score=score, stderr=error)
-        for edit, score, error in zip(
-            edits, shapley.scores[0].tolist(), errors.tolist(), strict=True
-        )
-    ]
+    scores = floats(shapley.scores[0])
+    errors = [0.0] * count if shapley.stderr is None else floats(shapley.stderr[0])
+    scored: list[Edit] = []
+    for edit, score, error in zip(edits, scores, errors, strict=True):
+        scored.append(edit._replace(score=score, stderr=error))
     return Diff(
         answer=query.target_texts[0],
         answer_before=query_before.target_texts[0],
@@ -427,7 +437,9 @@ def _plan(lm: LanguageModel, query: Query, query_before: Query, edits: int) -> _
     chat: Any = lm
     samples = query.context.samples
     most = chat.max_calls
-    left = most - int(query.context.facts["calls"]) - int(query_before.context.facts["calls"])
+    calls_after = int(query.context.facts["calls"])
+    calls_before = int(query_before.context.facts["calls"])
+    left = most - calls_after - calls_before
     if 2**edits * samples <= left:
         return _Plan(exact)
     inputs_of_order = 2 * (edits + 1) * samples  # each order is walked forwards and backwards
@@ -453,7 +465,8 @@ def _announce(chat: Any, edits: int) -> None:
 
 def _is_clear(edit: Edit) -> bool:
     """Whether an edit has an effect that is large enough, and more than two standard errors."""
-    return abs(edit.score) >= CLEAR and abs(edit.score) > 2 * edit.stderr
+    size = abs(edit.score)
+    return size >= CLEAR and size > 2 * edit.stderr
 
 
 def _messages(prompt: Prompt) -> Sequence[Message]:

@@ -14,6 +14,7 @@ from noiser.errors import ParameterError
 from noiser.explain._attribute import attribution_of
 from noiser.methods import Joint, Scores, describe, make_method
 from noiser.model.language_model import LanguageModel, check_probabilities
+from noiser.tensors import floats
 from noiser.types import Prompt, Question
 
 
@@ -70,7 +71,7 @@ def diff_models(
         kept = torch.tensor([list(units) for _, units in keys]).bool()
         values = run_one(lm, game(kept))[0]
         other_values = run_one(other, other_game(kept))[0]
-        return dict(zip(keys, (other_values - values).tolist(), strict=True))
+        return dict(zip(keys, floats(other_values - values), strict=True))
 
     differences = StoredGame(game.mask, other_game.whole - game.whole, "logprob", evaluate=evaluate)
 

@@ -91,7 +91,9 @@ class Expectations(TabledResult):
         """The answer, and what it follows from where an expectation failed."""
         facts = [f"{self.verdict}: {self.model.name} answers {self.answer!r}"]
         if self.strongest:
-            named = [f"{text.strip()!r} ({nats:.1f} nats)" for text, nats in self.strongest]
+            named: list[str] = []
+            for text, nats in self.strongest:
+                named.append(f"{text.strip()!r} ({nats:.1f} nats)")
             facts.append(f"the answer follows most from {' and '.join(named)}")
         return facts
 
@@ -415,7 +417,8 @@ class _Trial:
         return _Effect(log_p, query.targets[0].rank == 1)
 
     def _stays(self, effect: _Effect) -> bool:
-        return not self._changes(effect) and self.whole.log_p - effect.log_p < self.limit
+        loss = self.whole.log_p - effect.log_p
+        return loss < self.limit and not self._changes(effect)
 
     def _changes(self, effect: _Effect) -> bool:
         """Whether a short greedy answer is no longer greedy."""
@@ -432,9 +435,11 @@ class _Trial:
         if len(places) < 2:
             return ()
         effects = self._effects([self.clauses.without([place]) for place in places])
-        losses = [self.whole.log_p - effect.log_p for effect in effects]
-        order = sorted(range(len(places)), key=lambda index: -losses[index])[:2]
-        return tuple((self.clauses.text(places[index]), losses[index]) for index in order)
+        with_losses: list[tuple[str, float]] = []
+        for place, effect in zip(places, effects, strict=True):
+            with_losses.append((self.clauses.text(place), self.whole.log_p - effect.log_p))
+        largest_first = sorted(with_losses, key=lambda entry: -entry[1])
+        return tuple(largest_first[:2])
 
 
 def _verdict(holds: bool) -> ExpectationVerdict:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
-from noiser.checks import check_choice, check_not_negative
+from noiser.checks import check_choice, check_not_negative, is_mapping
 from noiser.engine import prepare, run_one
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.calls import called_functions, function_name
@@ -230,12 +230,12 @@ def _message_of(call: object) -> Message:
         if not call.strip():
             raise ParameterError("call is an empty text; expected the call that the model wrote.")
         return {"role": "assistant", "content": call}
-    if not isinstance(call, Mapping) or function_name(call) is None:
+    if not is_mapping(call) or function_name(call) is None:
         raise ParameterError(
             f"call is {call!r:.80}; expected a text, {{'name': ..., 'arguments': ...}}, or a tool "
             "call in OpenAI's form."
         )
-    function = dict(call.get("function", call))
+    function: dict[str, Any] = dict(call.get("function", call))
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):  # OpenAI's form has JSON in a text
         try:

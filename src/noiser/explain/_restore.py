@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,7 +154,8 @@ def _difference(query: Query, att: Attribution) -> str | None:
         if got != expected:
             return f"{subject} {got!r} with it, not {expected!r}"
     # Spans that the caller chose, and sources, need only touch the characters of their tokens.
-    unit_names = {att.unit, (att.info.get("aggregated") or {}).get("from")}
+    aggregated: Mapping[str, Any] = att.info.get("aggregated") or {}
+    unit_names = {att.unit, aggregated.get("from")}
     may_touch = not unit_names.isdisjoint({"spans", "source", "auto"})
     for unit in att.units:
         problem = _misplaced(unit, query.encoding.offsets, may_touch=may_touch)

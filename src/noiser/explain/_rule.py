@@ -24,6 +24,7 @@ from noiser.methods import AttentionGradient, run_method
 from noiser.methods.rules import MOST_TERMS, Term, Terms, smallest_flip
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
+from noiser.tensors import integers
 from noiser.text import names_action, read_documents
 from noiser.types import (
     Documents,
@@ -209,7 +210,9 @@ async def rules_of(
     query = sameness.query
     chosen = [*range(len(query.targets))] if targets is None else [*targets]
     game = sameness.game(await _players(sameness, chosen))
-    allows_empty = [can_be_empty(query, target, game.units[target].tolist()) for target in chosen]
+    allows_empty: list[bool] = []
+    for target in chosen:
+        allows_empty.append(can_be_empty(query, target, integers(game.units[target])))
     tables = await play_rules(game, chosen, fresh, seed, allows_empty=allows_empty)
     return [await tried_rule(sameness, table, seed) for table in tables]
 
@@ -253,7 +256,7 @@ def _headings(query: Query) -> tuple[Heading, ...]:
 async def _trials(sameness: Sameness, table: TruthTable, terms: Terms) -> list[Trial]:
     """The claims of a rule: a term's units are enough, and without some units it says otherwise."""
     trials: list[Trial] = []
-    players = {unit + 1 for unit in table.units.tolist()}
+    players = {unit + 1 for unit in integers(table.units)}
 
     async def attempt(claim: Literal["enough", "changes"], units: Term, gone: set[int]) -> None:
         removed = sorted(number - 1 for number in gone)

@@ -31,6 +31,7 @@ from noiser.methods import Noiser
 from noiser.model import LanguageModel
 from noiser.numbers import number_format
 from noiser.registry import unversioned
+from noiser.tensors import booleans, floats, integers
 from noiser.text import token_texts
 from noiser.types import Progress, Span, Target
 
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
 _HEAD = ("k", "P(target)", "most probable")
 
-GRID = (0.0, *(2.0 ** (-step / 2) for step in range(20, -1, -1)))
+_HALF_OCTAVES = tuple(2.0 ** (-step / 2) for step in range(20, -1, -1))
+
+GRID = (0.0, *_HALF_OCTAVES)
 """No noise, then 2^-10 to 1 in half octaves: from the resolution of Noiser's thresholds to where
 its search begins.
 """
@@ -99,10 +102,10 @@ class Tolerance(SavedResult):
                 )
             if values is not None and values.isinf().any():
                 raise ParameterError(f"{name} has infinite numbers; expected finite ones or NaN.")
-        if len(self.leaders) != targets or any(len(each) not in (0, ks) for each in self.leaders):
+        tokens = [len(leaders) for leaders in self.leaders]
+        if len(tokens) != targets or any(count not in (0, ks) for count in tokens):
             raise ParameterError(
-                f"leaders has {[*map(len, self.leaders)]} tokens; expected none or {ks} for each "
-                f"of {targets} targets."
+                f"leaders has {tokens} tokens; expected none or {ks} for each of {targets} targets."
             )
 
     def __str__(self) -> str:
@@ -159,12 +162,31 @@ class Tolerance(SavedResult):
         )
         rows: list[tuple[Any, ...]] = []
         for row, leaders in enumerate(self.leaders):
-            columns = self.ks, self.probabilities[row], self.stderr[row], self.flips[row], foil
-            numbers = zip(leaders, *(column.tolist() for column in columns), strict=bool(leaders))
-            rows += [
-                (row, self.targets[row].text, *n, one.text, one.probability, p)
-                for one, *n, p in numbers
-            ]
+            if not leaders:  # the unit is not before this target
+                continue
+            columns = zip(
+                floats(self.ks),
+                floats(self.probabilities[row]),
+                floats(self.stderr[row]),
+                booleans(self.flips[row]),
+                leaders,
+                floats(foil),
+                strict=True,
+            )
+            for k, probability, error, flips, leader, foil_probability in columns:
+                rows.append(
+                    (
+                        row,
+                        self.targets[row].text,
+                        k,
+                        probability,
+                        error,
+                        flips,
+                        leader.text,
+                        leader.probability,
+                        foil_probability,
+                    )
+                )
         return pd.DataFrame(rows, columns=names.split())
 
     def to_dict(self) -> dict[str, Any]:
@@ -256,18 +278,16 @@ async def _tolerance(
         (len(att.targets), len(ks), len(Effect._fields)), torch.nan, dtype=torch.float64
     )
     table[list(targets)] = torch.stack(found, 1)
-    columns: dict[str, Tensor] = Effect(*table.unbind(-1))._asdict()  # pyright: ignore[reportArgumentType]
+    columns = dict(zip(Effect._fields, table.unbind(-1), strict=True))
     leaders = [tuple[Target, ...]()] * len(att.targets)
     for row in targets:
-        pairs = zip(
-            columns["top_token"][row].int().tolist(),
-            columns["top_probability"][row].tolist(),
-            strict=True,
-        )
-        # each token alone: bytes would join
-        leaders[row] = tuple(
-            Target(token_texts(lm.tokenizer, [token])[0], token, p, 1) for token, p in pairs
-        )
+        leader_ids = integers(columns["top_token"][row].int())
+        leader_probabilities = floats(columns["top_probability"][row])
+        leaders_of_target: list[Target] = []
+        for token, probability in zip(leader_ids, leader_probabilities, strict=True):
+            (text,) = token_texts(lm.tokenizer, [token])  # each token alone: bytes would join
+            leaders_of_target.append(Target(text, token, probability, 1))
+        leaders[row] = tuple(leaders_of_target)
     return Tolerance(
         unit=att.units[unit_index],
         unit_index=unit_index,

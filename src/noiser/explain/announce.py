@@ -82,7 +82,10 @@ def _count_units(chat: Any, question: Question) -> int:
 
 def _requests(chat: Any, inputs: int) -> int:
     """The requests for the whole prompt and some inputs, where answers repeat."""
-    return (inputs + 1) * (chat.repeats or 1) + (FIRST - 1 if chat.repeats is None else 0)
+    if chat.repeats is None:
+        # The first `FIRST` answers to the whole prompt show whether answers repeat.
+        return inputs + FIRST
+    return (inputs + 1) * (chat.repeats or 1)
 
 
 def expected_inputs(method: Any, units: int, seed: int) -> int:

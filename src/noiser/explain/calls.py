@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
+
+from noiser.checks import is_mapping
 
 
 def called_functions(text: str) -> list[str]:
@@ -33,9 +34,9 @@ def function_name(call: Any) -> str | None:
     """The name of a call in OpenAI's form or as {"name": ..., "arguments": ...}; None for
     others.
     """
-    if not isinstance(call, Mapping):
+    if not is_mapping(call):
         return None
     function = call.get("function", call)
-    if isinstance(function, Mapping):
+    if is_mapping(function):
         function = function.get("name")
     return function if isinstance(function, str) else None

@@ -34,6 +34,7 @@ from noiser.metrics.correlation import (
     lds_at_equal_size,
 )
 from noiser.model.language_model import LanguageModel
+from noiser.tensors import integers
 
 LEVEL = 0.05
 """Scores pass where at most this share of orders of the units does as well."""
@@ -204,7 +205,7 @@ class _MaskRows:
         if not targets:
             return math.nan
         most = max(len(self.units[target]) for target in targets)
-        same = len({tuple(self.units[target].tolist()) for target in targets}) == 1
+        same = len({tuple(integers(self.units[target])) for target in targets}) == 1
         if same and most <= ALL_ORDERS:
             keys = torch.tensor([*itertools.permutations(range(most))], dtype=torch.float64)
         else:
@@ -268,8 +269,11 @@ def interval(rho: float, n: int, number: int) -> tuple[float, float]:
     # In this order, NaN stays NaN.
     rho = max(min(rho, highest), -highest)
     # z = atanh(rho); var(z) = (1 + rho² / 2) / (n - 3) · (1 - n / number)
-    width = _WIDTH * math.sqrt((1 + rho * rho / 2) / (n - 3) * (1 - n / number))
-    return math.tanh(math.atanh(rho) - width), math.tanh(math.atanh(rho) + width)
+    z = math.atanh(rho)
+    variance = (1 + rho * rho / 2) / (n - 3)
+    not_drawn = 1 - n / number
+    width = _WIDTH * math.sqrt(variance * not_drawn)
+    return math.tanh(z - width), math.tanh(z + width)
 
 
 def mean_of(correlations: Sequence[float], n: int, number: int) -> tuple[float, float, float]:

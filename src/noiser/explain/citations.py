@@ -110,8 +110,8 @@ class Citations(CitationsRecord, SavedResult):
         """The line of a cited source, and the lines of its best quotes."""
         title = self._title(citation.number)
         name = f"{title}:" if title else ""
-        score = show.with_error(citation.score, citation.stderr)
-        yield 1, f"[{citation.number}]{name} {score}{self._nats} ({citation.share:.0%})"
+        score = show.with_error(citation.score, citation.stderr) + self._nats
+        yield 1, f"[{citation.number}]{name} {score} ({citation.share:.0%})"
         for quote in citation.quotes[:_QUOTED]:
             yield 2, f"“{label(quote.text)}” {show(quote.score)}"
 

@@ -29,6 +29,7 @@ from noiser.explain.citations_record import (
 from noiser.explain.citations_summary import about_citations
 from noiser.html import html_table
 from noiser.numbers import NumberFormat, number_format
+from noiser.tensors import float_rows
 from noiser.text.chat import part_texts
 from noiser.types import Source
 
@@ -221,7 +222,9 @@ def _source(
     is_cited: bool,
 ) -> str:
     """A source: its number, its title if it has one, how strongly it is cited, and its text."""
-    lines = sum(1 + len(line) // _LINE for line in source.text.split("\n"))
+    lines = 0
+    for line in source.text.split("\n"):
+        lines += 1 + len(line) // _LINE
     # A long source scrolls, and with a tabindex it does so with the keyboard too.
     focus = " tabindex=0" if lines > _LINES else ""
     used = " used" if is_cited else ""
@@ -254,7 +257,7 @@ def _text(citations: CitationsRecord, source: Source, titles: Mapping[int, str])
         end = min(unit.end, source.end)
         if begin < end:
             # White space before a part belongs to no part, and has no colour.
-            begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+            begin = end - len(text[begin:end].lstrip())
             before = with_breaks(visible(text[position:begin]))
             inside = with_breaks(visible(text[begin:end]))
             title = f' title="{escape(titles[column])}"' if column in titles else ""
@@ -300,7 +303,7 @@ def _numbers(citations: CitationsRecord, strength: _Strength) -> str:
     numbers = [f"[{number}]" for number in range(1, len(citations.sources) + 1)]
     head = ["sentence", "all sources", *numbers]
     rows: list[list[str]] = []
-    for sentence, scores in zip(citations.sentences, citations.scores.tolist(), strict=True):
+    for sentence, scores in zip(citations.sentences, float_rows(citations.scores), strict=True):
         row = [escape(label(sentence.text))]
         for value in (sentence.loss, *scores):
             row.append("" if math.isnan(value) else f"{value:.2f}")

@@ -22,6 +22,7 @@ from noiser.errors import ParameterError
 from noiser.explain.rule_record import Rule
 from noiser.methods.rules import in_words
 from noiser.registry import unversioned
+from noiser.tensors import floats
 from noiser.types import STAYS, Prompt, Source, Span
 
 NATS = {"logprob": "log-probability", "logit": "log odds"}
@@ -176,7 +177,10 @@ class Sentence(NamedTuple):
         for word, members in groups:
             marks.append(f" {word} ".join(f"[{number}]" for number in members))
             grouped.update(members)
-        single = "".join(f"[{c.number}]" for c in self.citations if c.number not in grouped)
+        single = ""
+        for citation in self.citations:
+            if citation.number not in grouped:
+                single += f"[{citation.number}]"
         if single:
             marks.append(single)
         return ", ".join(marks)
@@ -373,7 +377,7 @@ class CitationsRecord:
         positive = scores.nan_to_num(0.0).clamp_min(0)
         shares = positive / positive.sum().clamp_min(torch.finfo(positive.dtype).tiny)
         candidates: list[Citation] = []
-        columns = zip(self.sources, scores.tolist(), stderr.tolist(), shares.tolist(), strict=True)
+        columns = zip(self.sources, floats(scores), floats(stderr), floats(shares), strict=True)
         for number, (source, score, error, share) in enumerate(columns, 1):
             candidates.append(Citation(number, score, error, share, self._quotes(row, source)))
         return candidates
@@ -382,7 +386,7 @@ class CitationsRecord:
         """The parts of a source with a positive score, best first; the title is not a part."""
         start = source.start + title_length(source)
         quotes: list[Quote] = []
-        scores = self.attribution.scores[row].tolist()
+        scores = floats(self.attribution.scores[row])
         for unit, score in zip(self.attribution.units, scores, strict=True):
             if score > 0 and start < unit.end and unit.start < source.end:
                 first = max(start, unit.start)

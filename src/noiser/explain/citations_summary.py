@@ -32,8 +32,10 @@ def about_citations(citations: CitationsRecord) -> list[Piece]:
     pieces: list[Piece] = []
     if cited:
         best = max(scores, key=lambda number: scores[number])
-        title = shorten(label(citations.sources[best - 1].title), _LONGEST)
-        name = f"[{best}] {title}" if citations.sources[best - 1].title else f"[{best}]"
+        title = citations.sources[best - 1].title
+        name = f"[{best}]"
+        if title:
+            name += f" {shorten(label(title), _LONGEST)}"
         subject = "The answer" if cited == total else _sentences(cited)
         verb = "was written" if cited in (1, total) else "were written"
         most = "source " if len(scores) == 1 else "the sources, most of all "

@@ -23,6 +23,7 @@ from noiser.files import write_text
 from noiser.methods import Method, Scores, make_method
 from noiser.model.language_model import LanguageModel
 from noiser.registry import warn_of_old_name
+from noiser.tensors import boolean_rows, integers
 from noiser.types import Prompt, Question, Span
 
 
@@ -82,7 +83,7 @@ class Game:
         Raises ParameterError for another number of units, or without a model for an input that is
         not stored.
         """
-        masks = torch.from_numpy(np.atleast_2d(np.asarray(kept)).astype(bool))
+        masks = torch.as_tensor(np.atleast_2d(np.asarray(kept)).astype(bool))
         if masks.shape[1:] != (len(self.units),):
             raise ParameterError(
                 f"kept has shape {list(masks.shape)}; expected [inputs, {len(self.units)}]."
@@ -114,13 +115,14 @@ class Game:
         input that is not stored.
         """
         game = self._game
-        players = game.units[target].tolist()
+        players = integers(game.units[target])
         if not 2 <= len(players) <= MOST_PLAYERS:
             raise ParameterError(
                 f"The game has {len(players)} units before the target; expected 2 to "
                 f"{MOST_PLAYERS}."
             )
-        nothing = bytes(0 if unit in players else 1 for unit in range(len(self.units)))
+        stays = [unit not in players for unit in range(len(self.units))]
+        nothing = bytes(stays)
         allows_empty = (target, nothing) in game.table
         if isinstance(game, LiveGame):
             removed = game.removal.deletes
@@ -161,7 +163,7 @@ class Game:
             units=self.units,
             targets=self.targets,
             target_tokens=self._game.target_tokens,
-            mask=self._game.mask.tolist(),
+            mask=boolean_rows(self._game.mask),
             values=values,
         )
         write_text(path, saved.model_dump_json() + "\n")

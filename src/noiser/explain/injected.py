@@ -8,6 +8,7 @@ from typing import cast
 
 from noiser.engine import Predict, Query, remover
 from noiser.methods import Scores
+from noiser.tensors import floats
 from noiser.types import ASKED, Span
 
 
@@ -107,7 +108,9 @@ def _scores_of(
 ) -> dict[int, tuple[float, float]]:
     """For each message, the sum of its units' scores, and its standard error."""
     row = scores.scores[0].nan_to_num()
-    errors = [0.0] * len(units) if scores.stderr is None else scores.stderr[0].nan_to_num().tolist()
+    errors = [0.0] * len(units)
+    if scores.stderr is not None:
+        errors = floats(scores.stderr[0].nan_to_num())
     found: dict[int, tuple[float, float]] = {}
     for message in messages:
         places = [(start, end) for index, start, end in query.encoding.contents if index == message]

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, TypeGuard, TypeVar
 
-from noiser.checks import plain
+from noiser.checks import is_list_or_tuple, plain
 from noiser.engine import Engine, Prefill, Steps, ask
 from noiser.errors import NoiserError, OutOfTimeError, ParameterError
 from noiser.model.language_model import LanguageModel
@@ -27,7 +27,11 @@ def is_many(prompt: Prompt | Prompts) -> TypeGuard[Prompts]:
     items: Any = prompt
     if any(isinstance(item, Mapping) for item in items):
         return False
-    return any(isinstance(item, str | list | tuple) or is_missing(item) for item in items)
+    return any(_is_prompt_or_missing(item) for item in items)
+
+
+def _is_prompt_or_missing(item: Any) -> bool:
+    return isinstance(item, str | list | tuple) or is_missing(item)
 
 
 def run_many(
@@ -115,7 +119,7 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
     columns: dict[str, Any] = {}
     for name, argument in arguments.items():
         value = plain(argument)
-        column = value if isinstance(value, list | tuple) else [value] * count
+        column = value if is_list_or_tuple(value) else [value] * count
         if len(column) != count:
             raise ParameterError(
                 f"{name} is a list of {len(column)} for {count} prompts; "
@@ -127,9 +131,12 @@ def for_each(count: int, **arguments: Any) -> list[dict[str, Any]]:
             f"sources has a (title, text) pair for {count} prompts; "
             "expected a list of sources for each of them."
         )
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    rows: list[dict[str, Any]] = []
+    for values in zip(*columns.values(), strict=True):
+        rows.append(dict(zip(columns, values, strict=True)))
+    return rows
 
 
-def _is_titled_text(sources: Any) -> bool:
+def _is_titled_text(sources: Sequence[object]) -> bool:
     """Whether it is a single (title, text) pair."""
     return isinstance(sources, tuple) and len(sources) == 2 and isinstance(sources[0], str)

@@ -19,6 +19,7 @@ from torch import Tensor
 from noiser.engine import Query
 from noiser.errors import OutOfTimeError
 from noiser.methods import Joint, Method, Scores, run_method
+from noiser.tensors import float_rows, floats
 from noiser.text import split_unit
 from noiser.types import Pair, Span, TextUnitName
 
@@ -44,7 +45,7 @@ class SplitRule(NamedTuple):
         if self.targets is None:
             largest = float(shares.mean())
         else:
-            largest = max(shares[list(self.targets)].tolist(), default=0.0)
+            largest = max(floats(shares[list(self.targets)]), default=0.0)
         return largest >= self.least_share
 
 
@@ -152,7 +153,7 @@ def _scores_of(table: _UnitRows, units: Sequence[Span], runs: Sequence[_RefinedR
     info: dict[str, object] = {}
     for name in ("raw", "raw_stderr", "k"):
         if not numbers[name].isnan().all():
-            info[name] = numbers[name].tolist()
+            info[name] = float_rows(numbers[name])
     thresholds = None
     k_min = None
     if any(scores.k_min is not None for _, scores in runs):

@@ -209,13 +209,15 @@ class Rule(SavedResult):
         if self.fresh:
             low, high = self.interval
             interval = f" ({low:.2f} to {high:.2f})"
-        return f"{name}right on {self.hits} of {self.tries} {kind}{interval}; {constant}"
+        right = f"right on {self.hits} of {self.tries} {kind}{interval}"
+        return f"{name}{right}; {constant}"
 
     def _claims(self) -> Iterator[str]:
         """What was tried by generating from text that was written anew."""
         for trial in self.trials:
             # It has as many tokens as the answer: where that is a sentence, it may end in one.
-            whole = open_ended(trial.answer) if self.answer.rstrip()[-1:] in ".!?" else trial.answer
+            is_sentence = self.answer.rstrip()[-1:] in ".!?"
+            whole = open_ended(trial.answer) if is_sentence else trial.answer
             said = f'"{shorten(label(whole), _LENGTH)}"' if trial.answer else ""
             if trial.claim == "enough":
                 there = tuple(number for number in trial.units if number > 0)
@@ -269,8 +271,9 @@ class Rule(SavedResult):
         for index, term in enumerate(self.terms, 1):
             for number in term:
                 unit = self.units[abs(number) - 1]
+                is_opponent = number < 0
                 place = (unit.text, unit.start, unit.end)
-                rows.append((index, abs(number), number < 0, *place, self.enough.get(term)))
+                rows.append((index, abs(number), is_opponent, *place, self.enough.get(term)))
         return pd.DataFrame(rows, columns=columns)
 
     def to_dict(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from noiser.methods.rules import (
     weights_of,
 )
 from noiser.numbers import wilson
+from noiser.tensors import integers
 
 PER_UNIT = 6
 """Inputs to fit a rule to, for each unit; once more where two rules are not told apart."""
@@ -178,7 +179,7 @@ class TruthTable:
         else:
             is_better = 2 * (tries - hits) < tries - base
         best = tuple(self._in_all_units(term) for term in self.terms)
-        playing = set(self.units.tolist())
+        playing = set(integers(self.units))
         units = range(self._game.mask.shape[1])
         return {
             "terms": best if is_better else (),

@@ -15,6 +15,7 @@ from noiser.engine import Coalition, LiveGame, Query, StoredGame, prepare, remov
 from noiser.errors import ParameterError, PromptError, TargetError, UnitError
 from noiser.explain.many import run_many
 from noiser.model.language_model import LanguageModel
+from noiser.tensors import integers
 from noiser.text import token_texts, without_spans
 from noiser.text.pictures import with_pictures
 from noiser.types import STAYS, Prompt, Question, SameName
@@ -111,7 +112,7 @@ class Sameness:
     @property
     def is_models_own(self) -> bool:
         """Whether the targets are what the model itself writes, token by token."""
-        return tuple(self.query.clean.argmax(-1).tolist()) == self.query.target_ids
+        return tuple(integers(self.query.clean.argmax(-1))) == self.query.target_ids
 
     @property
     def name(self) -> str:
@@ -132,7 +133,7 @@ class Sameness:
             said = self._chat.most_usual(context.answers).reply
             advice = "leave the target out, or load the model with another same=."
         else:
-            greedy = self.query.clean.argmax(-1).tolist()
+            greedy = integers(self.query.clean.argmax(-1))
             said = "".join(token_texts(self.lm.tokenizer, greedy))
             advice = "name same='logprob'. Or leave the target out."
         raise TargetError(f"The model answers {said!r}, not {wanted!r}: {advice}")
@@ -203,7 +204,8 @@ class Sameness:
             return None
         # The last token of a chat model's vocabulary is "another answer".
         row = context.logits(answers, (target,))
-        return bool(row[target] > row[-1]), self._chat.most_usual(answers).reply
+        stays = bool(row[target] > row[-1])
+        return stays, self._chat.most_usual(answers).reply
 
     def _prompt_without(self, removed: Sequence[int]) -> Prompt | None:
         query = self.query
@@ -238,8 +240,9 @@ class Sameness:
         chosen = torch.tensor(own_ids, device=log_p.device)
         if self.same == "tokens":
             return bool((log_p.argmax(-1) == chosen).all())
-        whole = float(self.query.read_clean(self.query.objective("logprob"))[target])
-        return float(log_p.gather(-1, chosen[:, None]).sum()) > whole - STAYS
+        with_all = float(self.query.read_clean(self.query.objective("logprob"))[target])
+        without = float(log_p.gather(-1, chosen[:, None]).sum())
+        return without > with_all - STAYS
 
     @property
     def _whole_pictures(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from noiser.engine.objectives import prob
 from noiser.explain._restore import restore
 from noiser.explain.check import check_scores, removal_for
 from noiser.model.language_model import LanguageModel
+from noiser.tensors import booleans, floats, integers
 from noiser.types import Progress, Prompt
 
 # Prompts of more tokens are tested on fewer inputs, so that the test takes seconds.
@@ -121,7 +122,7 @@ async def _spot_check(
 
     removal = remover(query, removal_for(lm, query, hide=bool(query.sources)))
     game = LiveGame(query, probability, removal)
-    strongest, others = _two_pairs(att, target, game.mask[target].tolist())
+    strongest, others = _two_pairs(att, target, booleans(game.mask[target]))
     removed: list[Removed | None] = []
     for columns in (strongest, others):
         removed.append(await _removed(game, query, target, columns) if columns else None)
@@ -132,7 +133,7 @@ def _two_pairs(
     att: Attribution, target: int, plays: Sequence[bool]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The two strongest units for the target, and two others; empty where there are too few."""
-    scores: list[float] = att.scores[target].tolist()
+    scores = floats(att.scores[target])
     players = [
         column for column, score in enumerate(scores) if plays[column] and not math.isnan(score)
     ]
@@ -144,7 +145,7 @@ def _two_pairs(
     if len(players) < _FEWEST_UNITS:
         return best, ()
     chance = torch.Generator().manual_seed(att.seed ^ _OWN_DRAW)
-    order: list[int] = torch.randperm(len(rest), generator=chance).tolist()
+    order = integers(torch.randperm(len(rest), generator=chance))
     return best, tuple(sorted(rest[place] for place in order[:2]))
 
 

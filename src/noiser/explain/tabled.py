@@ -66,6 +66,10 @@ class TabledResult(SavedResult):
 
     def _repr_html_(self) -> str:
         head, *rows = self.table()
-        cells: list[Sequence[str]] = [[escape(visible(cell)) for cell in row] for row in rows]
-        facts = "".join(f"<p dir=auto>{escape(visible(fact))}</p>" for fact in self.facts())
+        cells: list[Sequence[str]] = []
+        for row in rows:
+            cells.append([escape(visible(cell)) for cell in row])
+        facts = ""
+        for fact in self.facts():
+            facts += f"<p dir=auto>{escape(visible(fact))}</p>"
         return f"<div>{facts}{html_table(head, cells)}</div>"

@@ -110,7 +110,8 @@ class _Scales(NamedTuple):
     def places(self, frame: Any, values: Any) -> list[str]:
         """The places "x,y" of values, each at its row's k."""
         across = self.x(frame["k"])
-        return [f"{x},{y}" for x, y in zip(across, self.y(values), strict=True)]
+        down = self.y(values)
+        return [f"{x},{y}" for x, y in zip(across, down, strict=True)]
 
 
 def _grid(chart: _Scales) -> Iterator[str]:
@@ -154,8 +155,11 @@ def _levels(chart: _Scales, levels: Mapping[str, float]) -> Iterator[str]:
     """A vertical line for each level of k, with its name."""
     for number, (name, k) in enumerate(levels.items()):
         x = chart.x(k)
-        anchor, side = ("end", -5) if x > WIDTH * 0.75 else ("start", 5)
-        place = f'x="{x + side}" y="{TOP + 10 + 14 * number}" text-anchor={anchor}'
+        is_at_the_right = x > WIDTH * 0.75
+        anchor = "end" if is_at_the_right else "start"
+        text_x = x - 5 if is_at_the_right else x + 5
+        text_y = TOP + 10 + 14 * number
+        place = f'x="{text_x}" y="{text_y}" text-anchor={anchor}'
         yield f'<path class={name} d="M{x} {TOP}V{BOTTOM}"/>'
         yield f"<text class=axis {place}>{name} {k:.3g}</text>"
 

@@ -65,7 +65,9 @@ def rollout(
 
     `maps` has the first layer's A first.
     """
-    mixed = torch.eye(maps[-1].shape[0], device=maps[-1].device, dtype=maps[-1].dtype)[list(rows)]
+    last = maps[-1]
+    identity = torch.eye(len(last), device=last.device, dtype=last.dtype)
+    mixed = identity[list(rows)]
     for weights in reversed(maps):
         mixed = (mixed @ weights.to(mixed.device) + mixed) / 2
     return mixed
@@ -87,5 +89,6 @@ def _scores(query: Query, weights: Float[Tensor, "tokens length"], profile: Prof
         for row, position in enumerate(query.logit_positions):
             seen = weights[row, : position + 1]
             weights[row, : position + 1] = seen.softmax(-1)
-    means = [rows.mean(0) for rows in weights.split(list(map(len, query.target_positions)))]
+    tokens_of_targets = [len(positions) for positions in query.target_positions]
+    means = [rows.mean(0) for rows in torch.split(weights, tokens_of_targets)]
     return Scores(scores=sum_over_units(query, torch.stack(means)))

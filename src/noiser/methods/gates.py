@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from noiser.checks import is_list_or_tuple
 from noiser.engine import Gates, Query
 from noiser.errors import ParameterError
 from noiser.methods.protocol import InnerMethod, ObjectiveName, Scores, sum_over_units
@@ -19,12 +20,16 @@ SMALL_UNITS = ("auto", "token", "word")
 
 
 def _check_gates(name: str, got: object) -> tuple[float, ...]:
-    gates = tuple(got) if isinstance(got, list | tuple) else ()
-    if not gates or not all(isinstance(gate, int | float) and 0 < gate <= 1 for gate in gates):
+    gates: tuple[Any, ...] = tuple(got) if is_list_or_tuple(got) else ()
+    if not gates or not all(map(_is_gate, gates)):
         raise ParameterError(
             f"{name} is {got!r}; expected a tuple of numbers above 0 and at most 1, such as (0.1,)."
         )
     return gates
+
+
+def _is_gate(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value <= 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from noiser.checks import check_not_negative
 from noiser.engine import Integrals, IntegrationPath, Predict, Query, remover
 from noiser.methods.noiser import draw_noise
 from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
+from noiser.tensors import float_rows, floats, l2_norms
 from noiser.types import Baseline
 
 Reduce = Literal["l2", "sum"]
@@ -41,7 +42,8 @@ class InputXGradient(InnerMethod):
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:  # noqa: ARG002
         # The end of the path from the zero row: its direction there is the embedding itself.
-        positions = tuple(i for i in movable_positions(query) if i <= query.target_positions[-1][0])
+        last = query.target_positions[-1][0]
+        positions = tuple(position for position in movable_positions(query) if position <= last)
         contributions, _ = await Integrals(
             query, [IntegrationPath(positions)], query.objective(self.objective)
         )
@@ -78,7 +80,7 @@ class IntegratedGradients(InnerMethod):
         delta = difference - contributions.sum((-1, -2)).cpu()
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)),
-            info={"difference": difference.tolist(), "delta": delta.tolist()},
+            info={"difference": floats(difference), "delta": floats(delta)},
         )
 
     async def _integrated(
@@ -129,26 +131,29 @@ class GradientShap(InnerMethod):
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         positions = movable_positions(query)
         count = self.samples
-        alphas = torch.rand(count, generator=rng, dtype=torch.float32).tolist()
-        noise = (
-            draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev
-            if self.stdev
-            else None
-        )
+        alphas = floats(torch.rand(count, generator=rng, dtype=torch.float32))
+        noise = None
+        if self.stdev:
+            noise = draw_noise(count, len(positions), query.embedding_dim, rng) * self.stdev
         paths: list[IntegrationPath] = []
-        for i, alpha in enumerate(alphas):
+        for sample, alpha in enumerate(alphas):
             for group in movable_groups(query):
-                shift = (
-                    None
-                    if noise is None
-                    else noise[i, [position in group[0] for position in positions]]
+                shift = None
+                if noise is not None:
+                    is_moved = [position in group[0] for position in positions]
+                    shift = noise[sample, is_moved]
+                path = IntegrationPath(
+                    *group,
+                    baseline=self.baseline,
+                    shift=shift,
+                    alphas=(alpha,),
+                    weights=(1 / count,),
                 )
-                place = {"alphas": (alpha,), "weights": (1 / count,)}
-                paths.append(IntegrationPath(*group, baseline=self.baseline, shift=shift, **place))
+                paths.append(path)
         contributions, sums = await Integrals(query, paths, query.objective(self.objective))
         stderr = None
         if count > 1 and self.reduce == "sum":
-            of_samples = sums.unflatten(0, (count, -1)).sum(1) * count
+            of_samples = torch.unflatten(sums, 0, (count, -1)).sum(1) * count
             stderr = sum_over_units(query, of_samples).std(0) / count**0.5
         scores = sum_over_units(query, reduce_dimensions(contributions, self.reduce))
         return Scores(scores=scores, stderr=stderr)
@@ -177,7 +182,7 @@ class SequentialIntegratedGradients(IntegratedGradients):
         delta = left - sum_over_units(query, contributions.sum(-1))
         return Scores(
             scores=sum_over_units(query, reduce_dimensions(contributions, self.reduce)),
-            info={"delta": delta.tolist()},
+            info={"delta": float_rows(delta)},
         )
 
 
@@ -199,7 +204,7 @@ def reduce_dimensions(
     contributions: Float[Tensor, "*rows dim"], reduce: Reduce
 ) -> Float[Tensor, "*rows"]:
     """From the contributions of an embedding's dimensions to one number."""
-    return contributions.norm(dim=-1) if reduce == "l2" else contributions.sum(-1)
+    return l2_norms(contributions) if reduce == "l2" else contributions.sum(-1)
 
 
 def movable_positions(query: Query) -> tuple[int, ...]:

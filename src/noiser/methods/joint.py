@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -20,6 +20,7 @@ from noiser.errors import OutOfTimeError
 from noiser.methods.pairs import PlayedInputs, find_pairs, key_of_mirrored, t_widening
 from noiser.methods.protocol import Parameters, RemovalName, Scores, TwoOrMore
 from noiser.methods.removal import check_enough, scatter_to_units, unchanged, with_single_removals
+from noiser.tensors import integers, solve
 from noiser.types import Pair
 
 
@@ -94,11 +95,13 @@ class Joint(Parameters):
         noise_rng = rng
         if self.removal == "noise":
             # The noise takes a number for each token; the drawn inputs must not depend on how many.
-            noise_rng = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=rng)))
+            noise_seed = int(torch.randint(2**62, (), generator=rng))
+            noise_rng = torch.Generator().manual_seed(noise_seed)
         name = "logit" if self.objective == "root" else self.objective
         # Only a game that is given a name has `objective`, by which `_value` knows that log odds
         # become p^¼. A caller's number and a contrast stay as they are.
-        read = name if query.of is None and query.foil is None else query.objective(name)
+        has_own_number = query.of is not None or query.foil is not None
+        read = query.objective(name) if has_own_number else name
         game = LiveGame(query, read, remover(query, self.removal, noise_rng))
         scores = await self.score_game(game, rng)
         if self.objective == "root" and query.of is None:
@@ -226,11 +229,12 @@ def _draw_for_all(
     rows = draw_mirrored(count, len(first), rng)
     drawn = torch.zeros(len(rows), units, dtype=torch.bool)
     drawn[:, first] = rows
-    in_first = set(first.tolist())
+    in_first = set(integers(first))
     for unit in range(units):
         # One unit at a time, so that its numbers do not depend on how many units follow.
         if unit not in in_first:
-            drawn[:, unit] = torch.rand(len(rows), generator=rng, dtype=torch.float32) < 0.5
+            numbers = torch.rand(len(rows), generator=rng, dtype=torch.float32)
+            drawn[:, unit] = numbers < 0.5
     return drawn
 
 
@@ -242,7 +246,8 @@ def _every_mirrored(
     # The bits of a number say which units it keeps.
     numbers = torch.arange(2 ** max(count - 1, 0))
     rows = torch.zeros(len(numbers), units, dtype=torch.bool)
-    rows[:, players] = (numbers[:, None] >> torch.arange(count)) % 2 == 1
+    bits = (numbers[:, None] >> torch.arange(count)) % 2
+    rows[:, players] = bits == 1
     return rows
 
 
@@ -402,19 +407,19 @@ def _fit_middle(inputs: PlayedInputs, *, complete: bool) -> _Middle:
 
     # coefficients = (½, ½, 0) + (Dᵀ w D + penalty)⁻¹ Dᵀ w (differences - D (½, ½, 0))
     weighted = design.T * weights
-    solve = torch.linalg.solve(weighted @ design + penalty.diag(), weighted)
+    coefficients_of = solve(weighted @ design + penalty.diag(), weighted)
     unexplained = differences - design[:, :2].mean(1)
-    coefficients = solve @ unexplained
+    coefficients = coefficients_of @ unexplained
     effects = guesses.mean(0) + basis @ coefficients
 
     # HC3: a residual over 1 - leverage is the error for its inputs if they are left out. HC2, over
     # the root of that, is right on average for even errors; these have heavy tails.
     residuals = (unexplained - design @ coefficients)[known:]
-    leverage = (design.T * solve).sum(0)[known:]
+    leverage = (design.T * coefficients_of).sum(0)[known:]
     residuals_if_left_out = residuals / (1 - leverage).clamp_min(0.1)
     # Only the drawn inputs are random. They are drawn without replacement, which makes the variance
     # smaller by the factor 1 - m / U (the finite population correction).
-    influence = (basis @ solve)[:, known:]
+    influence = (basis @ coefficients_of)[:, known:]
     errors = influence * residuals_if_left_out * math.sqrt(not_drawn)
     freedom = max(drawn - float(leverage.sum()), 3.0)
     return _Middle(effects, errors.square().sum(1).sqrt(), freedom)
@@ -427,8 +432,6 @@ def _in_order(ends: Float64[Tensor, " players"], middle: _Middle) -> _Fit:
 
         v (ends + c φ) / 2 + (1 - v) c pooled(φ).
     """
-    from scipy.optimize import isotonic_regression
-
     units = len(ends)
     size = middle.effects.abs().sum()
     scale = ends.abs().sum() / size if size else torch.zeros((), dtype=torch.float64)
@@ -440,8 +443,9 @@ def _in_order(ends: Float64[Tensor, " players"], middle: _Middle) -> _Fit:
     order = (ends + scale * middle.effects).argsort(stable=True)
     pooled = torch.empty_like(middle.effects)
     if units:
-        pooled[order] = torch.from_numpy(isotonic_regression(middle.effects[order].numpy()).x)
-    scores = weight / 2 * ends + scale * ((1 - weight) * pooled + weight / 2 * middle.effects)
+        pooled[order] = _isotonic(middle.effects[order])
+    from_middle = (1 - weight) * pooled + weight / 2 * middle.effects
+    scores = weight / 2 * ends + scale * from_middle
     if math.isinf(middle.freedom):
         return _Fit(scores, torch.zeros_like(scores))
 
@@ -449,6 +453,15 @@ def _in_order(ends: Float64[Tensor, " players"], middle: _Middle) -> _Fit:
     # units form a block is random, too. A unit that the regression moves away from its own effect
     # has a score that its inputs do not support. If the truth may be anywhere between the two, the
     # mean squared error is a third of the squared shift.
-    spread = scale * (1 - weight / 2) * middle.stderr * t_widening(middle.freedom)
+    weight_of_middle = 1 - weight / 2
+    spread = scale * weight_of_middle * middle.stderr * t_widening(middle.freedom)
     shift = scale * (1 - weight) * (pooled - middle.effects)
     return _Fit(scores, torch.hypot(spread, shift / math.sqrt(3)))
+
+
+def _isotonic(values: Float64[Tensor, " values"]) -> Float64[Tensor, " values"]:
+    """The nearest numbers that never fall, by least squares."""
+    from scipy.optimize import isotonic_regression
+
+    fit: Any = isotonic_regression(values.numpy())
+    return torch.as_tensor(fit.x)

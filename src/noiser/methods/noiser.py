@@ -37,6 +37,7 @@ from noiser.methods.thresholds import (
     certified,
 )
 from noiser.notices import warn
+from noiser.tensors import booleans, float_rows, floats, true_indices
 from noiser.types import Profile, SpecialTokens
 
 Bounding = Literal[
@@ -171,11 +172,9 @@ class Noiser(Parameters):
         self, longest: int, dim: int, rng: torch.Generator
     ) -> tuple[float, Float[Tensor, "samples longest dim"]]:
         """The k of bounding "random" (else NaN), and the noise, divided by `divisor`."""
-        k = (
-            float(torch.rand((), generator=rng, dtype=torch.float64))
-            if self.bounding == "random"
-            else math.nan
-        )
+        k = math.nan
+        if self.bounding == "random":
+            k = float(torch.rand((), generator=rng, dtype=torch.float64))
         return k, self._numbers(longest, dim, rng) / self.divisor(dim)
 
     def _numbers(
@@ -184,10 +183,13 @@ class Noiser(Parameters):
         """Standard normal numbers: the caller's own, or drawn."""
         if self.noise is None:
             return draw_noise(self.samples, longest, dim, rng)
-        noise = self.noise[:, None] if self.noise.ndim == 2 and longest == 1 else self.noise
-        fits = (
-            noise.ndim == 3 and len(noise) and noise.shape[1] >= longest and noise.shape[2] == dim
-        )
+        noise = self.noise
+        if noise.ndim == 2 and longest == 1:
+            noise = noise[:, None]
+        fits = False
+        if noise.ndim == 3:
+            samples, positions, dim_of_noise = noise.shape
+            fits = samples > 0 and positions >= longest and dim_of_noise == dim
         if not fits or not torch.isfinite(noise).all():
             raise ParameterError(
                 f"noise has shape {list(self.noise.shape)}; expected finite numbers, "
@@ -267,7 +269,7 @@ class _Call:
         for (probe, targets), rows in zip(groups.items(), effects, strict=True):
             if rows is None:
                 continue
-            for target, numbers in zip(targets, rows.tolist(), strict=True):
+            for target, numbers in zip(targets, float_rows(rows), strict=True):
                 self.effects[target, probe] = Effect(*numbers)
 
     async def search(self) -> Float64[Tensor, "targets units"]:
@@ -277,7 +279,7 @@ class _Call:
         if self.method.bounding not in _SEARCHES:
             return thresholds
         tied = False
-        searches = [self._start_search(row.nonzero()[:, 0].tolist()) for row in mask]
+        searches = [self._start_search(true_indices(row)) for row in mask]
         # All targets search in step, so that they share the passes of a round.
         answers: dict[int, Any] = dict.fromkeys(range(len(searches)))
         while answers:
@@ -347,8 +349,9 @@ class _Call:
         fixed = torch.tensor(self.fixed_k, dtype=torch.float64)
         k = k_of_search.get(str(bounding), fixed).expand_as(mask)
         probes: dict[tuple[int, int], Probe] = {}
-        for target, unit in mask.nonzero().tolist():
-            probes[target, unit] = Probe(unit, float(k[target, unit]))
+        for target, is_before in enumerate(mask):
+            for unit in true_indices(is_before):
+                probes[target, unit] = Probe(unit, float(k[target, unit]))
         await self.evaluate(
             ((target, probe) for (target, _), probe in probes.items()), partial=True
         )
@@ -361,8 +364,8 @@ class _Call:
                 scores[target, unit] = effect.score
                 stderr[target, unit] = effect.stderr
         has_k_min = bounding in ("k_min", "k_max_per_unit")
-        info = {
-            "k": k.masked_fill(~mask | self.relative, torch.nan).tolist(),
+        info: dict[str, Any] = {
+            "k": float_rows(k.masked_fill(~mask | self.relative, torch.nan)),
             **self._saturation(k_min),
         }
         return Scores(
@@ -392,7 +395,7 @@ class _Call:
         }
         return {
             "saturated": [
-                k == largest and target not in flipping for target, k in enumerate(least.tolist())
+                k == largest and target not in flipping for target, k in enumerate(floats(least))
             ],
-            "near_tie": (least <= 2.0**-self.method.steps).tolist(),
+            "near_tie": booleans(least <= 2.0**-self.method.steps),
         }

@@ -26,8 +26,10 @@ class Occlusion(RemovalMethod):
     """
 
     async def score_game(self, game: StoredGame, rng: torch.Generator) -> Scores:  # noqa: ARG002
-        values = await game(~torch.eye(game.mask.shape[1], dtype=torch.bool), partial=True)
-        return Scores(scores=(game.whole[:, None] - values).masked_fill(~game.mask, torch.nan))
+        only_one = torch.eye(game.mask.shape[1], dtype=torch.bool)
+        without_one = await game(~only_one, partial=True)
+        losses = game.whole[:, None] - without_one
+        return Scores(scores=losses.masked_fill(~game.mask, torch.nan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,4 +45,5 @@ class Added(RemovalMethod):
         count = game.mask.shape[1]
         kept = torch.ones(count + 1, count, dtype=torch.bool).tril(-1)
         values = await game(kept, partial=True)
-        return Scores(scores=values.diff(dim=-1).masked_fill(~game.mask, torch.nan))
+        gains = values.diff(dim=-1)
+        return Scores(scores=gains.masked_fill(~game.mask, torch.nan))

@@ -88,7 +88,7 @@ class PlayedInputs(NamedTuple):
     ) -> PlayedInputs:
         """From values of nothing, all but each unit, each unit alone, `kept`, its complements."""
         drawn, count = kept.shape
-        parts = values.split([1, count, count, drawn, drawn])
+        parts = torch.split(values, [1, count, count, drawn, drawn])
         nothing, without, alone, kept_values, complement_values = parts
         return cls(
             kept=kept[:, players],
@@ -229,7 +229,7 @@ def _only_the_two(
     candidates: _Candidates, players: Int64[Tensor, " players"], units: int, count: int
 ) -> Bool[Tensor, "checks units"]:
     """The inputs that keep only the two units of a candidate, for the `count` likeliest ones."""
-    pairs = torch.from_numpy(np.stack([candidates.i, candidates.j], axis=1)[:count])
+    pairs = torch.as_tensor(np.stack([candidates.i, candidates.j], axis=1)[:count])
     rows = torch.zeros(len(pairs), units, dtype=torch.bool)
     return rows.scatter(1, players[pairs], value=True)
 
@@ -377,6 +377,8 @@ def _fitted_interactions(
     penalty: a constant, the sum of all products, and without `penalty` each candidate's product.
     An interaction is 4 times all that multiplies s_i s_j.
     """
+    rows: int
+    units: int
     rows, units = signs.shape
     products = signs[:, candidates.i] * signs[:, candidates.j]
     # Of two rows s and t:  Σ_{i<j} (s_i s_j) (t_i t_j) = ((s·t)² - n) / 2.

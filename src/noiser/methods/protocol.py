@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, wraps
 from inspect import signature
@@ -12,6 +12,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    NamedTuple,
     Protocol,
     Union,
     get_args,
@@ -58,7 +59,7 @@ class Scores:
     stderr: Float[Tensor, "targets units"] | None = None
     pairs: tuple[Pair, ...] = ()
     without: Float[Tensor, "targets units 3"] | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         for name in ("scores", "thresholds", "k_min", "stderr", "without"):
@@ -121,12 +122,12 @@ class Parameters:
     """
 
     def __post_init__(self) -> None:
-        for name, (known, optional, check) in _domains(type(self)).items():
+        for name, (names, optional, check) in _domains(type(self)).items():
             got = getattr(self, name)
-            if (got is None and optional) or (known and got in known):
+            if (got is None and optional) or (names and got in names):
                 continue
-            if known and (check is None or isinstance(got, str)):
-                check_choice(name, got, known, "A number is also accepted." if check else "")
+            if names and (check is None or isinstance(got, str)):
+                check_choice(name, got, names, "A number is also accepted." if check else "")
             elif check:
                 number = check(name, got)
                 object.__setattr__(self, name, plain(got) if number is None else number)
@@ -142,30 +143,48 @@ class InnerMethod(Parameters):
     needs_internals = True
 
 
+ValueCheck = Callable[[str, object], Any]
+"""From a hyper-parameter's name and value to the value that is kept, or None for this value.
+
+Raises ParameterError for a value that is not allowed.
+"""
+
+
+class _Domain(NamedTuple):
+    """The values that a hyper-parameter may have: known names, None, and what a check allows."""
+
+    names: tuple[str, ...]
+    optional: bool
+    check: ValueCheck | None
+
+
 @cache
-def _domains(
-    parameters: type,
-) -> dict[str, tuple[tuple[str, ...], bool, Callable[[str, object], Any] | None]]:
-    """For each field the known names, whether None is allowed, and the check of a number."""
+def _domains(parameters: type) -> dict[str, _Domain]:
+    """The domain of each field, as its type says."""
     hints = get_type_hints(parameters, include_extras=True)
-    domains = {}
-    for name in (each.name for each in fields(parameters)):
-        types = (
-            get_args(hints[name])
-            if get_origin(hints[name]) in (Union, UnionType)
-            else (hints[name],)
-        )
-        known = tuple(
-            value for each in types if get_origin(each) is Literal for value in get_args(each)
-        )
-        checks = [each.__metadata__[0] for each in types if get_origin(each) is Annotated]
-        checks += [
-            check
-            for number, check in ((int, check_count), (float, check_positive))
-            if number in types
-        ]
-        domains[name] = known, type(None) in types, next(iter(checks), None)
+    domains: dict[str, _Domain] = {}
+    for parameter in fields(parameters):
+        hint = hints[parameter.name]
+        is_union = get_origin(hint) in (Union, UnionType)
+        types: tuple[Any, ...] = get_args(hint) if is_union else (hint,)
+        names: list[str] = []
+        for each in types:
+            if get_origin(each) is Literal:
+                names += get_args(each)
+        domains[parameter.name] = _Domain(tuple(names), type(None) in types, _check_of(types))
     return domains
+
+
+def _check_of(types: Sequence[Any]) -> ValueCheck | None:
+    """The check that an `Annotated` type names, or that of a number."""
+    for each in types:
+        if get_origin(each) is Annotated:
+            return each.__metadata__[0]
+    if int in types:
+        return check_count
+    if float in types:
+        return check_positive
+    return None
 
 
 def reads_old_names(method: type) -> None:
@@ -245,8 +264,11 @@ def sum_over_units(
     NaN where the unit is not before the target, or has no other token.
     """
     scores = scores.cpu()
-    sums = torch.stack([scores[..., list(positions)].sum(-1) for positions in query.positions], -1)
-    return sums.masked_fill(~query.causal_mask, torch.nan)
+    sums: list[Tensor] = []
+    for positions in query.positions:
+        of_unit = scores[..., list(positions)]
+        sums.append(of_unit.sum(-1))
+    return torch.stack(sums, -1).masked_fill(~query.causal_mask, torch.nan)
 
 
 def make_method(method: str | Method, /, **parameters: Any) -> Method:
@@ -302,7 +324,8 @@ def _check_finite(method: Method, query: Query, scores: Scores) -> None:
     """Raises NumericalError where a method has no score for any unit before a target."""
     if query.spent.unfinished or scores.scores.shape != query.causal_mask.shape:
         return
-    has_none = scores.scores.isnan().all(-1) & query.causal_mask.cpu().any(-1)
+    has_units = query.causal_mask.cpu().any(-1)
+    has_none = scores.scores.isnan().all(-1) & has_units
     if has_none.any():
         target = query.target_texts[int(has_none.nonzero()[0])]
         raise NumericalError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,7 +22,8 @@ class Random:
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         scores = torch.full(query.causal_mask.shape, torch.nan, dtype=torch.float32)
         for row, seen in zip(scores, query.causal_mask, strict=True):
-            row[seen] = torch.rand(int(seen.sum()), generator=rng, dtype=torch.float32).softmax(0)
+            numbers = torch.rand(int(seen.sum()), generator=rng, dtype=torch.float32)
+            row[seen] = numbers.softmax(0)
         return Scores(scores=scores)
 
 
@@ -100,7 +102,7 @@ def word_overlap(units: Sequence[str], said: str) -> Float[Tensor, " units"]:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = [*units, said]
-    vectorizer = TfidfVectorizer()
+    vectorizer: Any = TfidfVectorizer()
     words_of = vectorizer.build_analyzer()
     if not any(words_of(text) for text in texts):  # the vectorizer refuses texts without any word
         return torch.zeros(len(units), dtype=torch.float32, device="cpu")

@@ -15,6 +15,7 @@ from noiser.engine.backward_rules import Activation, derivative, to_float64
 from noiser.engine.objectives import ObjectiveFn, at, contrast, objective_of
 from noiser.methods.gradients import movable_groups
 from noiser.methods.protocol import DifferentiableObjective, InnerMethod, Scores, sum_over_units
+from noiser.tensors import floats
 from noiser.types import Baseline
 
 Softmax = Literal["taylor", "constant"]
@@ -61,7 +62,7 @@ class DeepLift(InnerMethod):
         delta = difference - contributions.sum(-1)
         return Scores(
             scores=sum_over_units(query, contributions),
-            info={"delta": delta.tolist(), "difference": difference.tolist()},
+            info={"delta": floats(delta), "difference": floats(difference)},
         )
 
 
@@ -95,17 +96,19 @@ class AttnLrp(InnerMethod):
         values, relevance = await Relevance(
             query, _logit(query), identity, attention=ATTENTION[self.softmax]
         )
-        explained = values[:, 0].tolist()
-        total = relevance.sum(-1).tolist()
+        logits = floats(values[:, 0])
+        totals = floats(relevance.sum(-1))
+        of_frozen = relevance[:, list(query.encoding.frozen)]
+        conservation: list[float] = []
+        for total, logit in zip(totals, logits, strict=True):
+            conservation.append(total / logit if logit else math.nan)
         return Scores(
             scores=sum_over_units(query, relevance),
             info={
-                "explained": explained,
-                "relevance": total,
-                "frozen": relevance[:, list(query.encoding.frozen)].sum(-1).tolist(),
-                "conservation": [
-                    r / e if e else float("nan") for r, e in zip(total, explained, strict=True)
-                ],
+                "explained": logits,
+                "relevance": totals,
+                "frozen": floats(of_frozen.sum(-1)),
+                "conservation": conservation,
             },
         )
 
@@ -119,7 +122,8 @@ def rescale(
     if reference is None or reference.shape != x.shape:
         return derivative(f, x)
     b = to_float64(reference)
-    near = (x - b).abs() <= torch.finfo(x.dtype).eps ** 0.5 * x.abs().clamp_min(1)
+    size = x.abs().clamp_min(1)
+    near = (x - b).abs() <= _smallest_step(x) * size
     return _slope(f, x, b, near)
 
 
@@ -128,11 +132,19 @@ def identity(
 ) -> Float[Tensor, "*shape"]:
     """(f(x) - f(0)) / x; f'(x) where x is too near to 0 to divide by."""
     x = to_float64(x)
-    return _slope(f, x, x.new_zeros(1), x.abs() <= torch.finfo(x.dtype).eps ** 0.5)
+    near = x.abs() <= _smallest_step(x)
+    return _slope(f, x, x.new_zeros(1), near)
+
+
+def _smallest_step(x: Tensor) -> float:
+    """The least difference, for numbers of size 1, that a difference quotient is taken over."""
+    return torch.finfo(x.dtype).eps ** 0.5
 
 
 def _slope(f: Activation, x: Tensor, b: Tensor, near: Tensor) -> Tensor:
-    secant = (f(x) - f(b)) / torch.where(near, 1, x - b)
+    """The slope of the line from b to x; the derivative at x where they are near."""
+    step = torch.where(near, 1, x - b)
+    secant = (f(x) - f(b)) / step
     return torch.where(near, derivative(f, x), secant) if near.any() else secant
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from noiser.engine import LiveGame, Query, Steps, StoredGame, remover
 from noiser.errors import OutOfTimeError
 from noiser.methods.protocol import ObjectiveName, Parameters, RemovalName, Scores
+from noiser.tensors import floats
 
 _DRAWS = 200
 """Sets of values that are drawn for binomial standard errors."""
@@ -98,12 +99,13 @@ def binomial_errors(
     for _ in range(_DRAWS):
         again = torch.binomial(torch.full_like(rates, samples), rates, generator=generator)
         clipped = (again / samples).clamp(_TINY, 1 - _TINY)
-        stored = dict(zip(keys, value_of(clipped).tolist(), strict=True))
+        stored = dict(zip(keys, floats(value_of(clipped)), strict=True))
         whole = [stored[target, all_kept] for target in range(len(game.units))]
         whole_values = torch.tensor(whole, dtype=torch.float64)
         rows = score(StoredGame(game.mask, whole_values, game.objective, stored))
         drawn.append(torch.cat([row.double() for row in rows]))
-    errors = torch.stack(drawn).std(0).split([len(units) for units in game.units])
+    units_of_targets = [len(units) for units in game.units]
+    errors = torch.split(torch.stack(drawn).std(0), units_of_targets)
     return replace(scores, stderr=scatter_to_units(game, errors))
 
 

@@ -77,7 +77,8 @@ def draw_inputs(
     rows: list[Tensor] = []
     while len(rows) < count:
         numbers = torch.rand(units + 1, generator=rng, dtype=torch.float32)
-        row = numbers[1:] < low + (high - low) * numbers[0]
+        chance = low + (high - low) * numbers[0]
+        row = numbers[1:] < chance
         if not taken or row.numpy().tobytes() not in taken:
             rows.append(row)
     return torch.stack(rows) if rows else torch.zeros(0, units, dtype=torch.bool)
@@ -93,7 +94,9 @@ def weights_of(kept: Bool[np.ndarray, "inputs units"]) -> Float64[np.ndarray, " 
     chances = low + (high - low) * (nodes + 1) / 2
     weights = np.zeros(len(kept))
     for chance, weight in zip(chances, node_weights / 2, strict=True):
-        weights += weight * chance**size * (1 - chance) ** (units - size)
+        keeps_these = chance**size
+        removes_the_rest = (1 - chance) ** (units - size)
+        weights += weight * keeps_these * removes_the_rest
     return EQUIVALENT_DRAWS * weights / weights.sum()
 
 
@@ -110,7 +113,9 @@ def holds(terms: Terms, kept: Bool[np.ndarray, "inputs units"]) -> Bool[np.ndarr
     for term in terms:
         needed = [number - 1 for number in term if number > 0]
         opponents = [-number - 1 for number in term if number < 0]
-        result |= kept[:, needed].all(1) & ~kept[:, opponents].any(1)
+        has_all_needed = kept[:, needed].all(1)
+        has_opponent = kept[:, opponents].any(1)
+        result |= has_all_needed & ~has_opponent
     return result
 
 
@@ -153,21 +158,27 @@ def fit(
 
     lengths = np.array([*map(len, terms), 0])  # of a term that a rule does not have: 0
     units = lengths[rules].sum(1)
-    costs = errors + PRICE_OF_UNIT * units + PRICE_OF_TERM * (rules < len(terms)).sum(1)
+    terms_of_rule = (rules < len(terms)).sum(1)
+    costs = errors + PRICE_OF_UNIT * units + PRICE_OF_TERM * terms_of_rule
     costs[_denies_the_whole(kept, stays, predicted)] = math.inf
 
     # Costs are compared as rounded numbers: they are sums in any order.
     costs = costs.round(9)
     tied = (costs == costs.min()).nonzero()[0]
     named = [_named(terms, rules[index]) for index in tied]
-    chosen = min(range(len(tied)), key=lambda i: (units[tied[i]], _order(named[i])))
-    best = tied[chosen]
+
+    def simplicity(place: int) -> tuple[int, list[tuple[int, ...]]]:
+        """The number of units of a tied rule, then its units; the smallest is taken."""
+        return int(units[tied[place]]), _order(named[place])
+
+    simplest = min(range(len(tied)), key=simplicity)
+    best = tied[simplest]
 
     differs = (predicted != predicted[best]) @ weights
     gaps = costs - costs[best]
     # Where two rules differ on D inputs, their numbers of errors differ by ±√D by chance.
     is_close = (differs > 0) & (gaps < np.sqrt(differs))
-    return Fit(named[chosen], clear=not is_close.any())
+    return Fit(named[simplest], clear=not is_close.any())
 
 
 def _mean_effects(
@@ -189,14 +200,17 @@ def _mean_effects(
 
 def _terms(effects: Float64[np.ndarray, " units"]) -> list[Term]:
     """All terms of the units that matter most; the empty one, and those of "unless" alone, too."""
-    strongest_first = np.argsort(-effects, kind="stable")
+    strongest_first: list[int] = np.argsort(-effects, kind="stable").tolist()
     speaking_for = [unit for unit in strongest_first[:CANDIDATES] if effects[unit] > 0]
-    against = [unit for unit in strongest_first[::-1][:OPPONENTS] if effects[unit] < 0]
-    numbers = sorted(int(unit) + 1 for unit in speaking_for)
-    opponents: list[Term] = [(), *((-int(unit) - 1,) for unit in sorted(against))]
+    most_against_first = strongest_first[::-1]
+    against = [unit for unit in most_against_first[:OPPONENTS] if effects[unit] < 0]
+
+    needed_numbers = [unit + 1 for unit in sorted(speaking_for)]
+    opponents: list[Term] = [()]
+    opponents += [(-(unit + 1),) for unit in sorted(against)]
     terms: list[Term] = []
     for size in range(MOST_UNITS_OF_TERM + 1):
-        for needed in itertools.combinations(numbers, size):
+        for needed in itertools.combinations(needed_numbers, size):
             terms += [(*needed, *opponent) for opponent in opponents]
     return terms
 
@@ -214,10 +228,11 @@ def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
     rules = [(nothing,) * MOST_TERMS]
     rules += [(index, nothing, nothing) for index in range(nothing)]
 
+    def implies(one: int, other: int) -> bool:
+        return needed[one] >= needed[other] and opponents[one] >= opponents[other]
+
     def stand_together(one: int, other: int) -> bool:
-        implied = needed[one] >= needed[other] and opponents[one] >= opponents[other]
-        implies = needed[one] <= needed[other] and opponents[one] <= opponents[other]
-        return not implied and not implies
+        return not implies(one, other) and not implies(other, one)
 
     with_units = [index for index in range(nothing) if needed[index]]
     for one, other in itertools.combinations(with_units, 2):
@@ -231,7 +246,8 @@ def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
 
 def _named(terms: Sequence[Term], rule: Int64[np.ndarray, " 3"]) -> Terms:
     """The terms of a rule, by their first units."""
-    chosen = [terms[index] for index in rule if index < len(terms)]
+    indices: list[int] = rule.tolist()
+    chosen = [terms[index] for index in indices if index < len(terms)]
     return tuple(sorted(chosen, key=_order_of_term))
 
 

@@ -16,6 +16,7 @@ from noiser.errors import OutOfTimeError, ParameterError
 from noiser.methods.protocol import Scores
 from noiser.methods.references import question_of, word_overlap
 from noiser.methods.removal import RemovalMethod, binomial_errors, scatter_to_units
+from noiser.tensors import floats, integers
 from noiser.types import Pair
 
 Stays = Callable[[frozenset[int]], Coroutine[Any, Any, bool]]
@@ -73,13 +74,12 @@ class Search(RemovalMethod):
         """
         if related is None:
             related = torch.zeros(game.mask.shape[1])
-        closeness: list[float] = related.tolist()
+        closeness = floats(related)
         pairs: list[Pair] = []
         found_of_targets: list[dict[str, Any]] = []
         for target, units in enumerate(game.units):
             # Among equally related units the later ones stay longer.
-            indices: list[int] = units.tolist()
-            order = sorted(indices, key=lambda unit: (closeness[unit], unit))
+            order = sorted(integers(units), key=lambda unit: (closeness[unit], unit))
             found = _Found()
             try:
                 await _search(_stays(game, target, self.objective), order, found)
@@ -108,12 +108,15 @@ def _means(game: StoredGame, found: Sequence[Mapping[str, Any]]) -> list[Tensor]
                 values.append(value)
         has_unit = torch.tensor(kept, dtype=torch.float64)[:, units]
         of_inputs = torch.tensor(values, dtype=torch.float64)
-        with_unit = (of_inputs @ has_unit) / has_unit.sum(0).clamp_min(1)
-        without = (of_inputs @ (1 - has_unit)) / (1 - has_unit).sum(0).clamp_min(1)
+        lacks_unit = 1 - has_unit
+        inputs_with = has_unit.sum(0)
+        inputs_without = lacks_unit.sum(0)
+        with_unit = (of_inputs @ has_unit) / inputs_with.clamp_min(1)
+        without = (of_inputs @ lacks_unit) / inputs_without.clamp_min(1)
         groups = [found[target]["needed"], *found[target]["either"]]
         is_found = torch.isin(units, torch.tensor([*chain(*groups)], dtype=units.dtype))
         # A unit that was never left out has shown nothing.
-        is_found &= (1 - has_unit).sum(0) > 0
+        is_found &= inputs_without > 0
         rows.append(torch.where(is_found, with_unit - without, 0.0))
     return rows
 

@@ -22,6 +22,7 @@ from noiser.methods.removal import (
     scatter_to_units,
     to_all_units,
 )
+from noiser.tensors import integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ class KernelShap(RemovalMethod):
                 kept[were_run], gains[were_run], weights[were_run], whole - nothing
             )
             rows.append(scores)
-            exact.append(samples[n] >= 2**n and bool(were_run.all()))
+            has_all_coalitions = samples[n] >= 2**n
+            exact.append(has_all_coalitions and bool(were_run.all()))
         info = {"exact": exact, "baseline_value": [float(of_target[0]) for of_target in values]}
         return Scores(scores=scatter_to_units(game, rows), info=info)
 
@@ -111,7 +113,7 @@ class ShapleySampling(RemovalMethod):
         sizes = torch.arange(units + 1)
         coalitions = rank[:, :, None, :] < sizes[:, None]  # [orders, direction, size, units]
         values = await game(coalitions.flatten(0, 2), partial=True)
-        by_size = values.unflatten(1, (-1, 2, units + 1))
+        by_size = torch.unflatten(values, 1, (-1, 2, units + 1))
         contribution_by_rank = by_size.diff(dim=-1)  # of the unit that joins next
 
         means: list[Tensor] = []
@@ -138,13 +140,16 @@ def draw_coalitions(
     weights: list[float] = []
     # All coalitions of a size s together weigh
     # C(units, s) (s-1)! (units-s-1)! / (units-1)! = units / (s (units - s)).
-    mass = {size: units / (size * (units - size)) for size in range(1, units)}
+    mass: dict[int, float] = {}
+    for size in range(1, units):
+        mass[size] = units / (size * (units - size))
 
     # From the outside in, sizes are complete while their share of the samples holds them.
     while mass:
         outermost = {size: math.comb(units, size) for size in {min(mass), max(mass)}}
         share = sum(mass[size] for size in outermost) / sum(mass.values())
-        if (samples - len(kept)) * share < sum(outermost.values()) - 1e-9:
+        samples_left = samples - len(kept)
+        if samples_left * share < sum(outermost.values()) - 1e-9:
             break
         for size, count in outermost.items():
             members = torch.tensor(list(itertools.combinations(range(units), size)))
@@ -157,8 +162,9 @@ def draw_coalitions(
         pairs = max(1, (samples - len(kept)) // 2)
         shares = torch.tensor(list(mass.values()), dtype=torch.float32)
         sizes = shares.multinomial(pairs, replacement=True, generator=generator) + min(mass)
-        weights += [sum(mass.values()) / (2 * pairs)] * (2 * pairs)
-        for size in sizes.tolist():
+        coalitions_drawn = 2 * pairs
+        weights += [sum(mass.values()) / coalitions_drawn] * coalitions_drawn
+        for size in integers(sizes):
             members = torch.randperm(units, generator=generator) < size
             kept += [members, ~members]
     coalitions = torch.stack(kept) if kept else torch.empty(0, units, dtype=torch.bool)
@@ -188,6 +194,7 @@ def shapley_regression(
     # has that sum.
     rest = values[use] - gain / units * sizes[use]
     centred = z - z.mean(1, keepdim=True)
-    solution = np.linalg.lstsq((scale[:, None] * centred).numpy(), (scale * rest).numpy())[0]
+    design = scale[:, None] * centred
+    solution, *_ = np.linalg.lstsq(design.numpy(), (scale * rest).numpy())
     beta = torch.as_tensor(solution, dtype=torch.float64)
     return gain / units + beta - beta.mean()

@@ -58,9 +58,12 @@ class Lime(RemovalMethod):
         for seen, found in zip(game.units, values, strict=True):
             there = ~found.isnan()
             check_enough(there, LEAST)
-            distance = 1 - kept[:, seen].double().mean(1).sqrt()
-            near = (-(distance**2) / (2 * self.kernel_width**2)).exp()
-            fits.append(ridge(kept[there][:, seen], found[there], near[there], self.alpha))
+            of_target = kept[:, seen]
+            distance = 1 - of_target.double().mean(1).sqrt()
+            exponent = -(distance**2) / (2 * self.kernel_width**2)
+            importance = exponent.exp()  # π
+            fit = ridge(of_target[there], found[there], importance[there], self.alpha)
+            fits.append(fit)
         return _scores(game, fits)
 
 
@@ -125,7 +128,8 @@ def ridge(
     x = kept.double().numpy()
     y = values.numpy()
     weights = importance.numpy()
-    model: Any = Ridge(alpha=alpha, solver="svd").fit(x, y, weights)
+    model: Any = Ridge(alpha=alpha, solver="svd")
+    model.fit(x, y, weights)
     r2 = model.score(x, y, weights) if y.max() > y.min() else torch.nan
     return Surrogate(torch.as_tensor(model.coef_), float(model.intercept_), float(r2))
 
@@ -145,9 +149,11 @@ def lasso(
     x = scaler.fit_transform(kept.double().numpy())
     y = values.numpy()
     if y.max() == y.min():
-        return Surrogate(torch.zeros(kept.shape[1], dtype=torch.float64), float(y[0]), torch.nan)
+        no_weights = torch.zeros(kept.shape[1], dtype=torch.float64)
+        return Surrogate(no_weights, float(y[0]), torch.nan)
     # random_state is unused, but without it scikit-learn draws from NumPy's global generator
-    model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0).fit(x, y)
+    model: Any = Lasso(alpha=alpha, max_iter=100_000, random_state=0)
+    model.fit(x, y)
     weights = model.coef_ / scaler.scale_
     intercept = float(model.intercept_ - scaler.mean_ @ weights)
     return Surrogate(torch.as_tensor(weights), intercept, float(model.score(x, y)))

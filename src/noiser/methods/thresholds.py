@@ -69,7 +69,10 @@ def bisection(
                 active.discard(unit)
         if not active:
             break
-        probes = [Probe(unit, sum(interval[unit]) / 2) for unit in sorted(active)]
+        probes: list[Probe] = []
+        for unit in sorted(active):
+            low, high = interval[unit]
+            probes.append(Probe(unit, (low + high) / 2))
         effects = yield probes
         rounds += 1
         flipped = {probe.unit for probe in probes if effects[probe].flips}
@@ -121,8 +124,10 @@ def certified(
     margins: dict[int, dict[float, float]] = {unit: {0.0: 1.0} for unit in units}
     followed = units
     root = _Root(first, steps=steps)
+    few_samples = max(1, samples // 5)
     for times in KEPT_WITHIN:
-        effects = yield [Probe(unit, root.next[0], max(1, samples // 5)) for unit in followed]
+        next_k = root.next[0]
+        effects = yield [Probe(unit, next_k, few_samples) for unit in followed]
         for (unit, k, _), effect in effects.items():
             margins[unit][k] = max(effect.margin, MIN_MARGIN)
         estimates = {unit: _crossing(margins[unit]) for unit in followed}
