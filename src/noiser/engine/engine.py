@@ -493,7 +493,7 @@ class Engine:
             largest = logits.amax(-1).flatten(1)
             sizes = [len(query.ids[target]) for target in targets]
             values_of_targets: list[Tensor] = []
-            for target, part in zip(targets, logits.split(sizes, 2), strict=True):
+            for target, part in zip(targets, torch.split(logits, sizes, 2), strict=True):
                 values = read(part, query.clean_of[target], query.ids[target])
                 values_of_targets.append(values)
             values = torch.stack(values_of_targets, 1)  # [changes, targets, ...]

@@ -275,7 +275,7 @@ def logits_of_targets(
         for part in parts:
             check_finite(lm, part.detach().softmax(-1))
         counts = [len(each.query.positions_read(target)) for target in each.targets]
-        of_targets = list(parts[0].split(counts, 1))
+        of_targets = [*torch.split(parts[0], counts, 1)]
         if len(parts) > 1:  # a foil's, beside the one target's
             of_targets = [torch.cat([of_targets[0], parts[1]], 1)]
         heads.append(of_targets)
@@ -467,7 +467,8 @@ def forward_for_scores(
     positions = [*chain(*positions_of_targets)]
     logits = _checked_logits(lm, embeddings, positions, start, options(query.context))
     _check_kernels(lm, logits)
-    parts = list(logits.split([len(positions) for positions in positions_of_targets], 1))
+    tokens_of_targets = [len(positions) for positions in positions_of_targets]
+    parts = [*torch.split(logits, tokens_of_targets, 1)]
     foil = query.foil_context
     if query.foil_runs and foil is not None:  # there is one target
         shared = query.foil_positions[0] + 1

@@ -53,8 +53,10 @@ def inputs_of(asked: Sequence[Sequences]) -> list[Float[Tensor, "samples length 
     rows = _gather(asked)
     _scatter(rows, asked)
     sizes = [each.samples * each.length for each in asked]
-    parts = rows.split(sizes)
-    return [part.unflatten(0, (each.samples, -1)) for each, part in zip(asked, parts, strict=True)]
+    inputs: list[Tensor] = []
+    for each, part in zip(asked, torch.split(rows, sizes), strict=True):
+        inputs.append(torch.unflatten(part, 0, (each.samples, -1)))
+    return inputs
 
 
 def _gather(asked: Sequence[Sequences]) -> Float[Tensor, "rows dim"]:
@@ -72,7 +74,7 @@ def _gather(asked: Sequence[Sequences]) -> Float[Tensor, "rows dim"]:
     for each in asked:
         source = place_of[id(each.context.inputs)] + _kept(each)
         sources += [source] * each.samples
-    index = torch.from_numpy(np.concatenate(sources))
+    index = torch.as_tensor(np.concatenate(sources))
     stacked = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
     return stacked.index_select(0, send(index, stacked.device))
 
@@ -207,5 +209,6 @@ def _change_by_function(rows: Tensor, each: Sequences, change: Rows, begin: int)
     clean = context.inputs[positions].float() / context.scale
     changed = change(clean)[each.first : each.last] * context.scale
     inside = send(torch.tensor(_inside(each), dtype=torch.long), rows.device)
-    sequences = rows[begin : begin + each.samples * each.length].unflatten(0, (each.samples, -1))
+    end = begin + each.samples * each.length
+    sequences = torch.unflatten(rows[begin:end], 0, (each.samples, -1))
     sequences[:, inside] = changed[:, : len(inside)].to(rows)

@@ -467,7 +467,8 @@ class _Gated:
             own: list[Tensor] = []
             for states in (q, k, v):  # [1, heads, rows, dim] to [copies, heads, length, dim]
                 rows = states[0, :, part.first : part.last]
-                own.append(rows.unflatten(1, (len(part.log_gates), -1)).transpose(0, 1))
+                by_copy = torch.unflatten(rows, 1, (len(part.log_gates), -1))
+                own.append(by_copy.transpose(0, 1))
             begin = part.branch.start
             keys, values = part.branch.context.after(0, begin, int(module.layer_idx), *own[1:])
             bias = self._bias(number, keys.shape[-2], sliding_window).to(q)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,6 +18,7 @@ from noiser.engine.query import Query, Request
 from noiser.model.layout import Layout
 from noiser.model.packing import Context
 from noiser.model.scene import Handed, Scene
+from noiser.tensors import l2_norms
 from noiser.text.pictures import Region
 
 Rows = Callable[[Tensor], Tensor]
@@ -78,7 +79,7 @@ def add_noise(
     """`x + k * n`; see `AddedNoise`."""
     k = scale
     if relative:
-        k = scale * clean.norm(dim=-1)[:, None] / expected_norm("l2", clean.shape[-1])
+        k = scale * l2_norms(clean)[:, None] / expected_norm("l2", clean.shape[-1])
     return clean + k * vectors.to(clean)
 
 
@@ -246,12 +247,15 @@ def expected_norm(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
         return dim * math.sqrt(2 / math.pi)
     if norm == "l2":
         return math.sqrt(2) * math.exp(math.lgamma((dim + 1) / 2) - math.lgamma(dim / 2))
-    from scipy.integrate import quad
+    from scipy import integrate
+
+    scipy: Any = integrate  # its functions have no types
 
     def above(x: float) -> float:
         return 1 - math.erf(x / math.sqrt(2)) ** dim  # P(max |n_i| > x)
 
-    return float(quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])[0])
+    integral, _ = scipy.quad(above, 0, 40, points=[math.sqrt(2 * math.log(dim + 1))])
+    return float(integral)
 
 
 def expected_norm_limit(norm: Literal["l1", "l2", "linf"], dim: int) -> float:
