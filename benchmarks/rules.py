@@ -217,6 +217,13 @@ def mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}, {len(values)}" if len(values) else "–"
 
 
+def is_named(rule: Rule) -> bool:
+    """Whether a rule is named today, also of rows that an older limit has decided."""
+    if rule.fresh:
+        return bool(rule.terms)
+    return 2 * (rule.tries - rule.hits) < rule.tries - rule.base
+
+
 def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Name and value of each measure."""
     is_true = [row for row in rows if row["rates"]["planted"] >= TRUE_OF_MODEL]
@@ -229,7 +236,7 @@ def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
         yield f"agreement on further inputs: {name}", mean([row["rates"][name] for row in rows])
     tried = [rule for rule in rules if rule.fresh]
     yield "agreement on fresh inputs", mean([rule.hits / rule.tries for rule in tried])
-    yield "above the control", share([bool(rule.terms) for rule in rules])
+    yield "a rule is named", share([is_named(rule) for rule in rules])
     covered: list[bool] = []
     for row, rule in zip(rows, rules, strict=True):
         if rule.fresh:
@@ -245,14 +252,19 @@ def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def table(path: Path) -> None:
-    """For each model and length a table of measures, a column for each category and one for all."""
+    """For each model and for all, and each length, a table of measures.
+
+    It has a column for each category, one for the facts (all but contradictions) and one for all.
+    """
     cells: dict[tuple[str, int], dict[str, list[Row]]] = {}
     for row in rows_of(path):
-        columns = cells.setdefault((row["model"], row["sentences"]), {})
-        for column in (row["category"], "all"):
-            columns.setdefault(column, []).append(row)
+        of_all = ["all"] if row["category"] == "contradiction" else ["facts", "all"]
+        for model in (row["model"], "all models"):
+            columns = cells.setdefault((model, row["sentences"]), {})
+            for column in (row["category"], *of_all):
+                columns.setdefault(column, []).append(row)
     for (model, sentences), columns in cells.items():
-        names = sorted(columns, key=[*CATEGORIES, "all"].index)
+        names = sorted(columns, key=[*CATEGORIES, "facts", "all"].index)
         answered = [[row for row in columns[name] if "rule" in row] for name in names]
         lines = [["prompts asked", *(str(len(columns[name])) for name in names)]]
         for of_columns in zip(*map(measures, answered), strict=True):

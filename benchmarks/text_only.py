@@ -3,7 +3,7 @@ requests.
 
     python benchmarks/text_only.py RESULTS.jsonl run once-12 once-24 twice-12 shared-12 --count 30
     python benchmarks/text_only.py RESULTS.jsonl run once-12 --methods occlusion context_cite
-    python benchmarks/text_only.py RESULTS.jsonl run words errors --count 8
+    python benchmarks/text_only.py RESULTS.jsonl run words errors --count 12
     python benchmarks/text_only.py RESULTS.jsonl table
     LLMSHAP=FOLDER python benchmarks/text_only.py RESULTS.jsonl run once-12 --methods llmshap
     MLLM_SHAP=PYTHON python benchmarks/text_only.py RESULTS.jsonl run once-12 --methods mllm_shap
@@ -11,7 +11,8 @@ requests.
 `run` serves the model with `noiser serve`, or asks the endpoint of --base-url, and explains planted
 prompts as chats. A prompt counts if the answer has the planted value, and has it no more without
 the gold sentences; of copies, also if it has it without either one. `words` compares `joint` on
-text with `joint` on the model itself, on chats of KNOWN prompts. `errors` explains prompts of three
+text with `joint` on the model itself, on chats of KNOWN prompts; answers are compared by their
+text, or by the share of the words that they have in common. `errors` explains prompts of three
 sentences twenty times at temperature 0.7, with five requests for each input: how often is the mean
 of the other runs within 1.96 standard errors? Lines that are there are not run again, and answers
 are stored, so an interrupted run goes on.
@@ -41,19 +42,26 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 import noiser
-from measuring import in_turn, share
+from measuring import in_turn, mean_difference, share
 from measuring import table as markdown
 from noiser.data import load, planted
 from noiser.data.dataset import Example
 from noiser.engine import prepare, run_one
 from noiser.methods.references import word_overlap
+from noiser.metrics.correlation import spearman
+from noiser.model.same import plain_text
 from noiser.types import Question
 
 SEED = 67
@@ -136,8 +144,11 @@ def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            content = json.dumps(relay.answer(body)).encode()
-            self.send_response(200)
+            try:
+                status, content = 200, json.dumps(relay.answer(body)).encode()
+            except urllib.error.HTTPError as error:  # such as 400 for an empty message
+                status, content = error.code, error.read()
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -336,22 +347,36 @@ def by_mllm_shap(asker: Asker, prompt: str, spans: Sequence[tuple[int, int]]) ->
     return json.loads(found.stdout.splitlines()[-1])
 
 
-def words(asker: Asker, white: Any, prompt: str) -> dict[str, Any]:
+def shared_words(explained: str, answer: str) -> float:
+    """The F1 score of the words of two answers, 1 where both have the same ones."""
+    ours, theirs = (Counter(plain_text(text).split()) for text in (explained, answer))
+    return 2 * (ours & theirs).total() / max((ours + theirs).total(), 1)
+
+
+SAMES: dict[str, Any] = {"joint, text": "text", "joint, shared words": shared_words}
+"""How `words` compares answers, by the method's name in the results."""
+
+
+def words(asker: Asker, white: Any, prompt: str, method: str) -> dict[str, Any]:
     """The rank correlation of `joint` on text with `joint` on the model, over the words of a
-    chat.
+    chat; beside it that of the words' lengths and places, which ask no model.
     """
     chat = chat_of(prompt)
-    lm = asker.model(same="text", max_calls=1000)
-    units = len(prompt.split())
+    lm = asker.model(same=SAMES[method], max_calls=1000)
     att, calls = asker.attribute(lm, chat, method="joint", unit="word", target_unit="all")
     target = att.targets[0].text
     own = noiser.attribute(white, chat, method="joint", unit="word", target=target)
-    ours = att.scores[0].nan_to_num().tolist()
-    theirs = own.scores[0].nan_to_num().tolist()
-    if len(ours) != len(theirs) or len(set(ours)) == 1:
-        return {"rho": None, "words": units, **calls}
-    rho = statistics.correlation(ours, theirs, method="ranked")
-    return {"rho": rho, "words": units, **calls}
+    texts = [unit.text.strip() for unit in att.units]
+    assert texts == [unit.text.strip() for unit in own.units]
+    ways = {
+        "rho": att.scores[0],
+        "rho of length": torch.tensor([float(len(text)) for text in texts]),
+        "rho of position": torch.arange(len(texts), dtype=torch.float32),
+    }
+    rhos = spearman(torch.stack([*ways.values()]), own.scores[0])
+    # Equal scores everywhere have no rank, and none is what they are worth.
+    found = dict(zip(ways, rhos.nan_to_num().tolist(), strict=True))
+    return {**found, "defined": bool(rhos[0].isfinite()), "words": len(texts), **calls}
 
 
 def errors(asker: Asker, example: Example) -> dict[str, Any] | None:
@@ -402,9 +427,11 @@ def run(path: Path, args: argparse.Namespace) -> None:
             if time.monotonic() > end:
                 break
             if part == "words":
-                if (part, example.id, "joint") not in done:
-                    white = white or noiser.load_model(args.model, device="cpu")
-                    add(part, example.id, "joint", **words(asker, white, example.prompt))
+                for method in SAMES:
+                    if (part, example.id, method) not in done:
+                        white = white or noiser.load_model(args.model, device="cpu")
+                        found = words(asker, white, example.prompt, method)
+                        add(part, example.id, method, **found)
                 continue
             methods = ["occlusion"] if part == "errors" else args.methods
             missing = [m for m in methods if (part, example.id, m) not in done]
@@ -457,10 +484,11 @@ def table(path: Path) -> None:
             row["covered"] = statistics.mean(covered)
             of_varied = [hit for hit, varies in zip(covered, varied, strict=True) if varies]
             row["covered where answers vary"] = share(of_varied, len(of_varied))
-        rho = [line["rho"] for line in lines if line.get("rho") is not None]
-        if rho:
-            row["rank correlation"] = statistics.mean(rho)
-            row["defined"] = len(rho)
+        for name in ("rho", "rho of length", "rho of position"):
+            if name in lines[0]:
+                row[name] = mean_difference(np.array([line[name] for line in lines]))
+        if "defined" in lines[0]:
+            row["defined"] = sum(line["defined"] for line in lines)
         calls = [line["calls"] for line in lines if "calls" in line]
         if calls:
             row["median calls"] = statistics.median(calls)

@@ -131,7 +131,9 @@ def test_an_answer_from_memory_has_no_unit():
         att = sentences(model_at(server))
     assert len(server.bodies) == 3
     assert att.scores.abs().max() == 0
-    assert att.info["found"] == [{"needed": [], "either": []}]
+    assert att.info["found"] == [{"needed": [], "either": [], "memory": True}]
+    # Nothing was left out alone, so "no single sentence matters" would be a guess.
+    assert "; without any sentence it says so, too." in str(att).replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,9 @@ def _reason_against(att: AttributionRecord, row: int) -> list[Piece]:
     """No unit speaks for the target."""
     noun = _noun(att)
     signals = with_signal(att, row)
+    found = att.info.get("found")
+    if found and found[row].get("memory"):  # of `search`, which then asks no further
+        return [Piece(f"; without any {noun} it says so, too")]
     if not signals:
         # Only who has run the prompt without each unit can say that none matters.
         if att.without is None and "removal" not in att.parameters:

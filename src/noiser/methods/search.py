@@ -44,7 +44,8 @@ class Search(RemovalMethod):
     whole prompt's.
 
     `Attribution.info["found"]` has the columns of the units, for each target: "needed" ones, and
-    the groups of which "either" would do.
+    the groups of which "either" would do. "memory" is there, and True, where the answer stays
+    without any unit.
 
     Args:
         removal, objective: how a unit is removed, and the predicted number; as for `Occlusion`.
@@ -87,7 +88,8 @@ class Search(RemovalMethod):
                 if len(game.table) <= len(game.units):  # not a single input was run
                     raise
             either = [sorted(group) for group in found.groups]
-            found_of_targets.append({"needed": sorted(found.necessary), "either": either})
+            columns: dict[str, Any] = {"needed": sorted(found.necessary), "either": either}
+            found_of_targets.append(columns | ({"memory": True} if found.memory else {}))
             pairs += _pairs(game, target, found)
         return Scores(
             scores=scatter_to_units(game, _means(game, found_of_targets)),
@@ -123,11 +125,14 @@ def _means(game: StoredGame, found: Sequence[Mapping[str, Any]]) -> list[Tensor]
 
 @dataclass
 class _Found:
-    """What a search has found: units that nothing replaces, and groups of which either would do."""
+    """What a search has found: units that nothing replaces, and groups of which either would do;
+    or that the answer is from memory, since it stays without any unit.
+    """
 
     minimal: list[int] = field(default_factory=list[int])
     necessary: list[int] = field(default_factory=list[int])
     groups: list[list[int]] = field(default_factory=list[list[int]])
+    memory: bool = False
 
 
 def _stays(game: StoredGame, target: int, objective: str) -> Stays:
@@ -161,6 +166,7 @@ async def _search(stays: Stays, order: Sequence[int], found: _Found) -> None:
     """
     everything = frozenset(order)
     if await stays(frozenset()):
+        found.memory = True
         return
     found.groups = [list(order)]
     found.minimal = await _shrunk(stays, order, frozenset())
