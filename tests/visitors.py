@@ -89,7 +89,9 @@ def visit_together(address: str, clients: int, long: int, seconds: float) -> lis
 
 def lost(waits: list[Wait]) -> list[Wait]:
     """Questions without the answer to them; a server may say that it is full."""
-    return [wait for wait in waits if wait.status != 429 and not (wait.status == 200 and wait.is_own)]
+    return [
+        wait for wait in waits if wait.status != 429 and not (wait.status == 200 and wait.is_own)
+    ]
 
 
 def report(waits: list[Wait]) -> str:

@@ -215,7 +215,7 @@ class Engine:
     def _answer_at_once(self, work: _Work[Any], request: WhiteBoxRequest[Any]) -> None:
         """Answers a request that looks inside the model, which makes its own passes."""
         before = request.query.spent.token_forwards
-        with self._stopped_in_time():
+        with self.lm.alone(), self._stopped_in_time():
             work.answer = request.answer(self.lm)
         self._done += request.query.spent.token_forwards - before
 
