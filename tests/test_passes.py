@@ -154,6 +154,22 @@ def test_a_long_question_holds_a_short_one_up_by_one_pass(lm, room):
     assert names[5:] == ["long"] * 9
 
 
+def test_new_short_questions_do_not_keep_a_long_one_from_its_turn(lm, room):
+    short = []
+
+    def another(names, _tokens):
+        if len(short) < 200 and [*sum(lm.runs, [])].count("long") < 3:
+            short.append(room.ask(f"short {len(short)}", 5, 5))
+
+    lm.fails = another
+    long = room.ask("long", *[90] * 3)
+    room.start()
+    long.result()
+    for each in short:
+        each.result()
+    assert len(short) < 150  # they have 90 tokens, 2.5 a pass, between two passes of the long one
+
+
 def test_a_new_question_begins_level_with_those_that_are_there(lm, room):
     long = room.ask("long", *[90] * 4)
     room.start()

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -120,7 +121,7 @@ class Passes:
         self._lock = threading.Lock()
         self._waiting: list[_Wish] = []
         self._is_taken = False
-        self._clock = 0.0  # the seconds of the model that the last one had who was called
+        self._clock = 0.0  # the seconds of the model that those had who were called last
         self._expected: set[Visitor] = set()
         self._patient_until = 0.0
         self._visitors = 0
@@ -228,7 +229,8 @@ class Passes:
         self._is_taken = True
         first = group[0]
         first.group = group
-        self._clock = max(self._clock, first.start)
+        # Not the least of them: as long as new ones come, it would stand still.
+        self._clock = max(self._clock, fmean(wish.start for wish in group))
         first.called.set()
 
     def _next_group(self) -> list[_Wish]:
