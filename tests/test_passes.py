@@ -157,8 +157,8 @@ def test_a_long_question_holds_a_short_one_up_by_one_pass(lm, room):
 def test_new_short_questions_do_not_keep_a_long_one_from_its_turn(lm, room):
     short = []
 
-    def another(names, _tokens):
-        if len(short) < 200 and [*sum(lm.runs, [])].count("long") < 3:
+    def another(_names, _tokens):
+        if len(short) < 200 and sum(names == ["long"] for names in lm.runs) < 3:
             short.append(room.ask(f"short {len(short)}", 5, 5))
 
     lm.fails = another

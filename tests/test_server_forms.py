@@ -95,6 +95,15 @@ def test_deletion_gives_the_local_models_scores(form, local, folder, options):
         compare(served, local, **options)
 
 
+@pytest.mark.parametrize("stub", [Vllm, LlamaCpp, Echo])
+def test_an_answer_is_written_by_one_request_and_is_the_local_models(stub, local, folder):
+    """Its text has halves of characters, so it is checked, and written again from there on."""
+    server = stub(local)
+    with serving(server) as address, load(address, folder, stub) as served:
+        compare(served, local, max_new_tokens=6)
+    assert server.drafts == [6]
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("stub", [LlamaCpp, EchoOfText])
 def test_every_method_by_deletion_does(stub, name, local, folder):

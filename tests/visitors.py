@@ -27,6 +27,7 @@ class Wait(NamedTuple):
 
     is_long: bool
     status: int
+    began: float
     seconds: float
     is_own: bool  # whether the answer is about this question's prompt
 
@@ -58,14 +59,14 @@ def visit(address: str, visitor: int, is_long: bool, until: float) -> list[Wait]
             try:
                 reply = client.post(f"{address}/attribute", json=question)
             except httpx.HTTPError:
-                waits.append(Wait(is_long, 0, time.monotonic() - began, False))
+                waits.append(Wait(is_long, 0, began, time.monotonic() - began, False))
                 continue
             seconds = time.monotonic() - began
             if reply.status_code == 429:  # the server is full and says so: ask again
                 time.sleep(min(float(reply.headers["retry-after"]), 5.0))
             answer = reply.json()
             is_own = str(answer.get("text", "")).startswith(str(question["prompt"]))
-            waits.append(Wait(is_long, reply.status_code, seconds, is_own))
+            waits.append(Wait(is_long, reply.status_code, began, seconds, is_own))
     return waits
 
 
@@ -110,6 +111,10 @@ def report(waits: list[Wait]) -> str:
                 f"{name}: n={len(times)} mean={fmean(times):.2f} median={median(times):.2f} "
                 f"worst={max(times):.2f} s"
             )
+    begin = min((wait.began for wait in waits), default=0.0)
+    worst = sorted(kinds["short"], key=lambda wait: -wait.seconds)[:5]
+    listed = [f"{wait.seconds:.1f} s from {wait.began - begin:.0f} s on" for wait in worst]
+    lines.append(f"the longest of the short ones: {', '.join(listed)}")
     lines.append(f"lost: {len(lost(waits))}")
     return "\n".join(lines)
 

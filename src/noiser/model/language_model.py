@@ -284,6 +284,13 @@ class LanguageModel:
         """`runtime.running` of the model."""
         return running(self.model, gradients=gradients)
 
+    def draft(self, encoding: Encoding, count: int) -> Sequence[int]:  # noqa: ARG002 - of subclasses
+        """What the model probably writes next, up to `count` tokens, where one call says that.
+
+        Nothing in this process, where each token is a pass anyway. Whoever uses it checks it.
+        """
+        return ()
+
     def alone(self) -> AbstractContextManager[Callable[[], None]]:
         """A context in which nobody else's question runs the model, for work that shares no passes.
 
