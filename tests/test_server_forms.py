@@ -120,16 +120,25 @@ def test_a_server_of_token_ids_cuts_nothing_anew(stub, local, folder):
         compare(served, local, CHAT, target=" sings", unit="token")
 
 
-def test_metrics_and_citations_by_deletion(local, folder):
-    options = {"method": OCCLUSION, "answer": " The fox sings. It rains.", "unit": "sentence"}
-    options |= {"contrast": False}
+@pytest.mark.parametrize(
+    ("stub", "options"),
+    [
+        (LlamaCpp, {"answer": " The fox sings. It rains."}),
+        (Vllm, {"answer": " The fox sings. It rains."}),
+        (Vllm, {"max_new_tokens": 8}),  # an answer of its own
+    ],
+    ids=["llama.cpp", "vLLM", "vLLM's answer"],
+)
+def test_metrics_and_citations_by_deletion(stub, options, local, folder):
+    options = {"method": OCCLUSION, "unit": "sentence", "contrast": False} | options
     here = noiser.wrap(local.model, local.tokenizer)
     here.accepts_embeddings = False
     here.abilities.supports_packing = False
-    with serving(LlamaCpp(local)) as address, load(address, folder) as served:
+    with serving(stub(local)) as address, load(address, folder) as served:
         found, expected = (
             noiser.cite(lm, "Who sings?", SOURCES, **options) for lm in (served, here)
         )
+        assert found.answer == expected.answer
         torch.testing.assert_close(
             found.attribution.scores, expected.attribution.scores, atol=1e-4, rtol=0
         )

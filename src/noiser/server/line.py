@@ -16,7 +16,7 @@ from typing import NamedTuple
 TURN = 2.0
 """The seconds for each seat after which a long question lets others go first."""
 
-MOST_RESTING = 8
+MOST_RESTING = 4
 """The most questions that let others go first: each of them keeps its prompt's keys and values."""
 
 _ORDINALS = [
