@@ -158,7 +158,7 @@ def test_new_short_questions_do_not_keep_a_long_one_from_its_turn(lm, room):
     short = []
 
     def another(_names, _tokens):
-        if len(short) < 200 and sum(names == ["long"] for names in lm.runs) < 3:
+        if len(short) < 200 and sum("long" in names for names in lm.runs) < 3:
             short.append(room.ask(f"short {len(short)}", 5, 5))
 
     lm.fails = another
