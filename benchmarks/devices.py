@@ -2,7 +2,8 @@
 the longest prompt.
 
     python benchmarks/devices.py --device cuda --output build/devices.json
-    python benchmarks/devices.py --device cuda --shapes llama-3-8b
+    python benchmarks/devices.py --device cuda --long 1000 4000 7800 --attention loop flex
+    python benchmarks/devices.py --device cpu
 
 Weights are random: they do not matter for speed, and nothing has to be downloaded. They do matter
 for how often a search asks, so Noiser's scoring pass is measured, with its k given; a whole call
@@ -11,7 +12,9 @@ attributed as one list, as a user would.
 
 Peak: a product of square matrices in the same precision, on the same device. The longest prompt is
 doubled from 1,024 tokens until memory does not suffice, or to what the model can read; four spans
-of it are occluded.
+of it are occluded. What passes cost, and the usual way, is measured by `passes.py`.
+
+On a CPU the shape is a tiny one, in float32: what is left is the host's work.
 """
 
 from __future__ import annotations
@@ -22,13 +25,16 @@ import json
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+import flex
 import noiser
+import passes
 from many_prompts import PROMPTS
 from measuring import DTYPES, TEXT, ForwardClock, matrix_peak, operations, say, table
 from noiser.errors import ModelError
@@ -60,8 +66,17 @@ SHAPES: dict[str, transformers.PretrainedConfig] = {
         num_key_value_heads=1,
         max_position_embeddings=32768,
     ),
+    "tiny": transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=18,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=8192,
+    ),
 }
-"""What differs from the defaults of each class."""
+"""What differs from the defaults of each class. The tiny one is for the host's work alone."""
 
 METHODS: dict[str, Method] = {
     "noiser, one scoring pass": noiser.Noiser(bounding=0.05),
@@ -130,6 +145,8 @@ def measured(
     top: float,
     *,
     limit: int | None = None,
+    long: Sequence[int] = (),
+    attentions: Sequence[str] = ("loop",),
 ) -> list[Any]:
     """All rows of one shape; none but the first where the weights do not fit."""
     common: dict[str, Any] = {"model": shape, "precision": dtype}
@@ -144,6 +161,14 @@ def measured(
         say(common | {"weights, GiB": size / 2**30} | speed(lm, name, prompts, top))
         for name in METHODS
     ]
+    for attention in attentions:
+        named = common | {"attention": attention}
+        with flex.one_call(lm) if attention == "flex" else nullcontext():
+            for row in passes.short_rows(lm, prompts, top):
+                rows.append(say(named | row))
+            for tokens in long:
+                for row in passes.long_rows(lm, tokens, top):
+                    rows.append(say(named | row))
     readable = lm.model.config.max_position_embeddings
     rows.append(say(common | longest(lm, readable if limit is None else min(limit, readable))))
     if torch.device(device).type == "cuda":
@@ -157,8 +182,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=list(DTYPES))
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--dtype", choices=list(DTYPES))
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES))
+    parser.add_argument(
+        "--long", nargs="+", type=int, default=[1000], help="tokens of long prompts"
+    )
+    parser.add_argument(
+        "--attention",
+        nargs="+",
+        choices=["loop", "flex"],
+        default=["loop"],
+        help="of passes: blocks one after the other, or one call a layer (flex.py)",
+    )
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument(
         "--longest", type=int, help="tokens of the longest prompt to try (what the model can read)"
@@ -168,21 +203,36 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="also as JSON")
     chosen = parser.parse_args()
+    on_cpu = torch.device(chosen.device).type == "cpu"
+    dtype = chosen.dtype or ("float32" if on_cpu else "bfloat16")
+    shapes = chosen.shapes or ["tiny" if on_cpu else shape for shape in SHAPES if shape != "tiny"]
     if chosen.tokenizer:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(chosen.tokenizer)
+    elif on_cpu:
+        tokenizer = passes.word_tokenizer([*PROMPTS, TEXT, TEXT.title()])
     else:
         tokenizer = noiser.load_model("smollm2-135m-instruct", device="cpu").tokenizer
-    top, rows = matrix_peak(chosen.dtype, 8192, chosen.device), list[dict[str, Any]]()
-    for shape in chosen.shapes:
+    top = matrix_peak(dtype, 512 if on_cpu else 8192, chosen.device)
+    rows: list[dict[str, Any]] = []
+    for shape in dict.fromkeys(shapes):
         prompts = PROMPTS[: chosen.prompts]
         rows += measured(
-            shape, tokenizer, chosen.device, chosen.dtype, prompts, top, limit=chosen.longest
+            shape,
+            tokenizer,
+            chosen.device,
+            dtype,
+            prompts,
+            top,
+            limit=chosen.longest,
+            long=chosen.long,
+            attentions=chosen.attention,
         )
         gc.collect()
         free_memory()
-    cuda = torch.device(chosen.device).type == "cuda"
-    name = torch.cuda.get_device_name(chosen.device) if cuda else platform.processor() or "CPU"
-    note = f"{name}, {chosen.dtype}, peak {top / 1e12:.3g} TFLOP/s, torch {torch.__version__}"
+    name = platform.processor() or "CPU"
+    if torch.device(chosen.device).type == "cuda":
+        name = torch.cuda.get_device_name(chosen.device)
+    note = f"{name}, {dtype}, peak {top / 1e12:.3g} TFLOP/s, torch {torch.__version__}"
     print(f"{note}\n\n{table(rows)}")
     if chosen.output:
         chosen.output.parent.mkdir(parents=True, exist_ok=True)

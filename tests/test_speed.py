@@ -15,7 +15,8 @@ import measuring
 import methods_speed
 import noiser
 import noiser_speed
-from measuring import Setting
+import passes
+from measuring import TEXT, Setting
 from noiser.engine import prepare, run_one
 from noiser.types import Question
 from tiny import chat_tokenizer, tiny, tiny_model, tiny_tokenizer
@@ -67,14 +68,28 @@ def test_a_device_is_measured_until_memory_ends(monkeypatch):
     monkeypatch.setattr(noiser, "attribute", small)
     monkeypatch.setitem(devices.SHAPES, "small", tiny_model("llama").config)
     top = measuring.matrix_peak("float32", 64)
-    rows = devices.measured(
-        "small", tokenizer, "cpu", "float32", ["The quick brown fox", "A teacher sings"], top
-    )
-    assert [row["method"] for row in rows[:-1]] == list(devices.METHODS)
-    assert all(row["share of peak, %"] > 0 for row in rows[:-1])
+    prompts = ["The quick brown fox", "A teacher sings"]
+    rows = devices.measured("small", tokenizer, "cpu", "float32", prompts, top)
+    lists = rows[: len(devices.METHODS)]
+    assert [row["method"] for row in lists] == list(devices.METHODS)
+    assert all(row["share of peak, %"] > 0 for row in lists)
     assert "longest prompt, tokens" not in rows[-1]  # the smallest that is tried has 1,024
     lm = devices.random_model(devices.SHAPES["small"], tokenizer, "cpu", "float32")
     assert devices.longest(lm, limit=256, first=64)["longest prompt, tokens"] == 128
+
+
+def test_passes_cost_what_their_kernels_say():
+    """Of short prompts and of a long one, beside the usual way; kernels as the model's own are."""
+    tokenizer = passes.word_tokenizer([TEXT, TEXT.title(), *many_prompts.PROMPTS[:3]])
+    lm = devices.random_model(devices.SHAPES["tiny"], tokenizer, "cpu", "float32")
+    short = passes.short_rows(lm, many_prompts.PROMPTS[:3], top=1e12)
+    long = passes.long_rows(lm, tokens=120, top=1e12)
+    assert [row["method"] for row in short] == [*passes.SHORT, "occlusion, the usual way"]
+    assert [row["method"] for row in long] == [*passes.LONG, "occlusion, the usual way"]
+    of_occlusion = short[1], long[0]
+    for row in of_occlusion:
+        assert row["beside the model's"] < 1.5
+        assert row["passes"] <= 3
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])

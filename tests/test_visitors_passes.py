@@ -11,6 +11,7 @@ import torch
 
 import noiser
 from noiser.errors import NoiserError
+from noiser.model.runtime import running
 from noiser.server import jobs
 from noiser.server import passes as passes_module
 from noiser.server.passes import Passes, Stopped, Visitor
@@ -26,6 +27,9 @@ PROMPT = "The quick fox sings near the river"
 
 class Network(torch.nn.Module):
     """A model without layers."""
+
+    def get_output_embeddings(self):
+        return None
 
 
 class Log:
@@ -267,6 +271,14 @@ def test_who_has_the_model_alone_shares_no_pass_and_lets_others_go_first_after_a
     assert [each.result() for each in asked] == [[["a"]], [["b"]]]
     assert lm.runs == [["a", "b"]]
     assert moments == [0, 0, 1, 1]  # after 0.6 s the others had their pass
+
+
+def test_who_runs_the_model_already_waits_for_no_turn(lm, room):
+    visitor = Visitor(room.passes, lambda: False)
+    with running(lm.model):  # another one has the turn, and waits for the model
+        assert room.passes.run(visitor, [branch("a", 1)], lm.run) == ["a"]
+        with room.passes.alone(visitor) as let_others:
+            let_others()
 
 
 def test_a_model_that_runs_elsewhere_gets_the_passes_of_one_question_at_a_time(lm, room):

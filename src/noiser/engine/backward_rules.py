@@ -42,16 +42,18 @@ NOT_ELEMENTWISE = (
 @contextlib.contextmanager
 def ruled(
     model: nn.Module, slope: Multiplier, attention: tuple[float, float] | None
-) -> Generator[None]:
+) -> Generator[Callable[..., Any] | None]:
     """Within it, forward passes prepare backward passes by the rules of `Relevance`.
 
     Parameters need no gradients. A pass without gradients is the reference run: the next pass
-    compares its activations with it.
+    compares its activations with it. Gives the function that stands around the model's attention,
+    (own, module, queries, keys, values, ...), if there are rules for it.
     """
     ran: list[nn.Module] = []
+    share: Callable[..., Any] | None = None
     with running(model, gradients=True):
         if attention is not None:
-            share_attention(model, *attention, ran)
+            share = share_attention(model, *attention, ran)
         for name, module in model.named_modules():
             kind = type(module)
             if kind.__module__ in ACTIVATIONS and kind.__name__ not in NOT_ELEMENTWISE:
@@ -62,7 +64,7 @@ def ruled(
                 add_hook(model, module, partial(_bend, slope, references, counted))
             if attention is not None:
                 _conserve(partial(add_hook, model), module)
-        yield
+        yield share
     if not ran:
         needed = "an activation function that is a module of its own"
         if attention:

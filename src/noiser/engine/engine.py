@@ -11,17 +11,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from noiser.engine.gradients import pass_tokens
+from noiser.engine.inputs import Sequences, inputs_of
 from noiser.engine.inside import WhiteBoxRequest
 from noiser.engine.perturbations import Perturbation, PictureChange, Predict
 from noiser.engine.query import AnswerT, Cost, Prefill, Query, Request, Steps
-from noiser.errors import ModelError, OutOfTimeError, ParameterError, UnsupportedModelError
+from noiser.errors import (
+    ModelError,
+    NumericalError,
+    OutOfTimeError,
+    ParameterError,
+    UnsupportedModelError,
+)
 from noiser.model.language_model import LanguageModel, check_finite, check_model
-from noiser.model.memory import free_memory, is_out_of_memory
+from noiser.model.memory import free_memory, is_out_of_memory, to_host
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import own_defaults
 from noiser.model.scene import Handed, Scene
@@ -63,6 +71,10 @@ class _Item:
     run: int = 0  # 0 for the target, 1 for a foil that runs by itself
     first: int = 0
     last: int = 1
+    request: Any = field(init=False)  # of the coroutine
+
+    def __post_init__(self) -> None:
+        self.request = self.work.request
 
     @property
     def samples(self) -> int:
@@ -109,6 +121,27 @@ class _PendingChange:
         return sum(part.shape[:2].numel() for parts in self.runs for part in parts)
 
 
+class _Running(NamedTuple):
+    """A pass that has begun: its sequences, and their logits."""
+
+    items: Sequence[_Item]
+    logits: Sequence[Tensor]
+
+
+class _Reading(NamedTuple):
+    """What was read under some changes of a request.
+
+    Attributes:
+        values: the answers, [changes, targets, ...].
+        largest: of the logits at each token, [changes, samples and tokens].
+    """
+
+    work: _Work[Any]
+    pending_changes: Sequence[_PendingChange]
+    values: Tensor
+    largest: Tensor
+
+
 @dataclass(eq=False)
 class Engine:
     """A queue that answers the requests of many coroutines with passes of one model.
@@ -123,6 +156,11 @@ class Engine:
     progress: Progress | None = None
     max_seconds: float | None = None
     _queue: deque[_Item] = field(default_factory=deque[_Item], init=False)
+    # Coroutines whose requests look inside the model, and whether these share passes.
+    _inside: deque[_Work[Any]] = field(default_factory=deque[_Work[Any]], init=False)
+    _shares_inside: bool = field(default=True, init=False)
+    # A pass whose logits have yet to be read.
+    _running: _Running | None = field(default=None, init=False)
     # The limit of tokens in a pass after memory has run out.
     _most_tokens: int | None = field(default=None, init=False)
     _done: int = field(default=0, init=False)
@@ -153,24 +191,37 @@ class Engine:
                 with own_defaults():
                     turn = [*ready, *new]
                     if not turn:  # all that are open wait for the model
-                        turn = self._pass()
+                        turn = self._pass() if self._queue or self._running else self._look_inside()
                     ready = []
-                    for work in turn:
-                        outcome = self._advance(work)
-                        if outcome is not None:
-                            outcomes.append((work.number, *outcome))
-                        elif not work.left:  # it was answered at once
-                            ready.append(work)
+                    with self._settled(turn):
+                        for work in turn:
+                            outcome = self._advance(work)
+                            if outcome is not None:
+                                outcomes.append((work.number, *outcome))
+                            elif not work.left:  # it was answered at once
+                                ready.append(work)
                 for number, result in outcomes:
                     del opened[number]
                     yield number, result
         finally:
+            self._running = None
             for work in opened.values():
                 work.steps.close()
             # A coroutine that never begins warns. An iterator makes them as they are taken.
             if not isinstance(works, Iterator):
                 for _, steps in waiting:
                     steps.close()
+
+    @contextmanager
+    def _settled(self, works: Sequence[_Work[Any]]) -> Generator[None]:
+        """Within it the model is made ready once, and not for each prompt that is prepared."""
+        preparing = [work for work in works if isinstance(work.request, Prefill | None)]
+        if len(preparing) < 2:
+            yield
+            return
+        gradients = torch.is_grad_enabled()
+        with self.lm.running(), torch.set_grad_enabled(gradients):
+            yield
 
     def _show_progress(self) -> None:
         if self.progress:
@@ -199,9 +250,10 @@ class Engine:
             if isinstance(request, WhiteBoxRequest):
                 if request.query.scene is not None:
                     raise refuse_other_methods("This method looks inside the model")
-                self._answer_at_once(work, request)
-            else:
-                items = _items(self.lm, work)
+                self._inside.append(work)
+                work.left = 1
+                return None
+            items = _items(self.lm, work)
         except Exception as error:
             work.error = error
             if is_out_of_memory(error):
@@ -212,12 +264,49 @@ class Engine:
         self._queue.extend(items)
         return None
 
-    def _answer_at_once(self, work: _Work[Any], request: WhiteBoxRequest[Any]) -> None:
-        """Answers a request that looks inside the model, which makes its own passes."""
-        before = request.query.spent.token_forwards
-        with self.lm.alone(), self._stopped_in_time():
-            work.answer = request.answer(self.lm)
-        self._done += request.query.spent.token_forwards - before
+    def _look_inside(self) -> list[_Work[Any]]:
+        """Answers the first request that looks inside the model, and others that share its passes.
+
+        Returns their coroutines, which can go on.
+        """
+        works = self._sharing()
+        requests: list[WhiteBoxRequest[Any]] = [work.request for work in works]
+        before = sum(request.query.spent.token_forwards for request in requests)
+        try:
+            with self.lm.alone(), self._stopped_in_time():
+                answers = type(requests[0]).answer_all(self.lm, requests)
+            for work, answer in zip(works, answers, strict=True):
+                work.answer = answer
+        except Exception as error:
+            if len(works) > 1:  # the error is one coroutine's, so each is answered by itself
+                self._inside.extendleft(reversed(works))
+                self._shares_inside = False
+                return []
+            works[0].error = error
+            if is_out_of_memory(error):
+                works[0].error = _too_large(self.lm, len(requests[0].query.token_ids))
+        for work in works:
+            work.left = 0
+        self._done += sum(request.query.spent.token_forwards for request in requests) - before
+        return works
+
+    def _sharing(self) -> list[_Work[Any]]:
+        """Takes the first work that looks inside, and those that fit into the same pass."""
+        works = [self._inside.popleft()]
+        tokens_left = pass_tokens(self.lm)
+        if not self._shares_inside:
+            self._shares_inside = not self._inside
+            return works
+        for work in [works[0], *self._inside]:
+            tokens = work.request.shared_tokens
+            if tokens is None or work.request.kind != works[0].request.kind:
+                break
+            tokens_left -= tokens
+            if tokens_left < 0:
+                break
+            if work is not works[0]:
+                works.append(self._inside.popleft())
+        return works
 
     def _out_of_time(self, partial_answer: Any = None) -> OutOfTimeError:
         return OutOfTimeError(
@@ -274,24 +363,47 @@ class Engine:
         return list(dict.fromkeys([*stopped, *ready]))
 
     def _pass(self) -> list[_Work[Any]]:
-        """Runs as many of the waiting sequences as fit.
+        """Runs as many of the waiting sequences as fit, and reads a pass.
+
+        An accelerator gets the next pass before the last one is read, so that it never waits.
 
         Returns the coroutines that can go on: their answers are complete, or they have an error.
         """
-        if monotonic() >= self._deadline:
-            return self._give_up()
+        stopped: list[_Work[Any]] = []
+        is_late = monotonic() >= self._deadline
+        if self._running is None and not is_late:
+            stopped += self._launch()
+        running = self._running
+        self._running = None
+        if is_late:
+            stopped += self._give_up()
+        elif running is not None and self._queue and _runs_beside_the_host(self.lm):
+            stopped += self._launch()
+        if running is None:
+            return stopped
+        items: list[_Item] = []
+        logits: list[Tensor] = []
+        for item, part in zip(running.items, running.logits, strict=True):
+            # A coroutine may have ended since, with an error of another pass.
+            if item.request is item.work.request and item.work not in stopped:
+                items.append(item)
+                logits.append(part)
+        return [*stopped, *self._take(items, logits)]
+
+    def _launch(self) -> list[_Work[Any]]:
+        """Begins a pass; returns the coroutines that can go on because it failed."""
         items = self._fill()
         _sort_by_context(items)
         try:
             handed = _hand_pictures(items)
-            branches = [_branch_of(item, handed) for item in items]
-            logits = self.lm.run(branches)
+            logits = self.lm.run(_branches_of(items, handed))
         except OutOfTimeError as error:
             return self._take_part(items, error)
         except Exception as error:  # of any kind: it ends the coroutines whose sequences these were
             return self._recover(items, error)
         self._count(items)
-        return self._take(items, logits)
+        self._running = _Running(items, logits)
+        return []
 
     def _recover(self, items: Sequence[_Item], error: Exception) -> list[_Work[Any]]:
         """Halves the passes when memory has run out; else fails the coroutines of some items."""
@@ -359,15 +471,17 @@ class Engine:
                 perturbation = pending.perturbation
                 key = (item.work, perturbation.samples, perturbation.read, *pending.targets)
                 groups.setdefault(key, []).append(pending)
+        readings: list[_Reading] = []
         for (work, *_), pending_changes in groups.items():
             # Reading makes several copies of the logits, so a quarter of a pass at a time.
             size = max(1, self.lm.logit_rows // 4 // pending_changes[0].count_rows())
             for first in range(0, len(pending_changes), size):
-                self._read(work, pending_changes[first : first + size])
+                readings += self._read(work, pending_changes[first : first + size])
             work.left -= sum(len(pending.runs) for pending in pending_changes)
+        self._store(readings)
         return [work for work in _works_of(items) if not work.left]
 
-    def _read(self, work: _Work[Any], pending_changes: Sequence[_PendingChange]) -> None:
+    def _read(self, work: _Work[Any], pending_changes: Sequence[_PendingChange]) -> list[_Reading]:
         """Reads changes of one request with the same targets and number of samples together."""
         targets = pending_changes[0].targets
         request = work.request
@@ -375,22 +489,46 @@ class Engine:
         read = pending_changes[0].perturbation.read or request.read
         try:
             logits = torch.stack([pending.logits() for pending in pending_changes])
-            check_finite(self.lm, logits.amax(-1, keepdim=True))
+            # NaN and infinite ones are found later: looking at a number waits for the device.
+            largest = logits.amax(-1).flatten(1)
             sizes = [len(query.ids[target]) for target in targets]
             values_of_targets: list[Tensor] = []
             for target, part in zip(targets, logits.split(sizes, 2), strict=True):
                 values = read(part, query.clean_of[target], query.ids[target])
                 values_of_targets.append(values)
-            answers = torch.stack(values_of_targets, 1).cpu().double()  # [changes, targets, ...]
-            for pending, answer in zip(pending_changes, answers, strict=True):
-                work.answer[pending.index] = answer
-                for parts in pending.runs:
-                    parts.clear()  # frees the logits
+            values = torch.stack(values_of_targets, 1)  # [changes, targets, ...]
         except Exception as error:  # of the score: it ends this coroutine
             if is_out_of_memory(error):
                 work.error = _too_large(self.lm, len(query.token_ids))
             else:
                 work.error = error
+            return []
+        finally:
+            for pending in pending_changes:
+                for parts in pending.runs:
+                    parts.clear()  # frees the logits
+        return [_Reading(work, pending_changes, values, largest)]
+
+    def _store(self, readings: Sequence[_Reading]) -> None:
+        """Puts what was read into the answers: one copy to the host."""
+        numbers = [reading.values for reading in readings]
+        numbers += [reading.largest for reading in readings]
+        on_host = to_host(numbers)
+        values_of = on_host[: len(readings)]
+        largest_of = on_host[len(readings) :]
+        for reading, values, largest in zip(readings, values_of, largest_of, strict=True):
+            try:
+                check_finite(self.lm, largest[..., None])
+            except NumericalError as error:
+                reading.work.error = error
+                continue
+            for pending, answer in zip(reading.pending_changes, values, strict=True):
+                reading.work.answer[pending.index] = answer
+
+
+def _runs_beside_the_host(lm: LanguageModel) -> bool:
+    """Whether a pass runs while the host goes on, as on an accelerator."""
+    return lm.device.type != "cpu"
 
 
 def _stop(work: _Work[Any], error_of: Callable[[Any], OutOfTimeError]) -> None:
@@ -435,26 +573,36 @@ def _hand_pictures(items: Sequence[_Item]) -> dict[PictureChange, Handed]:
     return handed
 
 
-def _branch_of(item: _Item, handed: Mapping[PictureChange, Handed]) -> Branch:
-    """An item's sequences, as the model runs them."""
-    context = item.context
+def _branches_of(items: Sequence[_Item], handed: Mapping[PictureChange, Handed]) -> list[Branch]:
+    """The sequences of a pass, as the model runs them."""
+    asked = [_sequences_of(item, handed) for item in items]
+    branches: list[Branch] = []
+    for item, each, inputs in zip(items, asked, inputs_of(asked), strict=True):
+        context = item.context
+        if item.pending is None:
+            hidden: tuple[int, ...] = ()
+            record = context.supports_packing
+            layout = None if context.layout is None else context.layout.grown(item.stop)
+        else:
+            perturbation = item.pending.perturbation
+            hidden = perturbation.positions if perturbation.hidden else ()
+            record = False
+            layout = perturbation.layout(each.context, item.stop)
+        branches.append(
+            Branch(context, item.start, inputs, item.wanted, hidden, record, item.tokens, layout)
+        )
+    return branches
+
+
+def _sequences_of(item: _Item, handed: Mapping[PictureChange, Handed]) -> Sequences:
+    """What an item asks of `inputs_of`: a change of pictures changes the clean rows first."""
     if item.pending is None:
-        inputs = context.inputs[item.start : item.stop][None]
-        hidden: tuple[int, ...] = ()
-        record = context.supports_packing
-        layout = None if context.layout is None else context.layout.grown(item.stop)
-    else:
-        perturbation = item.pending.perturbation
-        pictures = perturbation.pictures
-        changed = context
-        if pictures is not None:
-            changed = pictures.applied(context, handed.get(pictures))
-        samples = slice(item.first, item.last)
-        inputs = perturbation.inputs(changed, item.start, item.stop, samples)
-        hidden = perturbation.positions if perturbation.hidden else ()
-        record = False
-        layout = perturbation.layout(changed, item.stop)
-    return Branch(context, item.start, inputs, item.wanted, hidden, record, item.tokens, layout)
+        return Sequences(item.context, item.start, item.stop)
+    perturbation = item.pending.perturbation
+    context = item.context
+    if perturbation.pictures is not None:
+        context = perturbation.pictures.applied(context, handed.get(perturbation.pictures))
+    return Sequences(context, item.start, item.stop, perturbation, item.first, item.last)
 
 
 def _next_request(work: _Work[Any]) -> Request[Any]:

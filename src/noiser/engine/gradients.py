@@ -13,13 +13,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from noiser.engine.inputs import Sequences, inputs_of
 from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import Query
 from noiser.errors import NoiserError, NumericalError, ParameterError, UnsupportedModelError
-from noiser.model.language_model import LanguageModel, check_finite
+from noiser.model.language_model import (
+    AttentionOf,
+    LanguageModel,
+    attention_of_pass,
+    check_finite,
+)
 from noiser.model.memory import free_memory, is_out_of_memory
-from noiser.model.packing import Context, continued
+from noiser.model.packing import Branch, Context, continued
 from noiser.model.runtime import add_hook
 
 COPIES = 4
@@ -49,6 +55,14 @@ class Slope(NamedTuple):
     gradient: Tensor
 
 
+class Differentiation(NamedTuple):
+    """A query, changes of rows in one sample each, and the score that is differentiated."""
+
+    query: Query
+    perturbations: Sequence[Perturbation]
+    read: ObjectiveFn
+
+
 def differentiate(
     lm: LanguageModel, query: Query, perturbations: Sequence[Perturbation], read: ObjectiveFn
 ) -> Iterator[Slope]:
@@ -61,6 +75,274 @@ def differentiate(
         NumericalError: a logit or a gradient is NaN or infinite.
         ParameterError: the score is a caller's function that cannot be differentiated.
         UnsupportedModelError: a layer has no backward pass.
+    """
+    for _, slope in differentiate_all(lm, [Differentiation(query, perturbations, read)]):
+        yield slope
+
+
+def differentiate_all(
+    lm: LanguageModel, asked: Sequence[Differentiation]
+) -> Iterator[tuple[int, Slope]]:
+    """`differentiate` of several queries, which share passes: the number of each, and its slopes.
+
+    Queries whose sequences cannot run end to end with others have passes of their own.
+    """
+    packed: list[_Point] = []
+    for number, each in enumerate(asked):
+        if each.query.context.supports_packing:
+            packed += _points(number, each)
+        else:
+            for slope in _differentiate_alone(lm, *each):
+                yield number, slope
+    limit = pass_tokens(lm)
+    while packed:
+        taken = _fitting(packed, limit, lm.logit_rows)
+        slopes: list[tuple[int, Slope]] | None = None
+        try:
+            slopes = list(_slopes_of_points(lm, packed[:taken]))
+        except (MemoryError, RuntimeError) as error:
+            if taken == 1 or not is_out_of_memory(error):
+                raise
+        if slopes is None:  # outside of the handler, whose error holds what the pass computed
+            free_memory()
+            limit = sum(point.tokens for point in packed[:taken]) // 2
+        else:
+            yield from slopes
+            del packed[:taken]
+
+
+def pass_tokens(lm: LanguageModel) -> int:
+    """How many tokens run in a pass with gradients."""
+    return lm.batch_tokens if lm.device.type == "cpu" else lm.batch_tokens // COPIES
+
+
+class _Point(NamedTuple):
+    """Change `change` of query `number`, at which targets are differentiated, from a token on."""
+
+    number: int
+    change: int
+    asked: Differentiation
+    targets: Sequence[int]
+    start: int
+    stop: int
+
+    @property
+    def query(self) -> Query:
+        """The query."""
+        return self.asked.query
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens run."""
+        return self.stop - self.start + foil_length(self.query, self.start)
+
+    @property
+    def logit_rows(self) -> int:
+        """How many rows of logits are read."""
+        return sum(len(self.query.ids[target]) for target in self.targets)
+
+
+def _points(number: int, asked: Differentiation) -> list[_Point]:
+    """The points of one query that have targets."""
+    query, perturbations, _ = asked
+    points: list[_Point] = []
+    for index, perturbation in enumerate(perturbations):
+        targets = targets_of(query, perturbation)
+        if not targets:
+            continue
+        positions = [*chain.from_iterable(map(query.positions_read, targets))]
+        start = min(query.context.done, perturbation.positions[0], *positions)
+        points.append(_Point(number, index, asked, targets, start, max(positions) + 1))
+    return points
+
+
+def _fitting(points: Sequence[_Point], tokens: int, logit_rows: int) -> int:
+    """How many of the first points fit into a pass; at least one."""
+    for count, point in enumerate(points):
+        tokens -= point.tokens
+        logit_rows -= point.logit_rows
+        if count and min(tokens, logit_rows) < 0:
+            return count
+    return len(points)
+
+
+def _slopes_of_points(lm: LanguageModel, points: Sequence[_Point]) -> Iterator[tuple[int, Slope]]:
+    """One forward pass of all points; a backward pass for the first target of all, and so on."""
+    scale = lm.abilities.embedding_scale
+    with differentiating(lm):
+        scored: list[Scored] = []
+        asked: list[Sequences] = []
+        for point in points:
+            perturbation = point.asked.perturbations[point.change]
+            asked.append(Sequences(point.query.context, point.start, point.stop, perturbation))
+        for point, inputs in zip(points, inputs_of(asked), strict=True):
+            leaf = inputs.clone().requires_grad_()
+            branches = branches_of_scores(point.query, point.targets, point.start, leaf)
+            scored.append(Scored(point.query, point.targets, point.asked.read, branches, leaf))
+        for number, target, values, gradient in slopes_of_pass(lm, scored):
+            point = points[number]
+            rest = len(point.query.token_ids) - point.stop  # tokens that no target depends on
+            # The chain rule: the model reads scale × row.
+            whole = pad(scale * gradient[0], (0, 0, point.start, rest))
+            yield point.number, Slope(point.change, target, values[0], whole)
+    for point in points:
+        point.query.spent.add(point.tokens, 1 + len(point.targets))
+
+
+class Scored(NamedTuple):
+    """Sequences of a packed pass from which the scores of one query are read.
+
+    Attributes:
+        branches: the target's, and that of a foil that runs by itself; of equally many copies.
+        leaf: gradients are taken with respect to it, [copies, ...].
+    """
+
+    query: Query
+    targets: Sequence[int]
+    read: ObjectiveFn
+    branches: Sequence[Branch]
+    leaf: Tensor
+
+
+def branches_of_scores(
+    query: Query, targets: Sequence[int], start: int, inputs: Float[Tensor, "copies length dim"]
+) -> list[Branch]:
+    """The target's sequences from `start` on, which read `inputs`; and a foil's own ones.
+
+    A foil's begin with the same inputs, as far as its tokens are the target's.
+    """
+    positions = [*chain.from_iterable(map(query.positions_read, targets))]
+    branches = [Branch(query.context, start, inputs, positions)]
+    foil = query.foil_context
+    if query.foil_runs and foil is not None:  # there is one target
+        shared = query.foil_positions[0] + 1
+        own = foil.inputs[None, shared:].expand(len(inputs), -1, -1).to(inputs)
+        of_foil = torch.cat([inputs[:, : shared - start], own], 1)
+        branches.append(Branch(foil, start, of_foil, query.foil_positions))
+    return branches
+
+
+def slopes_of_pass(
+    lm: LanguageModel, scored: Sequence[Scored], attention: AttentionOf = attention_of_pass
+) -> Iterator[tuple[int, int, Float[Tensor, " copies"], Float[Tensor, "copies ..."]]]:
+    """The scores of the targets of several queries, and their gradients, from one forward pass.
+
+    Sequences do not see each other, so that one backward pass serves a target of each query. It
+    gives the number of the query, its target, the scores, and the gradient with respect to the
+    leaf.
+
+    The gradient with respect to the logits may be far below what half precision can hold, so each
+    sequence's is brought to size 1 on its way through the model:
+
+        size = max |d score / d logits|
+        gradient = size × ((d score / d logits) / size) · (d logits / d leaf)
+    """
+    heads = logits_of_targets(lm, scored, attention, gradients=True)
+    _check_kernels(lm, heads[0][0])
+    most = max(len(each.targets) for each in scored)
+    for place in range(most):
+        numbers = [number for number, each in enumerate(scored) if place < len(each.targets)]
+        scores: list[_Score] = []
+        for number in numbers:
+            query, targets, read, _, _ = scored[number]
+            scores.append(_score(query, targets[place], read, heads[number][place]))
+        outputs = [heads[number][place] for number in numbers]
+        leaves = [scored[number].leaf for number in numbers]
+        slopes = [score.slope for score in scores]
+        gradients = _gradients(lm, outputs, leaves, slopes, retain_graph=place + 1 < most)
+        for number, score, gradient in zip(numbers, scores, gradients, strict=True):
+            sizes = score.size.view(-1, *[1] * (gradient.ndim - 1))
+            whole = _checked_gradient(lm, gradient.float() * sizes.to(gradient.device))
+            yield number, scored[number].targets[place], score.values, whole
+
+
+def logits_of_targets(
+    lm: LanguageModel,
+    scored: Sequence[Scored],
+    attention: AttentionOf = attention_of_pass,
+    *,
+    gradients: bool,
+) -> list[list[Float[Tensor, "copies tokens vocab"]]]:
+    """The logits that the scores of a pass read, of each query's targets, float32.
+
+    Raises NumericalError for NaN or infinite ones.
+    """
+    branches = [*chain.from_iterable(each.branches for each in scored)]
+    logits_of_branches = iter(lm.run_packed(branches, attention, gradients=gradients))
+    heads: list[list[Tensor]] = []
+    for each in scored:
+        parts = [next(logits_of_branches).float() for _ in each.branches]
+        for part in parts:
+            check_finite(lm, part.detach().softmax(-1))
+        counts = [len(each.query.positions_read(target)) for target in each.targets]
+        of_targets = list(parts[0].split(counts, 1))
+        if len(parts) > 1:  # a foil's, beside the one target's
+            of_targets = [torch.cat([of_targets[0], parts[1]], 1)]
+        heads.append(of_targets)
+    return heads
+
+
+class _Score(NamedTuple):
+    """Scores, and their derivative by the logits over its size, which half precision can hold.
+
+    size = max |d score / d logits|, of each sequence.
+    """
+
+    values: Float[Tensor, " copies"]
+    slope: Float[Tensor, "copies tokens vocab"]
+    size: Float[Tensor, "copies 1 1"]
+
+
+def _score(query: Query, target: int, read: ObjectiveFn, logits: Tensor) -> _Score:
+    """The score of a target. Raises ParameterError if it cannot be differentiated."""
+    head = logits.detach().requires_grad_()
+    values = read(head, query.clean_of[target].to(head.device), query.ids[target].to(head.device))
+    if not values.requires_grad:
+        raise ParameterError(
+            "The function given as of= cannot be differentiated. Use torch's functions from "
+            "its first argument on, or a method that only predicts, such as 'occlusion'."
+        )
+    (slope,) = torch.autograd.grad(values.sum(), head)
+    size = slope.abs().amax((-1, -2), keepdim=True)
+    return _Score(values.detach(), slope / torch.where(size > 0, size, 1), size)
+
+
+def _gradients(
+    lm: LanguageModel,
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    slopes: Sequence[Tensor],
+    *,
+    retain_graph: bool,
+) -> Sequence[Tensor]:
+    """Gradients with respect to the leaves. Raises UnsupportedModelError where there are none."""
+    try:
+        return torch.autograd.grad(outputs, leaves, slopes, retain_graph=retain_graph)
+    except Exception as error:  # of any kind: kernels, rules and hooks of libraries run here
+        if is_out_of_memory(error) or isinstance(error, NoiserError):
+            raise
+        raise _no_backward(
+            lm, f"a layer's backward pass failed ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _checked_gradient(lm: LanguageModel, gradient: Tensor) -> Tensor:
+    """A gradient. Raises NumericalError if it is not finite."""
+    if not torch.isfinite(gradient).all():
+        raise NumericalError(
+            f"The gradient is NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); "
+            "expected finite numbers. Where the whole input is zero, normalisation layers are "
+            "too steep: choose another baseline. In float16, load the model with "
+            "dtype='float32' or dtype='bfloat16'."
+        )
+    return gradient
+
+
+def _differentiate_alone(
+    lm: LanguageModel, query: Query, perturbations: Sequence[Perturbation], read: ObjectiveFn
+) -> Iterator[Slope]:
+    """`differentiate` of a query whose sequences run as batches, each from its beginning or after
+    the cached tokens.
     """
     batch_size = _batch_size(lm, query, perturbations)
     supports_cached_prefix = bool(query.context.cache) and query.context.supports_cached_prefix
@@ -114,10 +396,8 @@ def _slopes(
     rest = len(query.token_ids) - stop  # tokens that no target depends on
     scale = lm.abilities.embedding_scale
     with differentiating(lm):
-        inputs = [
-            perturbation.inputs(query.context, start, stop) for _, perturbation in perturbations
-        ]
-        rows = torch.cat(inputs).requires_grad_()
+        asked = [Sequences(query.context, start, stop, each) for _, each in perturbations]
+        rows = torch.cat(inputs_of(asked)).requires_grad_()
 
         def options(_: Context) -> dict[str, Any]:  # target and foil have the same cached tokens
             return continued(query.context.cache, start, len(perturbations)) if start else {}
@@ -249,35 +529,12 @@ def scores_with_gradients(
         gradient = size × ((d score / d logits) / size) · (d logits / d leaf)
     """
     heads = forward_for_scores(lm, query, targets, start, options, embeddings=embeddings)
-    for target, (logits, clean, ids) in zip(targets, heads, strict=True):
-        head = logits.detach().requires_grad_()
-        values = read(head, clean, ids)
-        if not values.requires_grad:
-            raise ParameterError(
-                "The function given as of= cannot be differentiated. Use torch's functions from "
-                "its first argument on, or a method that only predicts, such as 'occlusion'."
-            )
-        (slope,) = torch.autograd.grad(values.sum(), head)
-        size = slope.abs().amax((-1, -2), keepdim=True)
-        slope = slope / torch.where(size > 0, size, 1)
-        is_last = target == targets[-1]
-        try:
-            (gradient,) = torch.autograd.grad(logits, leaf, slope, retain_graph=not is_last)
-        except Exception as error:  # of any kind: kernels, rules and hooks of libraries run here
-            if is_out_of_memory(error) or isinstance(error, NoiserError):
-                raise
-            raise _no_backward(
-                lm, f"a layer's backward pass failed ({type(error).__name__}: {error})"
-            ) from error
-        gradient = gradient.float() * size.to(gradient.device)
-        if not torch.isfinite(gradient).all():
-            raise NumericalError(
-                f"The gradient is NaN or infinite (dtype {str(lm.dtype).removeprefix('torch.')}); "
-                "expected finite numbers. Where the whole input is zero, normalisation layers are "
-                "too steep: choose another baseline. In float16, load the model with "
-                "dtype='float32' or dtype='bfloat16'."
-            )
-        yield target, values.detach(), gradient
+    for target, (logits, _, _) in zip(targets, heads, strict=True):
+        score = _score(query, target, read, logits)
+        retained = target != targets[-1]
+        (gradient,) = _gradients(lm, [logits], [leaf], [score.slope], retain_graph=retained)
+        size = score.size.to(gradient.device)
+        yield target, score.values, _checked_gradient(lm, gradient.float() * size)
 
 
 def _check_kernels(lm: LanguageModel, out: Tensor) -> None:

@@ -2,43 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from noiser.engine.backward_rules import Multiplier, ruled
 from noiser.engine.gradients import (
-    differentiate,
+    Differentiation,
+    Scored,
+    Slope,
+    branches_of_scores,
+    differentiate_all,
     differentiating,
     foil_length,
     forward_for_scores,
+    logits_of_targets,
     scores_with_gradients,
+    slopes_of_pass,
     targets_of,
 )
+from noiser.engine.inputs import Sequences, inputs_of
 from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import AnswerT, Query, Request
 from noiser.errors import UnsupportedModelError
-from noiser.model.attention import attention_maps, eager, set_attention
-from noiser.model.language_model import LanguageModel
-from noiser.model.packing import Context
+from noiser.model.attention import attention_maps, eager
+from noiser.model.language_model import AttentionOf, LanguageModel
+from noiser.model.packing import Branch, Pass
 from noiser.types import Baseline
 
 
 @dataclass(frozen=True, eq=False)
 class WhiteBoxRequest(Request[AnswerT]):
-    """A request that the model answers at once, and not by passes that requests share."""
+    """A request that looks inside the model, and so has passes of its own kind.
+
+    Requests of one class that have `shared_tokens` are answered together.
+    """
 
     query: Query
 
+    @property
+    def shared_tokens(self) -> int | None:
+        """How many tokens it adds to a pass of several requests; None: it has its own passes."""
+        return None
+
+    @property
+    def kind(self) -> object:
+        """What must be the same of requests that are answered together."""
+        return type(self)
+
     def answer(self, lm: LanguageModel) -> AnswerT:
         """The answer, from the model itself."""
-        raise NotImplementedError
+        (answer,) = self.answer_all(lm, [self])
+        return answer
+
+    @classmethod
+    def answer_all(cls, lm: LanguageModel, requests: Sequence[Any]) -> list[AnswerT]:
+        """The answers to several requests of this class, from shared passes."""
+        return [request.answer(lm) for request in requests]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,40 +132,75 @@ class Integrals(WhiteBoxRequest[tuple[Tensor, Tensor]]):
     paths: Sequence[IntegrationPath]
     read: ObjectiveFn
 
-    def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
-        """The pair; errors as for `differentiate`."""
-        query = self.query
+    @property
+    def shared_tokens(self) -> int | None:
+        """The tokens of all places, where sequences run end to end."""
+        if not self.query.context.supports_packing:
+            return None
+        places = sum(len(path.alphas) for path in self.paths)
+        return places * len(self.query.token_ids)
+
+    @classmethod
+    def answer_all(
+        cls, lm: LanguageModel, requests: Sequence[Integrals]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The pairs; errors as for `differentiate`."""
+        sums = [_Sums.of(request) for request in requests]
+        asked = [
+            Differentiation(request.query, each.perturbations, request.read)
+            for request, each in zip(requests, sums, strict=True)
+        ]
+        for number, slope in differentiate_all(lm, asked):
+            sums[number].add(slope)
+        return [(each.contributions, each.of_paths.cpu()) for each in sums]
+
+
+class _Place(NamedTuple):
+    """A place on path number `path` at which the gradient is taken, of some positions."""
+
+    path: int
+    positions: Sequence[int]
+    weight: float
+    direction: Float[Tensor, "positions dim"]
+
+
+class _Sums(NamedTuple):
+    """The changes that some integrals ask for, and the sums so far; see `Integrals`."""
+
+    places: list[_Place]
+    perturbations: list[Perturbation]
+    contributions: Float[Tensor, "targets length dim"]
+    of_paths: Float[Tensor, "paths targets length"]
+
+    @classmethod
+    def of(cls, request: Integrals) -> _Sums:
+        """The changes of a request, and sums of nothing."""
+        query = request.query
         rows = query.context.rows[: len(query.token_ids)]
         count = len(query.targets)
         contributions = torch.zeros(count, *rows.shape, device=rows.device)
-        sums = torch.zeros(len(self.paths), count, len(rows), device=rows.device)
-        places: list[_Place] = []
-        perturbations: list[Perturbation] = []
-        for number, path in enumerate(self.paths):
+        of_paths = torch.zeros(len(request.paths), count, len(rows), device=rows.device)
+        sums = cls([], [], contributions, of_paths)
+        for number, path in enumerate(request.paths):
             end = rows[list(path.positions)]
             if path.shift is not None:
                 end = end + path.shift.to(rows)
             start = query.baseline(path.baseline).expand_as(end)
             direction = end - start
             for alpha, weight in zip(path.alphas, path.weights, strict=True):
-                places.append(_Place(number, weight, direction))
+                sums.places.append(_Place(number, path.positions, weight, direction))
                 point = partial(_point, start, end, alpha)
-                perturbations.append(Perturbation(path.positions, point, targets=path.targets))
-        for index, target, _, gradient in differentiate(lm, query, perturbations, self.read):
-            place = places[index]
-            positions = list(self.paths[place.path].positions)
-            product = place.weight * gradient[positions] * place.direction
-            contributions[target, positions] += product
-            sums[place.path, target, positions] += product.sum(-1)
-        return contributions, sums.cpu()
+                change = Perturbation(path.positions, point, targets=path.targets)
+                sums.perturbations.append(change)
+        return sums
 
-
-class _Place(NamedTuple):
-    """A place on path number `path` at which the gradient is taken."""
-
-    path: int
-    weight: float
-    direction: Float[Tensor, "positions dim"]
+    def add(self, slope: Slope) -> None:
+        """Adds the product of a gradient and the direction of its path."""
+        place = self.places[slope.number]
+        positions = list(place.positions)
+        product = place.weight * slope.gradient[positions] * place.direction
+        self.contributions[slope.target, positions] += product
+        self.of_paths[place.path, slope.target, positions] += product.sum(-1)
 
 
 def _point(start: Tensor, end: Tensor, alpha: float, _: Tensor) -> Float[Tensor, "1 positions dim"]:
@@ -170,39 +231,130 @@ class Relevance(WhiteBoxRequest[tuple[Tensor, Tensor]]):
     reference: Perturbation | None = None
     attention: tuple[float, float] | None = None
 
-    def answer(self, lm: LanguageModel) -> tuple[Tensor, Tensor]:
-        """The pair; errors as for `differentiate`."""
-        query = self.query
-        perturbation = self.reference
+    @property
+    def shared_tokens(self) -> int | None:
+        """The tokens of the clean input, where sequences run end to end."""
+        if not self.query.context.supports_packing:
+            return None
+        return len(self.query.token_ids) + foil_length(self.query, 0)
+
+    @property
+    def kind(self) -> object:
+        """Requests with the same rules share passes."""
+        return type(self), self.slope, self.attention, self.reference is None
+
+    @classmethod
+    def answer_all(
+        cls, lm: LanguageModel, requests: Sequence[Relevance]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The pairs; errors as for `differentiate`."""
+        runs = [_RelevanceRun.of(request) for request in requests]
+        first = requests[0]
+        with differentiating(lm), ruled(lm.model, first.slope, first.attention) as share:
+            if first.reference is not None:
+                for run, scores in zip(runs, _reference_scores(lm, runs, share), strict=True):
+                    run.reference_scores.extend(scores)
+            for number, _, score, gradient in _clean_slopes(lm, runs, share):
+                runs[number].scores.append(score)
+                runs[number].gradients.append(gradient[0])
+        return [run.answer() for run in runs]
+
+
+class _RelevanceRun(NamedTuple):
+    """The inputs [1, length, dim] of a request for relevance, and what was found."""
+
+    request: Relevance
+    targets: Sequence[int]
+    inputs: Tensor
+    reference: Tensor
+    scores: list[Tensor]
+    reference_scores: list[Tensor]
+    gradients: list[Tensor]
+
+    @classmethod
+    def of(cls, request: Relevance) -> _RelevanceRun:
+        """The inputs of a request; a reference of zeros where it has none."""
+        query = request.query
         length = len(query.token_ids)
-        targets = targets_of(query, perturbation)
         inputs = query.context.inputs[None, :length].clone()
         reference = torch.zeros_like(inputs)
-        if perturbation is not None:
-            reference = perturbation.inputs(query.context, 0, length)
-        reference_scores: list[Tensor] = []
-        scores: list[Tensor] = []
-        gradients: list[Tensor] = []
-        with differentiating(lm), ruled(lm.model, self.slope, self.attention):
-            if perturbation is not None:
-                with torch.no_grad():
-                    for logits, clean, ids in forward_for_scores(
-                        lm, query, targets, embeddings=reference
-                    ):
-                        reference_scores.append(self.read(logits, clean, ids))
-            inputs.requires_grad_()
-            for _, score, gradient in scores_with_gradients(
-                lm, query, targets, self.read, embeddings=inputs, leaf=inputs
-            ):
-                scores.append(score)
-                gradients.append(gradient[0])
-        columns = [scores] if perturbation is None else [scores, reference_scores]
-        query.spent.add(length + foil_length(query, 0), len(columns) + len(targets))
+        if request.reference is not None:
+            (reference,) = inputs_of([Sequences(query.context, 0, length, request.reference)])
+        targets = targets_of(query, request.reference)
+        return cls(request, targets, inputs, reference, [], [], [])
+
+    def scored(self, inputs: Tensor) -> Scored:
+        """What is read of a pass over the clean inputs or the reference."""
+        query = self.request.query
+        branches = branches_of_scores(query, self.targets, 0, inputs)
+        return Scored(query, self.targets, self.request.read, branches, inputs)
+
+    def answer(self) -> tuple[Tensor, Tensor]:
+        """The pair of `Relevance`. Counts the passes."""
+        query = self.request.query
+        columns = [self.scores]
+        if self.request.reference is not None:
+            columns.append(self.reference_scores)
+        tokens = self.inputs.shape[1] + foil_length(query, 0)
+        query.spent.add(tokens, len(columns) + len(self.targets))
         # In double precision: the sums are large, and differences of tokens small.
-        moved = inputs.detach().cpu().double() - reference.cpu().double()
-        relevance = [(moved[0] * each.cpu().double()).sum(-1) for each in gradients]
+        moved = self.inputs.detach().cpu().double() - self.reference.cpu().double()
+        relevance = [(moved[0] * each.cpu().double()).sum(-1) for each in self.gradients]
         values = torch.stack([torch.cat(column) for column in columns], 1)
         return values.cpu(), torch.stack(relevance)
+
+
+Around = Callable[..., Any] | None
+"""A function that stands around a model's attention, as `ruled` gives it."""
+
+
+def _reference_scores(
+    lm: LanguageModel, runs: Sequence[_RelevanceRun], share: Around
+) -> Iterator[list[Tensor]]:
+    """The scores of each request's targets in the reference run."""
+    if runs[0].request.shared_tokens is None:
+        (run,) = runs
+        query = run.request.query
+        with torch.no_grad():
+            found = forward_for_scores(lm, query, run.targets, embeddings=run.reference)
+            yield [run.request.read(*each) for each in found]
+        return
+    scored = [run.scored(run.reference) for run in runs]
+    heads_of = logits_of_targets(lm, scored, _around(share), gradients=False)
+    for each, heads in zip(scored, heads_of, strict=True):
+        scores: list[Tensor] = []
+        for target, logits in zip(each.targets, heads, strict=True):
+            clean = each.query.clean_of[target].to(logits.device)
+            scores.append(each.read(logits, clean, each.query.ids[target].to(logits.device)))
+        yield scores
+
+
+def _clean_slopes(
+    lm: LanguageModel, runs: Sequence[_RelevanceRun], share: Around
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """As `slopes_of_pass`, of the clean inputs; of a request that shares no pass, by itself."""
+    for run in runs:
+        run.inputs.requires_grad_()
+    if runs[0].request.shared_tokens is not None:
+        scored = [run.scored(run.inputs) for run in runs]
+        yield from slopes_of_pass(lm, scored, _around(share))
+        return
+    (run,) = runs
+    query = run.request.query
+    for target, score, gradient in scores_with_gradients(
+        lm, query, run.targets, run.request.read, embeddings=run.inputs, leaf=run.inputs
+    ):
+        yield 0, target, score, gradient
+
+
+def _around(share: Around) -> AttentionOf:
+    """The attention of a pass, with a function around the model's own."""
+
+    def attention(packed: Pass) -> Callable[..., Any]:
+        packed.around = share
+        return packed.attend
+
+    return attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,57 +375,114 @@ class Gates(WhiteBoxRequest[Tensor]):
     gates: tuple[float, ...]
     read: ObjectiveFn
 
-    def answer(self, lm: LanguageModel) -> Float64[Tensor, "gates targets length"]:
-        """The slopes; other errors as for `differentiate`."""
-        query = self.query
-        context = query.context
-        begin = self.first
+    @property
+    def shared_tokens(self) -> int | None:
+        """The tokens of all gates, where sequences run end to end."""
+        context = self.query.context
         if not context.supports_packing:
+            return None
+        return len(self.gates) * (len(context.inputs) - self.first)
+
+    @classmethod
+    def answer_all(
+        cls, lm: LanguageModel, requests: Sequence[Gates]
+    ) -> list[Float64[Tensor, "gates targets length"]]:
+        """The slopes; other errors as for `differentiate`."""
+        if any(request.shared_tokens is None for request in requests):
             raise UnsupportedModelError(
                 f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so "
                 "its attention has no gates. Take another method, such as 'occlusion' or "
                 "'attn_lrp'."
             )
-        positions = torch.tensor(self.positions)
-        count = len(self.gates)
-        log_gates = torch.tensor(self.gates).log()[:, None, None].repeat(1, 1, len(positions))
-        log_gates.requires_grad_()  # [gates, 1, positions]
-        masks: dict[tuple[int | None, int], Tensor] = {}
-
-        def attend(
-            _: Any,
-            module: Any,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            __: Any,
-            sliding_window: Any = None,
-            **options: Any,
-        ) -> Any:
-            k, v = context.after(0, begin, int(module.layer_idx), k, v)
-            keys = k.shape[-2]
-            if (sliding_window, keys) not in masks:
-                mask = _mask(positions, log_gates, begin, keys, sliding_window)
-                masks[sliding_window, keys] = mask
-            bias = masks[sliding_window, keys].to(q).clamp_min(torch.finfo(q.dtype).min)
-            return eager(module, q, k, v, bias, **options)[0], None
-
-        targets = range(len(query.targets))
-        slopes = torch.zeros(count, len(targets), len(query.token_ids), dtype=torch.float64)
-        inputs = context.inputs[None, begin:].expand(count, -1, -1)
-
-        def places(sequence: Context) -> dict[str, Tensor]:
-            ids = torch.arange(begin, len(sequence.inputs), device=inputs.device)
-            return {"position_ids": ids[None]}
-
+        scored: list[Scored] = []
+        for request in requests:
+            gates = torch.tensor(request.gates).log()[:, None, None]
+            leaf = gates.repeat(1, 1, len(request.positions)).requires_grad_()
+            targets = range(len(request.query.targets))
+            inputs = request.query.context.inputs[None, request.first :]
+            copies = inputs.expand(len(request.gates), -1, -1)
+            branches = branches_of_scores(request.query, targets, request.first, copies)
+            scored.append(Scored(request.query, targets, request.read, branches, leaf))
+        positions = [torch.tensor(request.positions) for request in requests]
+        answers: list[Tensor] = []
+        for each in scored:
+            shape = len(each.leaf), len(each.targets), len(each.query.token_ids)
+            answers.append(torch.zeros(shape, dtype=torch.float64))
         with differentiating(lm):
-            set_attention(lm.model, attend, masked=False)
-            for target, _, slope in scores_with_gradients(
-                lm, query, targets, self.read, begin, places, embeddings=inputs, leaf=log_gates
-            ):
-                slopes[:, target, positions] = slope[:, 0].double()
-        query.spent.add(inputs.shape[1] + foil_length(query, begin), count * (1 + len(targets)))
-        return slopes
+            gated = _Gated(scored, positions)
+            for number, target, _, slope in slopes_of_pass(lm, scored, gated.attention):
+                answers[number][:, target, positions[number]] = slope[:, 0].double().cpu()
+        for request in requests:
+            query = request.query
+            rows = len(query.context.inputs) - request.first
+            tokens = rows + foil_length(query, request.first)
+            passes = len(request.gates) * (1 + len(query.targets))
+            query.spent.add(tokens, passes)
+        return answers
+
+
+class _GatedRows(NamedTuple):
+    """Rows `first` to `last` of a pass: copies of a sequence, each with its gates."""
+
+    branch: Branch
+    first: int
+    last: int
+    positions: Int[Tensor, " positions"]
+    log_gates: Float[Tensor, "copies 1 positions"]
+
+
+class _Gated:
+    """The attention of sequences of a pass whose view of the prompt has gates."""
+
+    def __init__(
+        self, scored: Sequence[Scored], positions: Sequence[Int[Tensor, " positions"]]
+    ) -> None:
+        self.parts: list[_GatedRows] = []
+        first = 0
+        for each, own_positions in zip(scored, positions, strict=True):
+            for branch in each.branches:
+                last = first + branch.inputs.shape[:2].numel()
+                self.parts.append(_GatedRows(branch, first, last, own_positions, each.leaf))
+                first = last
+        self.masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def attention(self, _packed: Pass) -> Callable[..., Any]:
+        """The attention of the pass of these sequences."""
+        return self.attend
+
+    def attend(
+        self,
+        _own: Any,
+        module: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        _mask: Any,
+        sliding_window: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Attention of each sequence to its beginning, through gates, and to itself."""
+        outputs: list[Tensor] = []
+        for number, part in enumerate(self.parts):
+            own: list[Tensor] = []
+            for states in (q, k, v):  # [1, heads, rows, dim] to [copies, heads, length, dim]
+                rows = states[0, :, part.first : part.last]
+                own.append(rows.unflatten(1, (len(part.log_gates), -1)).transpose(0, 1))
+            begin = part.branch.start
+            keys, values = part.branch.context.after(0, begin, int(module.layer_idx), *own[1:])
+            bias = self._bias(number, keys.shape[-2], sliding_window).to(q)
+            bias = bias.clamp_min(torch.finfo(q.dtype).min)
+            found = eager(module, own[0], keys, values, bias, **options)[0]
+            outputs.append(found.flatten(0, 1))  # [copies, length, heads, dim]
+        return torch.cat(outputs)[None], None
+
+    def _bias(self, number: int, keys: int, window: int | None) -> Tensor:
+        """What is added to the scores of a part, the same in all layers with a window."""
+        if (number, window) not in self.masks:
+            part = self.parts[number]
+            begin = part.branch.start
+            self.masks[number, window] = _mask(part.positions, part.log_gates, begin, keys, window)
+        return self.masks[number, window]
 
 
 def _mask(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Literal
 
 from jaxtyping import Float
@@ -24,7 +23,63 @@ from noiser.text.pictures import Region
 Rows = Callable[[Tensor], Tensor]
 """From the clean rows of some positions [positions, dim] to changed ones [samples, positions,
 dim].
+
+`OneRow` and `AddedNoise` are such functions, and data: those of a whole pass are computed together.
 """
+
+
+@dataclass(frozen=True, eq=False)
+class OneRow:
+    """Every position holds the same row."""
+
+    row: Float[Tensor, " dim"]
+
+    def __call__(self, clean: Float[Tensor, "positions dim"]) -> Float[Tensor, "1 positions dim"]:
+        """The row at each position."""
+        return self.row.to(clean).expand(1, *clean.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class AddedNoise:
+    """Every position x becomes `x + k * n`.
+
+    Attributes:
+        vectors: standard normal numbers n. A position gets the vector of its place among the
+            positions that change, or with `by_position` that of the position itself.
+        positions: the positions that change, ascending.
+        scale: k; or with `relative` r, which makes k = r ‖x‖ / E‖n‖₂ at each position.
+    """
+
+    vectors: Float[Tensor, "samples longest dim"]
+    positions: tuple[int, ...]
+    scale: float
+    relative: bool = False
+    by_position: bool = False
+
+    @property
+    def columns(self) -> Sequence[int]:
+        """Which of the vectors each position gets."""
+        return self.positions if self.by_position else range(len(self.positions))
+
+    def __call__(
+        self, clean: Float[Tensor, "positions dim"]
+    ) -> Float[Tensor, "samples positions dim"]:
+        """The rows with noise."""
+        chosen = self.vectors[:, list(self.columns)]
+        return add_noise(clean, chosen, self.scale, self.relative)
+
+
+def add_noise(
+    clean: Float[Tensor, "positions dim"],
+    vectors: Float[Tensor, "*samples positions dim"],
+    scale: float | Float[Tensor, "positions 1"],
+    relative: bool,
+) -> Float[Tensor, "*samples positions dim"]:
+    """`x + k * n`; see `AddedNoise`."""
+    k = scale
+    if relative:
+        k = scale * clean.norm(dim=-1)[:, None] / expected_norm("l2", clean.shape[-1])
+    return clean + k * vectors.to(clean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +128,8 @@ class Perturbation:
 
     Attributes:
         positions: the token positions that it changes, ascending.
-        rows: makes the changed rows when a pass is filled, so that a long list of changes takes no
-            memory; None: the tokens are taken out, and later ones move up.
+        rows: what the changed rows are, computed when a pass is filled, so that a long list of
+            changes takes no memory; None: the tokens are taken out, and later ones move up.
         samples: how many versions of the changed rows there are.
         hidden: no later token after the sources attends to the positions, and no row changes; see
             `hide`.
@@ -104,23 +159,6 @@ class Perturbation:
             return context.layout.grown(stop)
         return context.layout.grown(stop + len(self.positions)).without(self.positions)
 
-    def inputs(
-        self, context: Context, start: int, stop: int, samples: slice = slice(None)
-    ) -> Float[Tensor, "samples length dim"]:
-        """What the model reads from `start` to `stop`, in some of the samples."""
-        if self.hidden:
-            return context.inputs[start:stop][None]
-        if self.rows is None:
-            gone = set(self.positions)
-            kept = (i for i in range(start, len(context.inputs)) if i not in gone)
-            return context.inputs[[*islice(kept, stop - start)]][None]
-        places = list(self.positions)
-        rows = self.rows(context.inputs[places].float() / context.scale)[samples]
-        inside = [i - start for i in places if i < stop]
-        inputs = context.inputs[start:stop].repeat(len(rows), 1, 1)
-        inputs[:, inside] = (rows[:, : len(inside)] * context.scale).to(inputs.dtype)
-        return inputs
-
 
 def set_rows(
     positions: Iterable[int],
@@ -130,8 +168,10 @@ def set_rows(
     """The change in which every position holds one row, such as a baseline's, or rows of its own in
     each sample.
     """
-    count = len(rows) if rows.ndim == 3 else 1
     places = tuple(sorted(positions))
+    if rows.ndim == 1:
+        return Perturbation(places, OneRow(rows), targets=targets)
+    count = len(rows)
     return Perturbation(
         places, lambda clean: rows.to(clean).expand(count, *clean.shape), count, targets=targets
     )
@@ -176,18 +216,9 @@ def noise(
         by_position: the vectors are [samples, length, dim], and a position gets its own whichever
             others change.
     """
-    positions = tuple(sorted(positions))
-
-    def rows(clean: Tensor) -> Tensor:
-        k = (
-            scale * clean.norm(dim=-1)[:, None] / expected_norm("l2", clean.shape[-1])
-            if relative
-            else scale
-        )
-        chosen = vectors[:, list(positions)] if by_position else vectors[:, : len(clean)]
-        return clean + k * chosen.to(clean)
-
-    return Perturbation(positions, rows, len(vectors), targets=targets)
+    places = tuple(sorted(positions))
+    rows = AddedNoise(vectors, places, scale, relative, by_position)
+    return Perturbation(places, rows, len(vectors), targets=targets)
 
 
 def scale_rows(

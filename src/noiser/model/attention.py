@@ -65,21 +65,25 @@ def divide_gradient(x: Tensor, by: float) -> Tensor:
     return x
 
 
-def share_attention(model: Any, queries_keys: float, values: float, ran: list[Any]) -> None:
-    """Divides gradients that attention returns for queries, keys and values while a model runs;
-    `ran` gets layers.
+def share_attention(
+    model: Any, queries_keys: float, values: float, ran: list[Any]
+) -> Callable[..., Any]:
+    """Divides gradients that attention returns for queries, keys and values while a model runs.
+
+    `ran` gets its layers. Returns the function that was put in place, see `set_attention`.
     """
 
     def share(
         own: Any, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any
     ) -> Any:
         ran.append(module)
-        q, k, v = (
-            divide_gradient(x, by) for x, by in ((q, queries_keys), (k, queries_keys), (v, values))
-        )
+        q = divide_gradient(q, queries_keys)
+        k = divide_gradient(k, queries_keys)
+        v = divide_gradient(v, values)
         return own(module, q, k, v, *args, **options)
 
     set_attention(model, share)
+    return share
 
 
 def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:

@@ -31,6 +31,7 @@ from noiser.model.abilities import (
 from noiser.model.attention import set_attention
 from noiser.model.classes import refuse_other_kinds
 from noiser.model.generation import describe_settings, greedy_text, text_settings
+from noiser.model.memory import send
 from noiser.model.packing import BLOCK, Branch, Context, KeysValues, Pass, whole_logits
 from noiser.model.products import PLAIN
 from noiser.model.runtime import add_hook, exactly, running
@@ -42,6 +43,17 @@ from noiser.types import Baseline, ModelIdentity, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+AttentionOf = Callable[[Pass], Callable[..., Any]]
+"""From a pass to its attention: a function (own, module, queries, keys, values, mask, **options),
+as of `set_attention`.
+"""
+
+
+def attention_of_pass(packed: Pass) -> Callable[..., Any]:
+    """The model's own attention, of packed sequences."""
+    return packed.attend
 
 
 class LanguageModel:
@@ -280,6 +292,16 @@ class LanguageModel:
             "logits_to_keep" in inspect.signature(model.forward).parameters for model in models
         )
 
+    def _kept_rows(self, positions: Sequence[int]) -> Tensor | list[int]:
+        """Positions at which the head runs: numbers, since the last layer may be on any device.
+
+        Where there is one accelerator they are sent, so that it is not waited for.
+        """
+        devices = set(getattr(self.model, "hf_device_map", {}).values())
+        if self.device.type == "cpu" or len(devices) > 1:
+            return list(positions)
+        return send(torch.tensor(positions, dtype=torch.long), self.device)
+
     def running(self, *, gradients: bool = False) -> AbstractContextManager[None]:
         """`runtime.running` of the model."""
         return running(self.model, gradients=gradients)
@@ -421,23 +443,35 @@ class LanguageModel:
         try:
             for branch in branches:
                 *pieces, end = branch.pieces(size) if branch.record else [branch]
-                heads.append([self._run_pass([piece])[0] for piece in pieces])
+                heads.append([self.run_packed([piece], gradients=False)[0] for piece in pieces])
                 ends.append(end)
-            logits = self._run_pass(ends)
+            logits = self.run_packed(ends, gradients=False)
         except BaseException:
             for branch in branches:
                 if branch.record:  # what has run of it runs again
                     branch.context.done = branch.start
             raise
-        return [torch.cat([*head, own], 1) for head, own in zip(heads, logits, strict=True)]
+        whole: list[Tensor] = []
+        for head, own in zip(heads, logits, strict=True):
+            whole.append(torch.cat([*head, own], 1) if head else own)
+        return whole
 
-    def _run_pass(self, branches: Sequence[Branch]) -> list[Float[Tensor, "copies wanted vocab"]]:
-        """The logits of branches that run end to end in one forward pass."""
+    def run_packed(
+        self,
+        branches: Sequence[Branch],
+        attention: AttentionOf = attention_of_pass,
+        *,
+        gradients: bool,
+    ) -> list[Float[Tensor, "copies wanted vocab"]]:
+        """The logits of branches that run end to end in one forward pass.
+
+        With `gradients` they go back through it.
+        """
         inputs = torch.cat([branch.inputs.flatten(0, 1) for branch in branches])[None]
         packed = Pass(branches)
-        with running(self.model):
-            set_attention(self.model, packed.attend, masked=False)
-            places = packed.position[None].to(inputs.device)
+        with running(self.model, gradients=gradients):
+            set_attention(self.model, attention(packed), masked=False)
+            places = packed.tokens.position[None]
             handed = packed.handed(inputs.device)
             if handed:
 
@@ -470,7 +504,7 @@ class LanguageModel:
         # A copy: some models, such as CTRL, scale it in place.
         rows = embeddings.to(self.model.dtype, copy=True)
         if self._keeps_rows:
-            options["logits_to_keep"] = list(positions)  # on whatever device the last layer is
+            options["logits_to_keep"] = self._kept_rows(positions)
         try:
             out = self.model(**{"inputs_embeds": rows, "use_cache": False, **options})
         except Exception as error:

@@ -1,23 +1,26 @@
 """Sequences of different lengths, and of different prompts, end to end in one forward pass.
 
-They are one long sequence for everything but attention, so no token is computed twice. A few
-sequences of one prompt attend, by the model's own attention function and with one mask, to their
-clean beginning and to themselves.
+They are one long sequence for everything but attention, so no token is computed twice. Sequences
+attend together, by the model's own attention function and with one mask, to their clean beginnings
+and to themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from noiser.model.attention import eager
 from noiser.model.layout import Layout
+from noiser.model.memory import send
 from noiser.model.runtime import running
 
 # Tokens that attend together; a longer sequence is cut into such blocks.
@@ -182,28 +185,106 @@ def _cuts(layout: Layout | None, start: int, stop: int, size: int) -> Iterable[t
         start = end
 
 
-# Two sequences of one prompt, whose clean tokens 0 to 3 are cached: a leaves it at 2, b at 3.
+# Two sequences of prompt A, whose clean tokens 0 to 3 are cached: one leaves it at 2, one at 3; and
+# one of prompt B, of which token 0 is cached.
 #
-#     row of the pass    0  1  2  3  4       sees cached 0 1 2 | row 0 1 2 3 4
-#     number             a  a  a  b  b       row 0, a 2:   x x .      x . . . .
-#     position           2  3  4  3  4       row 2, a 4:   x x .      x x x . .
-#     start              2  2  2  3  3       row 4, b 4:   x x x      . . . x x
+#     row of the pass    0  1  2  3  4  5       sees cached A0 A1 A2 B0 | row 0 1 2 3 4 5
+#     context            A  A  A  A  A  B       row 0, A2 :  x  x  .  . |     x . . . . .
+#     number             0  0  0  1  1  2       row 2, A4 :  x  x  .  . |     x x x . . .
+#     position           2  3  4  3  4  1       row 4, A4 :  x  x  x  . |     . . . x x .
+#     start              2  2  2  3  3  1       row 5, B1 :  .  .  .  x |     . . . . . x
 #
-# Both are short, so they are one block: _Block(cached=3, begin=0, first=0, last=5).
-# If a block held two tokens, a alone would be _Block(2, 0, 0, 2) and _Block(2, 0, 2, 3).
+# All are short, so they are one block, whose keys are A0 A1 A2 B0 and the rows 0 to 5. A sequence
+# that is longer than a block is cut into several, which share their keys.
 
 
-class _Block(NamedTuple):
-    """Rows `first` to `last` of a pass: tokens that attend together.
+@dataclass(eq=False)
+class _Keys:
+    """Keys that some sequences share: first tokens of contexts, and then the sequences' own rows.
 
-    They attend to the first `cached` clean tokens, and to rows of the pass from `begin` on.
+    Attributes:
+        cached: how many first tokens of each context.
+        numbers: of the sequences, whose rows are `begin` to `end`.
+        place: of the first key among all keys of the pass.
     """
 
-    context: Context
-    cached: int
+    cached: dict[Context, int]
+    numbers: list[int]
     begin: int
+    end: int
+    place: int = 0
+
+    @property
+    def of_contexts(self) -> int:
+        """How many keys are cached."""
+        return sum(self.cached.values())
+
+    @property
+    def count(self) -> int:
+        """How many keys there are."""
+        return self.of_contexts + self.end - self.begin
+
+
+@dataclass(eq=False)
+class _Block:
+    """Rows `first` to `last` of a pass, which attend together; `lowest` is their lowest position.
+
+    Of their keys they see none that stands after row `last`.
+    """
+
+    keys: _Keys
     first: int
     last: int
+    lowest: int
+
+    def seen(self, window: int | None) -> slice:
+        """The keys of the pass that one of the rows may see."""
+        keys = self.keys
+        too_old = 0
+        if window and len(keys.cached) == 1:  # the first keys stand at positions 0, 1, 2, ...
+            too_old = max(0, self.lowest + 1 - window)
+        return slice(keys.place + too_old, keys.place + keys.of_contexts + self.last - keys.begin)
+
+
+class _Tokens(NamedTuple):
+    """Rows or keys of a pass: for each the context, the sequence, where it starts, the position.
+
+    A cached token is of no sequence: its number is -1.
+    """
+
+    context: Int[Tensor, " tokens"]
+    number: Int[Tensor, " tokens"]
+    start: Int[Tensor, " tokens"]
+    position: Int[Tensor, " tokens"]
+
+    @classmethod
+    def of(cls, stretches: Sequence[_Stretch], device: torch.device) -> _Tokens:
+        """Those of stretches, end to end."""
+        ends = [*accumulate(each.length for each in stretches)]
+        columns: list[tuple[int, int, int, int]] = []
+        for each, end in zip(stretches, ends, strict=True):
+            # All tokens of a stretch stand as far from their position as its first one does.
+            moved = each.position - (end - each.length)
+            columns.append((each.context, each.number, each.start, moved))
+        lengths = send(torch.tensor([each.length for each in stretches]), device)
+        of_stretches = send(torch.tensor(columns), device)
+        of_tokens = of_stretches.repeat_interleave(lengths, 0, output_size=ends[-1])
+        context, number, start, moved = of_tokens.unbind(1)
+        return cls(context, number, start, moved + torch.arange(ends[-1], device=device))
+
+    def part(self, part: slice) -> _Tokens:
+        """Some of them."""
+        return _Tokens(*(each[part] for each in self))
+
+
+class _Stretch(NamedTuple):
+    """Consecutive tokens of one sequence, as of `_Tokens`; the first stands at `position`."""
+
+    context: int
+    number: int
+    start: int
+    position: int
+    length: int
 
 
 class Pass:
@@ -212,70 +293,125 @@ class Pass:
     Attributes:
         sequences: the branch of each sequence.
         spans: the rows of each sequence, from the first up to the end.
-        number: for each row the number of its sequence.
-        start: for each row the position at which its sequence leaves the clean one.
-        position: for each row its position in the sequence.
         rows: the rows whose logits are wanted.
+        numbers: of the contexts, in the order in which they come.
+        tokens: of each row its context, its sequence and where that starts, and its position.
+        keys: the same of the keys, which stand side by side as `key_groups` says.
         blocks: rows that attend together.
+        hidden: which positions are hidden in each sequence; None where none is.
         picture: for each row the number of a block of tokens that see each other, or -1; None
             where all are -1.
-        masks: for each window, the first cached token and the mask of each block, where there is
-            room for them.
+        masks: for each window the mask of each block, where there is room for them.
+        around: a function that stands around the model's own attention, (own, module, queries,
+            keys, values, mask, **options); or None.
     """
 
     def __init__(self, branches: Sequence[Branch]) -> None:
-        self.masks: dict[int | None, list[tuple[int, Tensor]]] = {}
-        self.sequences = [branch for branch in branches for _ in branch.inputs]
-        lengths = torch.tensor([branch.inputs.shape[1] for branch in self.sequences])
-        ends = lengths.cumsum(0)
-        starts = ends - lengths
-        self.spans = list(zip(starts.tolist(), ends.tolist(), strict=True))
-        self.number = torch.arange(len(lengths)).repeat_interleave(lengths)
-        self.start = torch.tensor([branch.start for branch in self.sequences])[self.number]
-        place = torch.arange(len(self.number)) - starts[self.number]  # in the sequence as it runs
-        self.position = place + self.start
+        self.masks: dict[int | None, list[Tensor]] = {}
+        self.around: Callable[..., Any] | None = None
+        self.numbers: dict[Context, int] = {}
+        self.device = branches[0].inputs.device
+        self.sequences: list[Branch] = []
+        for branch in branches:
+            self.sequences += [branch] * len(branch.inputs)
+        lengths = [branch.inputs.shape[1] for branch in self.sequences]
+        ends = [*accumulate(lengths)]
+        self.spans = [(end - length, end) for end, length in zip(ends, lengths, strict=True)]
         self.rows: list[int] = []
         for branch, (first, _) in zip(self.sequences, self.spans, strict=True):
             self.rows += [first + position - branch.start for position in branch.wanted]
+        size = BLOCK_ON_CPU if self.device.type == "cpu" else BLOCK
+        self.blocks = _blocks(self.sequences, self.spans, size)
+        self.key_groups = [*dict.fromkeys(block.keys for block in self.blocks)]
+        self.tokens, self.keys = self._tokens_and_keys()
         self.picture = self._picture_blocks()
-        on_cpu = branches[0].inputs.device.type == "cpu"
-        self.blocks = _blocks(self.sequences, self.spans, BLOCK_ON_CPU if on_cpu else BLOCK)
+        self.hidden = self._hidden_positions()
+        self._recorded = [branch for branch in self.sequences if branch.record]
+        self._recorded_rows = self._rows_of_recorded(lengths)
 
-    def mask(self, block: _Block, window: int | None, like: Tensor) -> tuple[int, Tensor]:
-        """The first cached token that a query sees, and the mask [1, 1, queries, keys].
+    def _tokens_and_keys(self) -> tuple[_Tokens, _Tokens]:
+        """What each row is, and each key; places the keys."""
+        rows: list[_Stretch] = []
+        for number, (branch, (first, end)) in enumerate(
+            zip(self.sequences, self.spans, strict=True)
+        ):
+            context = self.numbers.setdefault(branch.context, len(self.numbers))
+            rows.append(_Stretch(context, number, branch.start, branch.start, end - first))
+        keys: list[_Stretch] = []
+        place = 0
+        for group in self.key_groups:
+            group.place = place
+            place += group.count
+            for context, count in group.cached.items():
+                keys.append(_Stretch(self.numbers[context], -1, -1, 0, count))
+            keys += [rows[number] for number in group.numbers]
+        return _Tokens.of(rows, self.device), _Tokens.of(keys, self.device)
 
-        The mask is 0 where a query sees a key, and the least number elsewhere.
+    def _hidden_positions(self) -> Bool[Tensor, "sequences positions"] | None:
+        """Which positions are hidden in each sequence; None where none is."""
+        if not any(branch.hidden for branch in self.sequences):
+            return None
+        longest = max(len(branch.context.inputs) for branch in self.sequences)
+        hidden = torch.zeros(len(self.sequences), longest, dtype=torch.bool)
+        for number, branch in enumerate(self.sequences):
+            hidden[number, list(branch.hidden)] = True
+        return send(hidden, self.device)
+
+    def _rows_of_recorded(self, lengths: Sequence[int]) -> Int[Tensor, " rows"]:
+        """The rows of clean sequences that go on."""
+        is_recorded = torch.tensor([branch.record for branch in self.sequences])
+        of_rows = is_recorded.repeat_interleave(torch.tensor(lengths))
+        return send(of_rows.nonzero()[:, 0], self.device)
+
+    def mask(self, block: _Block, window: int | None, dtype: torch.dtype) -> Tensor:
+        """A block's mask, [1, 1, queries, keys that are `seen`].
+
+        It is 0 where a query sees a key, and the least number elsewhere.
         """
-        queries = slice(block.first, block.last)
-        own_keys = slice(block.begin, block.last)
-        start = self.start[queries, None]
-        number = self.number[queries, None]
-        position = self.position[queries, None]
-        oldest = 0
-        if window:
-            oldest = min(block.cached, max(0, int(start.min()) + 1 - window))
-        cached = torch.arange(oldest, block.cached)
-        key_position = torch.cat([cached, self.position[own_keys]])
-        distance = position - key_position
-        sees = distance >= 0
-        if self.picture is not None:
-            own = self.picture[queries, None]
-            # Cached tokens of another sequence's block stand before all of its tokens anyway.
-            not_cached = torch.cat([torch.full((len(cached),), -1), self.picture[own_keys]])
-            sees |= (own >= 0) & (own == not_cached)
-        near = sees & (distance < (window or torch.inf))
-        same_sequence = self.number[own_keys] == number
-        visible = torch.cat([cached < start, same_sequence], 1) & near
-        for sequence in number.unique().tolist():
-            hidden = self.sequences[sequence].hidden
-            if hidden:
-                is_hidden = torch.isin(key_position, torch.tensor(hidden))
-                # A token always attends to itself.
-                visible &= ~((number == sequence) & is_hidden & (distance != 0))
+        seen = block.seen(window)
+        queries = self.tokens.part(slice(block.first, block.last))
+        in_picture = None if self.picture is None else self._same_picture(block, seen)
+        visible = self._visible(queries, self.keys.part(seen), window, in_picture)
         # In its own type from the beginning: float32 does not hold the least float64.
-        mask = torch.zeros(visible.shape, dtype=like.dtype)
-        mask = mask.masked_fill(~visible, torch.finfo(like.dtype).min)
-        return oldest, mask.to(like.device)[None, None]
+        mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
+        return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+
+    def _visible(
+        self,
+        queries: _Tokens,
+        keys: _Tokens,
+        window: int | None,
+        in_picture: Bool[Tensor, "queries keys"] | None,
+    ) -> Bool[Tensor, "queries keys"]:
+        """Which keys each query sees; `in_picture` says which later ones it may."""
+        of_query = _Tokens(*(each[:, None] for each in queries))
+        own = keys.number == of_query.number
+        is_cached = keys.number < 0
+        clean = is_cached & (keys.context == of_query.context) & (keys.position < of_query.start)
+        distance = of_query.position - keys.position
+        allowed = distance >= 0
+        if in_picture is not None:
+            allowed |= in_picture
+        visible = (own | clean) & allowed
+        if window:
+            visible &= distance < window
+        if self.hidden is not None:
+            is_hidden = self.hidden[of_query.number, keys.position]
+            visible &= ~is_hidden | (distance == 0)  # a token always attends to itself
+        return visible
+
+    def _same_picture(self, block: _Block, seen: slice) -> Bool[Tensor, "queries keys"]:
+        """Whether a key's row stands in the query's block of a picture.
+
+        Cached tokens of another sequence's block stand before all of its tokens anyway.
+        """
+        assert self.picture is not None
+        keys = block.keys
+        cached = self.picture.new_full((keys.of_contexts,), -1)
+        of_keys = torch.cat([cached, self.picture[keys.begin : block.last]])
+        of_keys = of_keys[seen.start - keys.place :]
+        of_queries = self.picture[block.first : block.last, None]
+        return (of_queries >= 0) & (of_queries == of_keys)
 
     def _picture_blocks(self) -> Tensor | None:
         """The numbers of blocks of tokens that see each other, for each row."""
@@ -288,7 +424,7 @@ class Pass:
                 rows.append(torch.full((end - first,), -1))
             else:
                 rows.append(blocks[branch.start : branch.start + end - first])
-        return torch.cat(rows)
+        return torch.cat(rows).to(self.device)
 
     def handed(self, device: torch.device) -> dict[str, Any]:
         """Further arguments of the text model: positions of several axes, and deep features.
@@ -313,7 +449,7 @@ class Pass:
             given["position_ids"] = position_ids[:, None] if axes > 1 else position_ids
         layers = max((len(each.deep) for each in known), default=0)
         if layers:
-            is_picture = torch.zeros(len(self.number), dtype=torch.bool)
+            is_picture = torch.zeros(self.spans[-1][1], dtype=torch.bool)
             features: list[list[Tensor]] = [[] for _ in range(layers)]
             for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
                 layout = branch.layout
@@ -338,73 +474,97 @@ class Pass:
         query, key, value, *_ = states
         if options.get("softcap"):
             own = eager
+        if self.around is not None:
+            own = partial(self.around, own)
         layer = int(module.layer_idx)
-        self._record(layer, key, value, sliding_window)
+        self.record(layer, key, value, sliding_window)
+        keys = self._stacked(layer, 0, key)
+        values = self._stacked(layer, 1, value)
         outputs: list[Tensor] = []
-        for block, (oldest, mask) in zip(
-            self.blocks, self._masks(sliding_window, query), strict=True
-        ):
-            block_query = query[..., block.first : block.last, :]
-            block_key, block_value = block.context.after(
-                oldest,
-                block.cached,
-                layer,
-                key[..., block.begin : block.last, :],
-                value[..., block.begin : block.last, :],
+        masks = self._masks(sliding_window, query.dtype)
+        for block, mask in zip(self.blocks, masks, strict=True):
+            seen = block.seen(sliding_window)
+            result = own(
+                module,
+                query[..., block.first : block.last, :],
+                keys[..., seen, :],
+                values[..., seen, :],
+                mask.to(query),
+                **options,
             )
-            result = own(module, block_query, block_key, block_value, mask.to(query), **options)
             outputs.append(result[0])
-        return torch.cat(outputs, 1), None
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), None
 
-    def _masks(self, window: int | None, like: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """The first cached token and the mask of each block, kept or made as they are taken."""
+    def _stacked(self, layer: int, which: int, own: Tensor) -> Float[Tensor, "1 heads keys dim"]:
+        """All keys (0) or values (1) of a layer, as `key_groups` has them."""
+        parts: list[Tensor] = []
+        for group in self.key_groups:
+            for context, count in group.cached.items():
+                if count:
+                    parts.append(context.cache[layer][which][..., :count, :].to(own.device))
+            parts.append(own[..., group.begin : group.end, :])
+        return own if len(parts) == len(self.key_groups) else torch.cat(parts, -2)
+
+    def _masks(self, window: int | None, dtype: torch.dtype) -> Iterable[Tensor]:
+        """The mask of each block, kept or made as they are taken."""
         if window in self.masks:
             return self.masks[window]
-        masks = (self.mask(block, window, like) for block in self.blocks)
-        numbers = sum(
-            (block.last - block.first) * (block.cached + block.last - block.begin)
-            for block in self.blocks
-        )
+        masks = (self.mask(block, window, dtype) for block in self.blocks)
+        numbers = 0
+        for block in self.blocks:
+            seen = block.seen(window)
+            numbers += (block.last - block.first) * (seen.stop - seen.start)
         if numbers > KEPT_NUMBERS:
             return masks
         self.masks[window] = list(masks)
         return self.masks[window]
 
-    def _record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
+    def record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
         """Adds the keys and values of clean sequences to their caches."""
-        for branch, (first, end) in zip(self.sequences, self.spans, strict=True):
-            if branch.record:
-                context = branch.context
-                new_key = key[..., first:end, :].clone()
-                new_value = value[..., first:end, :].clone()
-                context.cache[layer] = context.after(0, branch.start, layer, new_key, new_value)
-                context.windows[layer] = window
+        if not self._recorded:
+            return
+        lengths = [branch.inputs.shape[1] for branch in self._recorded]
+        keys = key.index_select(-2, self._recorded_rows.to(key.device)).split(lengths, -2)
+        values = value.index_select(-2, self._recorded_rows.to(value.device)).split(lengths, -2)
+        for branch, new_key, new_value in zip(self._recorded, keys, values, strict=True):
+            context = branch.context
+            context.cache[layer] = context.after(0, branch.start, layer, new_key, new_value)
+            context.windows[layer] = window
 
 
 def _blocks(
     sequences: Sequence[Branch], spans: Sequence[tuple[int, int]], size: int
 ) -> list[_Block]:
-    """Blocks that attend together: short sequences of a context share one, long ones are cut."""
+    """Blocks that attend together: short sequences share one, long ones are cut."""
     blocks: list[_Block] = []
-    for branch, (first, end) in zip(sequences, spans, strict=True):
+    for number, (branch, (first, end)) in enumerate(zip(sequences, spans, strict=True)):
+        context = branch.context
         previous = blocks[-1] if blocks else None
         if previous is not None and _fits(previous, branch, end, size):
-            cached = max(previous.cached, branch.start)
-            blocks[-1] = previous._replace(cached=cached, last=end)
+            keys = previous.keys
+            keys.cached[context] = max(keys.cached.get(context, 0), branch.start)
+            keys.numbers.append(number)
+            keys.end = end
+            previous.last = end
+            previous.lowest = min(previous.lowest, branch.start)
             continue
+        keys = _Keys({context: branch.start}, [number], first, end)
         moved = first - branch.start  # from a position to its row
         for start, stop in _cuts(branch.layout, branch.start, end - moved, size):
-            block = _Block(branch.context, branch.start, first, start + moved, stop + moved)
-            blocks.append(block)
+            blocks.append(_Block(keys, start + moved, stop + moved, start))
     return blocks
 
 
 def _fits(block: _Block, branch: Branch, end: int, size: int) -> bool:
     """Whether a sequence that ends at row `end` can join a block."""
-    holds_whole_sequences = block.begin == block.first  # not so for later parts of a cut sequence
-    if block.context is not branch.context or not holds_whole_sequences:
+    keys = block.keys
+    holds_whole_sequences = (block.first, block.last) == (keys.begin, keys.end)
+    if not holds_whole_sequences or end - block.first > size:
         return False
-    return end - block.first <= size
+    if branch.context in keys.cached:
+        return True
+    # Rows see no cached token of another prompt, so there should be few of them.
+    return keys.of_contexts + branch.start <= size
 
 
 def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:

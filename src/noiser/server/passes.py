@@ -153,8 +153,8 @@ class Passes:
         run: Callable[[Sequence[Branch]], list[Tensor]],
     ) -> list[Tensor]:
         """The logits of branches by `run`, in a pass that may run those of other visitors, too."""
-        if visitor.thread == threading.get_ident() or is_running(self.lm.model):
-            return run(branches)  # it has the model already
+        if self._has_model(visitor):
+            return run(branches)
         wish = self._wait(visitor, branches)
         if wish.group:
             with self._turn(wish.group):
@@ -167,7 +167,7 @@ class Passes:
 
         Yields a function that lets others go first who wait, after a turn.
         """
-        if visitor.thread is not None and visitor.thread == threading.get_ident():
+        if self._has_model(visitor):
             yield lambda: None
             return
         turn = ExitStack()
@@ -189,6 +189,10 @@ class Passes:
         with turn:
             begin()
             yield let_others
+
+    def _has_model(self, visitor: Visitor) -> bool:
+        """Whether this thread has the model already; to wait for a turn then would wait forever."""
+        return visitor.thread == threading.get_ident() or is_running(self.lm.model)
 
     def _wait(self, visitor: Visitor, branches: Sequence[Branch] = ()) -> _Wish:
         """The wish, when it was answered or its turn has come. Raises Stopped."""
