@@ -21,6 +21,7 @@ class Stub:
         self.card = {"id": "tiny", "object": "model", "created": 0, "owned_by": "us"} | card
         self.cards = [self.card]
         self.bodies, self.keys, self.lock = [], [], threading.Lock()
+        self.drafts = []  # how many tokens each answer of several has
 
     def trouble(self, _number):
         return None
@@ -48,7 +49,9 @@ class Stub:
     def post(self, path, body):
         """The answer to a request, or the status of an error."""
         assert path == "/v1/completions"
-        assert (body["max_tokens"], body["temperature"]) == (1, 0)
+        assert body["temperature"] == 0
+        if body["max_tokens"] > 1:
+            return self.written(body)
         with self.lock:
             number = len(self.bodies)
             self.bodies.append(body)
@@ -56,6 +59,19 @@ class Stub:
         if isinstance(choice, int) or "choices" in choice:
             return choice
         choice = {"index": 0, "text": "", "finish_reason": "length"} | choice
+        return {"id": "1", "object": "text_completion", "created": 0, "choices": [choice]}
+
+    def written(self, body):
+        """A greedy answer, or the status with which a prompt of the wrong form is refused."""
+        if isinstance(self.choice(body | {"logprobs": 1, "return_tokens_as_token_ids": True}), int):
+            return 422
+        ids = [*self.ids(body["prompt"])]
+        first = len(ids)
+        while len(ids) < first + body["max_tokens"] and ids[-1] != self.tokenizer.eos_token_id:
+            ids.append(int(self.rows(ids)[-1].argmax()))
+        self.drafts.append(len(ids) - first)
+        text = self.tokenizer.decode(ids[first:], skip_special_tokens=True)
+        choice = {"index": 0, "text": text, "finish_reason": "length"}
         return {"id": "1", "object": "text_completion", "created": 0, "choices": [choice]}
 
     def get(self, path):

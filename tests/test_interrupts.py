@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 import pytest
@@ -29,6 +30,19 @@ def careless():
     model.model.norm.weight.requires_grad_(False)
     model.config.return_dict, model.config.output_hidden_states = False, True
     return noiser.wrap(model, tiny_tokenizer())
+
+
+def in_evaluation_mode():
+    lm = careless()
+    lm.model.eval()
+    return lm
+
+
+def built_in():
+    """The built-in model as a caller's own, in training mode."""
+    loaded = noiser.load_model("gemma-3-270m")
+    loaded.model.train()
+    return noiser.wrap(loaded.model, loaded.tokenizer)
 
 
 def interrupted(call, number):
@@ -81,29 +95,38 @@ def test_an_interrupt_at_any_line_leaves_the_model_as_it_was():
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.parametrize("train", [True, False])
-def test_real_interrupts(train):
-    lm, chance, stopped = careless(), random.Random(0), 0
-    lm.model.train(train)
-    methods = itertools.cycle(
-        ["occlusion", "noiser", "attn_lrp", "last_attention", "input_x_gradient"]
-    )
-    for method in itertools.islice(methods, 5):
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (careless, times(50, 1300)),
+        (in_evaluation_mode, times(50, 1300)),
+        (built_in, times(5, 400)),
+    ],
+    ids=["training", "evaluation", "built-in"],
+)
+def test_real_interrupts(make, count):
+    lm, chance, stopped = make(), random.Random(0), 0
+    names = ["occlusion", "noiser", "attn_lrp", "last_attention", "integrated_gradients"]
+    methods = itertools.cycle(names)
+    for method in names:
         noiser.attribute(lm, PROMPT, method=method, unit="token")
+    began = time.monotonic()
+    noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
+    longest = 3 * (time.monotonic() - began)
     before = state_of(lm)
     former = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a process in the background ignores it
     try:
-        while stopped < times(50, 600):
-            timer = threading.Timer(chance.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
+        while stopped < count:
+            delay = chance.uniform(0, longest)
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
             try:
                 timer.start()
                 noiser.attribute(lm, PROMPT, method=next(methods), unit="token")
                 timer.join()
             except KeyboardInterrupt:
                 stopped += 1
-            lm.context([3])
             assert state_of(lm) == before
     finally:
         signal.signal(signal.SIGINT, former)

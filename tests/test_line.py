@@ -252,7 +252,8 @@ def test_a_full_server_says_when_to_come_again(monkeypatch):
         wait_until(lambda: web.client.post("v1/attribute", json=question).status_code == 200)
 
 
-def test_the_stream_says_the_place_in_line():
+def test_the_stream_says_the_place_in_line(monkeypatch):
+    monkeypatch.setattr(jobs, "SEATS", 1)
     question = {"prompt": PROMPT, "method": "occlusion"}
     stream = {"accept": "text/event-stream"}
     with held("llama") as release, served() as web:

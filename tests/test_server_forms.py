@@ -95,6 +95,15 @@ def test_deletion_gives_the_local_models_scores(form, local, folder, options):
         compare(served, local, **options)
 
 
+@pytest.mark.parametrize("stub", [Vllm, LlamaCpp, Echo])
+def test_an_answer_is_written_by_one_request_and_is_the_local_models(stub, local, folder):
+    """Its text has halves of characters, so it is checked, and written again from there on."""
+    server = stub(local)
+    with serving(server) as address, load(address, folder, stub) as served:
+        compare(served, local, max_new_tokens=6)
+    assert server.drafts == [6]
+
+
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("stub", [LlamaCpp, EchoOfText])
 def test_every_method_by_deletion_does(stub, name, local, folder):
@@ -111,16 +120,25 @@ def test_a_server_of_token_ids_cuts_nothing_anew(stub, local, folder):
         compare(served, local, CHAT, target=" sings", unit="token")
 
 
-def test_metrics_and_citations_by_deletion(local, folder):
-    options = {"method": OCCLUSION, "answer": " The fox sings. It rains.", "unit": "sentence"}
-    options |= {"contrast": False}
+@pytest.mark.parametrize(
+    ("stub", "options"),
+    [
+        (LlamaCpp, {"answer": " The fox sings. It rains."}),
+        (Vllm, {"answer": " The fox sings. It rains."}),
+        (Vllm, {"max_new_tokens": 8}),  # an answer of its own
+    ],
+    ids=["llama.cpp", "vLLM", "vLLM's answer"],
+)
+def test_metrics_and_citations_by_deletion(stub, options, local, folder):
+    options = {"method": OCCLUSION, "unit": "sentence", "contrast": False} | options
     here = noiser.wrap(local.model, local.tokenizer)
     here.accepts_embeddings = False
     here.abilities.supports_packing = False
-    with serving(LlamaCpp(local)) as address, load(address, folder) as served:
+    with serving(stub(local)) as address, load(address, folder) as served:
         found, expected = (
             noiser.cite(lm, "Who sings?", SOURCES, **options) for lm in (served, here)
         )
+        assert found.answer == expected.answer
         torch.testing.assert_close(
             found.attribution.scores, expected.attribution.scores, atol=1e-4, rtol=0
         )

@@ -67,6 +67,27 @@ def test_gives_the_local_models_numbers_and_says_which_model_it_is(
     assert (served.context_length, engine_of(served).settings["max_num_seqs"]) == (199, 8)
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 3, 8], ids=["right", "first", "third", "last"])
+def test_an_answer_is_written_by_one_call_and_is_the_local_models_whatever_that_says(
+    served, local, wrong
+):
+    engine = engine_of(served)
+    engine.calls.clear()
+    engine.drafts.clear()
+    engine.wrong_draft = wrong
+    try:
+        found = noiser.attribute(served, PROMPT, max_new_tokens=8, unit="token", method="occlusion")
+    finally:
+        engine.wrong_draft = 0
+    expected = noiser.attribute(local, PROMPT, max_new_tokens=8, unit="token", method="occlusion")
+    assert_same(found, expected)
+    assert engine.drafts == [8]
+    if not wrong:
+        clean, answer, *_ = engine.calls
+        assert (len(clean), len(answer)) == (1, 8)
+        assert len(engine.calls) == 3  # and the inputs without a unit
+
+
 def test_reads_chats_and_many_prompts_as_the_local_model_does(served, local):
     prompts = [PROMPT, CHAT, "A teacher plays the violin in the village"]
     llm = engine_of(served)

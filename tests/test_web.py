@@ -25,7 +25,7 @@ from noiser.explain.spot_check import spot_check
 from noiser.explain.tolerance_html import tolerance_html
 from noiser.methods import METHODS
 from noiser.metrics import METRICS
-from noiser.server import check_address, listening, serving
+from noiser.server import check_address, jobs, listening, serving
 from noiser.server.jobs import Models, QuestionJob
 from noiser.server.listening import checked_origin
 from noiser.server.page import FACT, PageForm, parse_chat
@@ -442,19 +442,23 @@ def test_a_model_that_fails_is_an_error_and_the_next_question_is_answered(caplog
     assert "The model typo cannot be loaded: " in caplog.text  # at the start
 
 
-def test_models_are_loaded_once_and_one_question_computes_at_a_time():
-    loaded, running = [], []
+@pytest.mark.parametrize("seats", [1, 2])
+def test_models_are_loaded_once_and_so_many_questions_compute_at_a_time(monkeypatch, seats):
+    monkeypatch.setattr(jobs, "SEATS", seats)
+    loaded, running, most = [], [], []
     models = Models(["llama", "gemma3"], lambda name: loaded.append(name) or chatty(name))
 
     def work(job, name):
         with models.use(name, job):
             running.append(name)
             time.sleep(0.02)
-            assert running == [name]
-            running.pop()
+            most.append(len(running))
+            running.remove(name)
 
-    for job in [QuestionJob(partial(work, name=name)) for name in ("llama", "gemma3", "", "llama")]:
+    started = [QuestionJob(partial(work, name=name)) for name in ("llama", "gemma3", "", "llama")]
+    for job in started:
         asyncio.run(end_of(job))
+    assert max(most) <= seats
     assert sorted(loaded) == ["gemma3", "llama"]
 
 

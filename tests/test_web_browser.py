@@ -256,6 +256,70 @@ def test_files_are_sources_with_their_names_as_titles(visit, tmp_path):
     done(page)
 
 
+SCRIPTS = (
+    "<script>alert(1)</script><img src=x onerror=alert(2)><svg onload=alert(3)>"
+    '</textarea></title></style>" onmouseover="alert(4)" javascript:alert(5) {{7*7}}'
+)
+
+
+def heard_alerts(page):
+    """Every dialog that the page opens, which is dismissed."""
+    alerts = []
+    page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+    return alerts
+
+
+def without_scripts(page, alerts):
+    """Whether no text of a stranger became part of the page, wherever the pointer goes."""
+    for unit in page.locator("#answer .u, #answer .s, #answer .source").all()[:6]:
+        unit.hover(force=True)
+    made = "#answer script, #answer img[src=x], #answer svg[onload], #answer [onmouseover]"
+    return not alerts and page.locator(made).count() == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": SCRIPTS},
+        {"prompt": f"{PROMPT} {SCRIPTS}", "target": SCRIPTS},
+        {"prompt": PROMPT, "foil": SCRIPTS, "target": " sings"},
+        {"prompt": PROMPT, "before": f"{PROMPT} {SCRIPTS}"},
+        {
+            "prompt": PROMPT,
+            "sources": f"--- {SCRIPTS}\n{SCRIPTS}\n---\nThe dog.",
+            "target": SCRIPTS,
+        },
+        {"prompt": f"user: {SCRIPTS}", "chat": "1"},
+        {"prompt": PROMPT, "model": SCRIPTS},
+        {"prompt": PROMPT, "methods": SCRIPTS},
+    ],
+    ids=["prompt", "target", "foil", "before", "sources", "chat", "model", "method"],
+)
+def test_no_text_of_a_link_becomes_a_script(visit, fields):
+    page = visit("", answered=False)
+    alerts = heard_alerts(page)
+    page.goto(page.url + "?" + urlencode({"methods": "occlusion", "chat": "0"} | fields))
+    ended = page.locator("#status", has_text="Done in").or_(page.get_by_role("alert"))
+    expect(ended.filter(visible=True).first).to_contain_text(re.compile(r"\w"))
+    assert without_scripts(page, alerts)
+
+
+def test_no_name_or_text_of_a_file_becomes_a_script(visit, tmp_path):
+    file = tmp_path / "<img src=x onerror=alert(6)>.txt"
+    file.write_text(f"The trains run late. {SCRIPTS}")
+    page = visit()
+    alerts = heard_alerts(page)
+    page.get_by_text("Answer from sources").click()
+    page.locator("#files").set_input_files([file])
+    field(page, "prompt").fill("When do the trains run?")
+    settings(page)
+    page.get_by_label("Answer to explain").fill(" The trains run late.")
+    press(page, "Ask")
+    expect(page.locator("#answer .source b")).to_contain_text(["onerror"])
+    done(page)
+    assert without_scripts(page, alerts)
+
+
 def test_compare_measure_and_save(visit, tmp_path):
     page = visit()
     settings(page)

@@ -12,9 +12,10 @@ import transformers
 
 class SamplingParams:
     def __init__(self, **settings):
-        assert settings["max_tokens"] == 1
         assert settings["temperature"] == 0.0
-        self.extra_args = settings["extra_args"]
+        self.max_tokens = settings["max_tokens"]
+        self.extra_args = settings.get("extra_args")
+        assert self.max_tokens == 1 or not self.extra_args
 
 
 class LLM:
@@ -38,9 +39,13 @@ class LLM:
             vllm_config=SimpleNamespace(model_config=SimpleNamespace(**details))
         )
         self.trouble = None
+        self.drafts = []  # the most tokens of each answer that was written
+        self.wrong_draft = 0  # a token of answers, counted from 1, in whose place another stands
 
     @torch.no_grad()
     def generate(self, prompts, parameters, use_tqdm):
+        if parameters[0].extra_args is None:
+            return self.write(prompts, parameters)
         trouble, self.trouble = self.trouble, None
         if trouble:  # some of it has run
             self.kept |= {
@@ -56,6 +61,21 @@ class LLM:
             else:
                 logits = self.network(input_ids=torch.tensor([prompt["prompt_token_ids"]])).logits
             self.kept[settings.extra_args["noiser_row"]] = logits[0, -1].float()
+        return []  # the rows are kept for `take_logits`
+
+    def write(self, prompts, parameters):
+        """Greedy answers, each with the end token that it may have."""
+        answers = []
+        for prompt, settings in zip(prompts, parameters, strict=True):
+            self.drafts.append(settings.max_tokens)
+            ids = torch.tensor([prompt["prompt_token_ids"]])
+            written = self.network.generate(
+                ids, do_sample=False, max_new_tokens=settings.max_tokens
+            )[0, ids.shape[1] :].tolist()
+            if self.wrong_draft:
+                written[self.wrong_draft - 1] += 1
+            answers.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=written)]))
+        return answers
 
     def collective_rpc(self, method):
         assert method == "take_logits"

@@ -38,6 +38,9 @@ from noiser.types import WHOLE_ANSWER, Question, Source, Span, Target, TargetUni
 LONGEST_WORD = 12
 """Tokens by which a predicted piece of a word is completed at most."""
 
+DRAFTED_FROM = 4
+"""Tokens of an answer from which on a model elsewhere writes it in one call."""
+
 Tokenisations = list[tuple[int, ...]]
 """What a text may be as a continuation: token ids with and without a space before it."""
 
@@ -655,6 +658,7 @@ async def _greedy(
     With `more_tokens` the last word is completed by at most so many; else it stays as it is.
     """
     count = question.max_new_tokens or 1
+    draft, rows_of_draft = await _drafted(lm, encoding, context, count)
     ids: list[int] = []
     rows: list[Tensor] = []
     whole: int | None = None
@@ -669,11 +673,31 @@ async def _greedy(
             whole = _tokens_of_whole_words(lm, encoding, ids, count, has_ended=has_ended)
         if has_ended or whole is not None or len(ids) >= count + more_tokens:
             break
+        if [*draft[: len(ids)]] == ids:
+            row = rows_of_draft[len(ids) - 1]
+            continue
+        context.shorten(len(encoding.token_ids) + len(ids) - 1)  # the draft was wrong, or ends
         context.extend(lm.context([token]).inputs)
         (row,) = await Prefill(context, [len(context.inputs) - 1])
     length = min(len(ids), whole or count)
     context.shorten(len(encoding.token_ids) + length - 1)
     return tuple(ids[:length]), torch.stack(rows[:length])
+
+
+async def _drafted(
+    lm: LanguageModel, encoding: Encoding, context: Context, count: int
+) -> tuple[Sequence[int], Float[Tensor, "tokens vocab"]]:
+    """What the model probably goes on with, appended to the context, and the logits after each.
+
+    A model elsewhere writes it in one call, and another one gives all logits; token by token each
+    would be a call.
+    """
+    draft = lm.draft(encoding, count) if count >= DRAFTED_FROM else ()
+    if not draft:
+        return (), torch.zeros(0, lm.vocabulary_size)
+    context.extend(lm.context(draft).inputs)
+    first = len(encoding.token_ids)
+    return draft, await Prefill(context, range(first, first + len(draft)))
 
 
 def near_ties(lm: LanguageModel, logits: Float[Tensor, "tokens vocab"]) -> tuple[int, ...]:

@@ -273,7 +273,7 @@ class Engine:
         requests: list[WhiteBoxRequest[Any]] = [work.request for work in works]
         before = sum(request.query.spent.token_forwards for request in requests)
         try:
-            with self._stopped_in_time():
+            with self.lm.alone(), self._stopped_in_time():
                 answers = type(requests[0]).answer_all(self.lm, requests)
             for work, answer in zip(works, answers, strict=True):
                 work.answer = answer

@@ -137,6 +137,25 @@ class Server:
             )
         return rows
 
+    def write(self, token_ids: Sequence[int], count: int) -> str:
+        """The text that the server writes next without sampling; empty where it refuses."""
+        ids = [*token_ids]
+        asked: dict[str, Any] = {"prompt": ids if self.way.takes_ids else self._text(ids)}
+        try:
+            reply = self.client.completions.create(
+                model=self.model, max_tokens=count, temperature=0, **asked
+            )
+            text = reply.choices[0].text
+        except openai.APIStatusError as error:
+            if error.status_code in _REFUSALS:
+                return ""
+            raise unanswered(self.endpoint, error) from error
+        except openai.OpenAIError as error:
+            raise unanswered(self.endpoint, error) from error
+        except (AttributeError, IndexError, TypeError):  # the client reads any JSON
+            return ""
+        return text if isinstance(text, str) else ""
+
     def _rows(self, branch: Branch, bounds: list[int]) -> Float[Tensor, "one rows vocab"]:
         ids = branch.inputs.flatten().long().tolist()[: branch.wanted[-1] + 1]
         is_whole = branch.inputs.shape[1] == len(branch.context.inputs)
@@ -460,7 +479,15 @@ def load_server(
     room = (
         length - 2 if isinstance(length, int) else None
     )  # the target is sent, and one is generated
-    lm = ServedModel(server.predict, tokens, generation_config, identity, room, close=server.close)
+    lm = ServedModel(
+        server.predict,
+        tokens,
+        generation_config,
+        identity,
+        room,
+        close=server.close,
+        write=server.write,
+    )
     weakref.finalize(lm, sender.close)
     return lm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -261,7 +261,8 @@ class LanguageModel:
                 "explained.",
             )
             return None
-        return greedy_text(self, token_ids, count, settings)
+        with self.alone():
+            return greedy_text(self, token_ids, count, settings)
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -304,6 +305,21 @@ class LanguageModel:
     def running(self, *, gradients: bool = False) -> AbstractContextManager[None]:
         """`runtime.running` of the model."""
         return running(self.model, gradients=gradients)
+
+    def draft(self, encoding: Encoding, count: int) -> Sequence[int]:  # noqa: ARG002 - of subclasses
+        """What the model probably writes next, up to `count` tokens, where one call says that.
+
+        Nothing in this process, where each token is a pass anyway. Whoever uses it checks it.
+        """
+        return ()
+
+    def alone(self) -> AbstractContextManager[Callable[[], None]]:
+        """A context in which nobody else's question runs the model, for work that shares no passes.
+
+        Yields a function that lets others go first, for long work to call now and then. A server
+        that shares a model among its visitors overrides it; elsewhere nobody waits.
+        """
+        return nullcontext(_go_on)
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
         """The embeddings that the model feeds its first layer, the embedding's factor included."""
@@ -511,6 +527,10 @@ def check_model(lm: object) -> None:
         raise ParameterError(
             f"The model is a {type(lm).__name__}; expected what noiser.load_model or wrap returns."
         )
+
+
+def _go_on() -> None:
+    """Lets others go first where there are none."""
 
 
 def check_probabilities(lm: LanguageModel, asked: str) -> None:

@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from noiser.errors import ModelError
+from noiser.errors import ModelError, TargetError
 from noiser.model.abilities import Abilities
 from noiser.model.checkpoints import CheckpointPlace, explain_errors
 from noiser.model.language_model import LanguageModel
 from noiser.model.packing import Branch
 from noiser.model.runtime import running
+from noiser.text import Encoding, encode_target
 from noiser.types import ModelIdentity
 
 ROW = "noiser_row"  # in a vLLM request's `extra_args`: the number of the row that its logits become
@@ -27,6 +28,10 @@ _ROWS_AT_ONCE = 256
 
 PredictBranches = Callable[[Sequence[Branch]], list[Tensor]]
 """From branches to the logits of each, [copies, wanted, vocab]."""
+
+Write = Callable[[Sequence[int], int], str | Sequence[int]]
+"""From a prompt's tokens to what is written next, as text or tokens, up to so many tokens; empty
+where that failed."""
 
 
 class ServedNetwork(nn.Module):
@@ -77,6 +82,7 @@ class ServedModel(LanguageModel):
         table: Float[Tensor, "vocab dim"] | None = None,
         scale: float = 1.0,
         close: Callable[[], object] | None = None,
+        write: Write | None = None,
     ) -> None:
         ids = torch.arange(len(tokenizer), dtype=torch.float32)[:, None]
         network: Any = ServedNetwork(predict, ids if table is None else table, generation_config)
@@ -87,11 +93,25 @@ class ServedModel(LanguageModel):
         self.context_length = context_length
         self.abilities = Abilities(embedding_scale=scale, supports_packing=False)
         self._close = close
+        self._write = write
 
     def close(self) -> None:
         """Closes the connections to a server."""
         if self._close is not None:
             self._close()
+
+    def draft(self, encoding: Encoding, count: int) -> Sequence[int]:
+        """What is probably written next, from one call in place of one for each token."""
+        if self._write is None:
+            return ()
+        with running(self.model):
+            written = self._write(encoding.token_ids, count)
+        if not isinstance(written, str):
+            return written
+        try:
+            return encode_target(self.tokenizer, encoding, written)
+        except TargetError:  # its tokens are not known
+            return ()
 
     def run(
         self, branches: Sequence[Branch], **_: Any
@@ -132,6 +152,19 @@ def predict(llm: Any, branches: Sequence[Branch]) -> list[Tensor]:
         part.unflatten(0, (len(branch.inputs), -1))
         for part, branch in zip(parts, branches, strict=True)
     ]
+
+
+def written_by(llm: Any, token_ids: Sequence[int], count: int) -> Sequence[int]:
+    """The tokens that vLLM writes next without sampling; none where it fails, as at its limit."""
+    from vllm import SamplingParams  # pyright: ignore
+
+    settings = SamplingParams(max_tokens=count, temperature=0.0, detokenize=False)
+    prompt = {"prompt_token_ids": [*token_ids]}
+    try:
+        (answer,) = llm.generate([prompt], [settings], use_tqdm=False)
+        return [*answer.outputs[0].token_ids]
+    except Exception:  # of vLLM's many kinds: token by token it says what it lacks
+        return ()
 
 
 def logits_of(llm: Any, inputs: Sequence[Tensor]) -> Float[Tensor, "inputs vocab"]:

@@ -134,6 +134,12 @@ def running(model: Any, *, gradients: bool = False) -> Generator[None]:
                     undo.pop()
 
 
+def is_running(model: nn.Module) -> bool:
+    """Whether this thread runs the model: it is within `running`."""
+    state = held.get(model)
+    return state is not None and state.lock._is_owned()
+
+
 def put(model: nn.Module, place: Any, name: Any, value: Any) -> None:
     """Sets an entry of a dictionary until what is `running` ends."""
     undo = (

@@ -16,7 +16,7 @@ from noiser.errors import DependencyError, ModelError, UnsupportedModelError
 from noiser.files import parse_json
 from noiser.model.abilities import setting
 from noiser.model.checkpoints import explain_errors, find, revision_of
-from noiser.model.remote import ServedModel, logits_of, predict, read_settings
+from noiser.model.remote import ServedModel, logits_of, predict, read_settings, written_by
 from noiser.types import ModelIdentity
 
 
@@ -66,7 +66,13 @@ def load_vllm(
     inputs = table * torch.tensor(scale, dtype=table.dtype)
     length = known.max_model_len - 1  # one more is generated
     lm = ServedModel(
-        partial(predict, llm), *read_settings(place, origin), identity, length, inputs, scale
+        partial(predict, llm),
+        *read_settings(place, origin),
+        identity,
+        length,
+        inputs,
+        scale,
+        write=partial(written_by, llm),
     )
     lm.identity = identity._replace(revision=revision_of(place, lm.model, origin))
     return lm

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
+from torch.random import fork_rng
 
 from noiser.attribution.store import to_jsonable
 from noiser.engine import Prefill, ask
@@ -245,7 +246,18 @@ class CompletionBody(NeutralFields):
             "top_p": self.top_p,
             "seed": self.seed,
         }
-        answer.end(write(lm, ids, answer.add, max_new_tokens=limit, **sampling))
+        with lm.alone() as let_others:
+
+            def hear(piece: str, tokens: Sequence[int]) -> bool:
+                goes_on = answer.add(piece, tokens)
+                if goes_on:
+                    # Others may write meanwhile, who draw random numbers, too.
+                    with fork_rng(enabled=self.seed is not None):
+                        let_others()
+                return goes_on
+
+            reason = write(lm, ids, hear, max_new_tokens=limit, **sampling)
+        answer.end(reason)
         send({}, answer.finish)
 
     def _citation(self, cited: Citations, row: int, start: int, text: str) -> Event:

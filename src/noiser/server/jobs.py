@@ -10,16 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch.nn import ModuleList
-
 from noiser.errors import NoiserError, UnknownNameError
 from noiser.notices import heard_by
 from noiser.server.line import Line, Seat
+from noiser.server.passes import Passes, Stopped, Visitor, checked_by, model_of, visitor_of
 
 if TYPE_CHECKING:
     from noiser.model import LanguageModel
@@ -27,18 +26,12 @@ if TYPE_CHECKING:
 MOST_JOBS = 100
 """The most questions that are answered or wait at the same time."""
 
-_of_thread = threading.local()
-"""Its `job` is the one that the thread works for."""
+SEATS = 8
+"""The most questions whose passes are shared: each of them keeps its prompt's keys and values."""
 
 T = TypeVar("T")
 
 logger = logging.getLogger("noiser.server")
-
-
-class Stopped(BaseException):
-    """The visitor stopped the work, or went away. Not an Exception, so that no loop over prompts
-    goes on after it.
-    """
 
 
 class ServerError(NoiserError):
@@ -77,11 +70,13 @@ class QuestionJob:
     def __init__(self, work: Callable[[QuestionJob], Any]) -> None:
         self.number = next(QuestionJob._numbers)
         self.seat: Seat | None = None
+        self.models: dict[str, LanguageModel] = {}  # by name, as `Models.find` gives them
         self.expected: float | None = None  # seconds of the whole work, where they can be estimated
         self.warnings: list[str] = []
         self._label, self._share, self.began = "Starting", None, time.monotonic()
         self._stop, self.future = threading.Event(), Future[Any]()
         self.stop = self._stop.set
+        self.is_stopped = self._stop.is_set
         threading.Thread(target=self._run, args=(work,), name="noiser-job", daemon=True).start()
 
     def _run(self, work: Callable[[QuestionJob], Any]) -> None:
@@ -105,12 +100,8 @@ class QuestionJob:
         """
 
         def run(*arguments: Any) -> T:
-            _of_thread.job = self
-            try:
-                with heard_by(self._hear):
-                    return function(*arguments)
-            finally:
-                _of_thread.job = None
+            with checked_by(self.check), heard_by(self._hear):
+                return function(*arguments)
 
         return run
 
@@ -161,16 +152,17 @@ class QuestionJob:
 
 
 class Models:
-    """The models that visitors can use, each loaded by `load` when first used; one job at a time
-    computes.
+    """The models that visitors can use, each loaded by `load` when first used.
+
+    `SEATS` jobs compute at a time, first come, first served.
     """
 
     def __init__(self, named: Sequence[str], load: Callable[[str], LanguageModel]) -> None:
         self._named = named
         self._load = load
-        self._loaded: dict[str, LanguageModel] = {}
+        self._loaded: dict[str, Passes] = {}
         self._load_lock = threading.Lock()
-        self._line = Line()
+        self._line = Line(SEATS)
         self.speeds: dict[str, float] = {}
         """For each model by its name the most expected token-forwards per second of an answer."""
         self._count_lock = threading.Lock()
@@ -194,35 +186,40 @@ class Models:
     @property
     def reads_pictures(self) -> bool:
         """Whether a model that is loaded reads pictures."""
-        return any(lm.reads_pictures for lm in [*self._loaded.values()])
+        return any(passes.lm.reads_pictures for passes in [*self._loaded.values()])
 
     def find(self, name: str, job: QuestionJob) -> LanguageModel:
-        """The model (the first for ""), loaded if need be."""
+        """The model (the first for ""), loaded if need be, as this job has it."""
         chosen = name or next(iter(self.names))
         if chosen not in self.names:
             raise UnknownNameError("model", chosen, self.names, "The server offers these alone.")
+        if chosen in job.models:
+            return job.models[chosen]
         if chosen not in self._loaded:
             while not self._load_lock.acquire(timeout=0.1):
                 job.step("Waiting for a model that loads")
             try:
                 if chosen not in self._loaded:
                     job.step(f"Loading {chosen}")
-                    self._loaded[chosen] = self._loading(chosen)
+                    self._loaded[chosen] = Passes(self._loading(chosen))
             finally:
                 self._load_lock.release()
-        return self._loaded[chosen]
+        lm = model_of(Visitor(self._loaded[chosen], job.is_stopped))
+        job.models[chosen] = lm
+        return lm
 
     @contextmanager
     def use(self, name: str, job: QuestionJob) -> Generator[LanguageModel]:
-        """The model, for this job alone; every pass, and every layer in it, checks for a stop.
+        """The model, whose passes the job shares; each, and every layer in it, checks for a stop.
 
-        A job that waits is told its place in line. One that has the model already keeps it.
+        A job that waits for a seat is told its place in line. One that has a seat keeps it.
         """
         lm = self.find(name, job)
         if job.seat:
             yield lm
             return
-        with self._line.seat(job.number, job.step) as seat, _checked(lm):
+        visitor = visitor_of(lm)
+        with self._line.seat(job.number, job.step) as seat, visitor.passes.visited(visitor):
             job.seat = seat
             try:
                 yield lm
@@ -253,22 +250,3 @@ class Models:
         if name != self.names[name]:  # files that visitors save do not tell where the model lies
             lm.identity = lm.identity._replace(name=name)
         return lm
-
-
-def _check_job_of_thread(*_: Any) -> None:
-    """A forward hook of the model: raises Stopped where the thread's job was stopped."""
-    job: QuestionJob | None = getattr(_of_thread, "job", None)
-    if job:
-        job.check()
-
-
-@contextmanager
-def _checked(lm: LanguageModel) -> Generator[None]:
-    """Within it, every pass and every layer checks for a stop."""
-    layers = [
-        layer for each in lm.model.modules() if isinstance(each, ModuleList) for layer in each
-    ]
-    with ExitStack() as hooks:
-        for each in (lm.model, *layers):
-            hooks.callback(each.register_forward_pre_hook(_check_job_of_thread).remove)
-        yield

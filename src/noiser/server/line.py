@@ -14,9 +14,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 TURN = 2.0
-"""The seconds after which a long question lets others go first."""
+"""The seconds for each seat after which a long question lets others go first."""
 
-MOST_RESTING = 8
+MOST_RESTING = 4
 """The most questions that let others go first: each of them keeps its prompt's keys and values."""
 
 _ORDINALS = [
@@ -53,11 +53,13 @@ class Seat:
         self._spent = 0.0
 
     def rest(self, number: int, wait: Callable[[str], object]) -> bool:
-        """Lets those who wait go first, after a turn of `TURN` seconds; whether it did.
+        """Lets those who wait go first, after a turn of `TURN` seconds for each seat; whether it
+        did.
 
         Takes a seat again in the order of the new number; `wait` as for `Line.seat`.
         """
-        if time.monotonic() - self._began < TURN or not self._line.begin_rest():
+        turn = TURN * self._line.seats  # those in the other seats have their share of it
+        if time.monotonic() - self._began < turn or not self._line.begin_rest():
             return False
         try:
             self.stand_up()
