@@ -48,7 +48,11 @@ def difference(name, found, expected):
         )
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, stored {list(expected.shape)}"
-    if torch.allclose(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True):
+    # Large terms cancel in small scores, and what another processor's rounding leaves of them is
+    # in proportion to the largest: up to 3e-6 of it where scores reach 9.
+    largest = expected.abs().nan_to_num(0).max().item() if expected.numel() else 0.0
+    atol = 1e-5 * max(1.0, largest)
+    if torch.allclose(found, expected, rtol=1e-5, atol=atol, equal_nan=True):
         return ""
     return f"off by {(found - expected).abs().nan_to_num(0).max():.1e}"
 

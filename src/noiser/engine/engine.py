@@ -216,7 +216,7 @@ class Engine:
     def _settled(self, works: Sequence[_Work[Any]]) -> Generator[None]:
         """Within it the model is made ready once, and not for each prompt that is prepared."""
         preparing = [work for work in works if isinstance(work.request, Prefill | None)]
-        if len(preparing) < 2:
+        if len(preparing) < 2 or not self.lm.needs_internals:
             yield
             return
         gradients = torch.is_grad_enabled()

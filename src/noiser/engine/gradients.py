@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -170,7 +170,7 @@ def _slopes_of_points(lm: LanguageModel, points: Sequence[_Point]) -> Iterator[t
     """One forward pass of all points; a backward pass for the first target of all, and so on."""
     scale = lm.abilities.embedding_scale
     with differentiating(lm):
-        scored: list[Scored] = []
+        scored: list[ScoredBranches] = []
         asked: list[Sequences] = []
         for point in points:
             perturbation = point.asked.perturbations[point.change]
@@ -178,18 +178,29 @@ def _slopes_of_points(lm: LanguageModel, points: Sequence[_Point]) -> Iterator[t
         for point, inputs in zip(points, inputs_of(asked), strict=True):
             leaf = inputs.clone().requires_grad_()
             branches = branches_of_scores(point.query, point.targets, point.start, leaf)
-            scored.append(Scored(point.query, point.targets, point.asked.read, branches, leaf))
+            scored.append(
+                ScoredBranches(point.query, point.targets, point.asked.read, branches, leaf)
+            )
         for number, target, values, gradient in slopes_of_pass(lm, scored):
             point = points[number]
             rest = len(point.query.token_ids) - point.stop  # tokens that no target depends on
             # The chain rule: the model reads scale × row.
             whole = pad(scale * gradient[0], (0, 0, point.start, rest))
             yield point.number, Slope(point.change, target, values[0], whole)
+    for query, own in _by_query(points).items():
+        passes = 1 + max(len(point.targets) for point in own)
+        query.spent.add(sum(point.tokens for point in own), passes)
+
+
+def _by_query(points: Iterable[_Point]) -> dict[Query, list[_Point]]:
+    """The points of each query."""
+    points_of: dict[Query, list[_Point]] = {}
     for point in points:
-        point.query.spent.add(point.tokens, 1 + len(point.targets))
+        points_of.setdefault(point.query, []).append(point)
+    return points_of
 
 
-class Scored(NamedTuple):
+class ScoredBranches(NamedTuple):
     """Sequences of a packed pass from which the scores of one query are read.
 
     Attributes:
@@ -223,7 +234,7 @@ def branches_of_scores(
 
 
 def slopes_of_pass(
-    lm: LanguageModel, scored: Sequence[Scored], attention: AttentionOf = attention_of_pass
+    lm: LanguageModel, scored: Sequence[ScoredBranches], attention: AttentionOf = attention_of_pass
 ) -> Iterator[tuple[int, int, Float[Tensor, " copies"], Float[Tensor, "copies ..."]]]:
     """The scores of the targets of several queries, and their gradients, from one forward pass.
 
@@ -258,7 +269,7 @@ def slopes_of_pass(
 
 def logits_of_targets(
     lm: LanguageModel,
-    scored: Sequence[Scored],
+    scored: Sequence[ScoredBranches],
     attention: AttentionOf = attention_of_pass,
     *,
     gradients: bool,

@@ -14,7 +14,7 @@ from torch import Tensor
 from noiser.engine.backward_rules import Multiplier, ruled
 from noiser.engine.gradients import (
     Differentiation,
-    Scored,
+    ScoredBranches,
     Slope,
     branches_of_scores,
     differentiate_all,
@@ -283,11 +283,11 @@ class _RelevanceRun(NamedTuple):
         targets = targets_of(query, request.reference)
         return cls(request, targets, inputs, reference, [], [], [])
 
-    def scored(self, inputs: Tensor) -> Scored:
+    def scored(self, inputs: Tensor) -> ScoredBranches:
         """What is read of a pass over the clean inputs or the reference."""
         query = self.request.query
         branches = branches_of_scores(query, self.targets, 0, inputs)
-        return Scored(query, self.targets, self.request.read, branches, inputs)
+        return ScoredBranches(query, self.targets, self.request.read, branches, inputs)
 
     def answer(self) -> tuple[Tensor, Tensor]:
         """The pair of `Relevance`. Counts the passes."""
@@ -394,7 +394,7 @@ class Gates(WhiteBoxRequest[Tensor]):
                 "its attention has no gates. Take another method, such as 'occlusion' or "
                 "'attn_lrp'."
             )
-        scored: list[Scored] = []
+        scored: list[ScoredBranches] = []
         for request in requests:
             gates = torch.tensor(request.gates).log()[:, None, None]
             leaf = gates.repeat(1, 1, len(request.positions)).requires_grad_()
@@ -402,7 +402,7 @@ class Gates(WhiteBoxRequest[Tensor]):
             inputs = request.query.context.inputs[None, request.first :]
             copies = inputs.expand(len(request.gates), -1, -1)
             branches = branches_of_scores(request.query, targets, request.first, copies)
-            scored.append(Scored(request.query, targets, request.read, branches, leaf))
+            scored.append(ScoredBranches(request.query, targets, request.read, branches, leaf))
         positions = [torch.tensor(request.positions) for request in requests]
         answers: list[Tensor] = []
         for each in scored:
@@ -435,7 +435,7 @@ class _Gated:
     """The attention of sequences of a pass whose view of the prompt has gates."""
 
     def __init__(
-        self, scored: Sequence[Scored], positions: Sequence[Int[Tensor, " positions"]]
+        self, scored: Sequence[ScoredBranches], positions: Sequence[Int[Tensor, " positions"]]
     ) -> None:
         self.parts: list[_GatedRows] = []
         first = 0
