@@ -128,6 +128,7 @@ def keys_of(packed, block):
 def test_masks_say_what_each_row_may_see(size, window, monkeypatch):
     """Sequences of two prompts, side by side and cut, with hidden positions."""
     monkeypatch.setattr(packing, "BLOCK_ON_CPU", size)
+    monkeypatch.setattr(packing, "MIXED_ON_CPU", size)
     one, other = (query_of(tiny("llama"), prompt).context for prompt in PROMPTS[:2])
     branches = [
         Branch(one, 5, one.inputs[None, 5:].expand(2, -1, -1), [5]),
@@ -155,11 +156,15 @@ def test_masks_say_what_each_row_may_see(size, window, monkeypatch):
     assert rows == packed.spans[-1][1]
 
 
-def test_short_prompts_attend_together():
+def test_short_prompts_attend_together(monkeypatch):
+    """Up to a limit, which is lower on a CPU."""
     contexts = [query_of(tiny("llama"), prompt).context for prompt in PROMPTS]
     branches = [Branch(each, 1, each.inputs[None, 1:], [1]) for each in contexts]
+    monkeypatch.setattr(packing, "MIXED_ON_CPU", 64)
     (block,) = Pass(branches).blocks
     assert set(block.keys.cached) == set(contexts)
+    monkeypatch.setattr(packing, "MIXED_ON_CPU", 1)
+    assert len(Pass(branches).blocks) == len(contexts)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ from noiser.model.runtime import running
 BLOCK = 1024
 BLOCK_ON_CPU = 128
 
+# Tokens of several prompts that attend together on a CPU. What they do not see of each other is
+# computed all the same, which costs a CPU more than another call.
+MIXED_ON_CPU = 32
+
 # Masks of a pass are kept for its next layers up to so many numbers, and made again beyond: those
 # of a sequence of T tokens are T²/2 numbers.
 KEPT_NUMBERS = 2**26
@@ -320,8 +324,10 @@ class Pass:
         self.rows: list[int] = []
         for branch, (first, _) in zip(self.sequences, self.spans, strict=True):
             self.rows += [first + position - branch.start for position in branch.wanted]
-        size = BLOCK_ON_CPU if self.device.type == "cpu" else BLOCK
-        self.blocks = _blocks(self.sequences, self.spans, size)
+        on_cpu = self.device.type == "cpu"
+        size = BLOCK_ON_CPU if on_cpu else BLOCK
+        mixed = min(size, MIXED_ON_CPU) if on_cpu else size
+        self.blocks = _blocks(self.sequences, self.spans, size, mixed)
         self.key_groups = [*dict.fromkeys(block.keys for block in self.blocks)]
         self.tokens, self.keys = self._tokens_and_keys()
         self.picture = self._picture_blocks()
@@ -533,14 +539,17 @@ class Pass:
 
 
 def _blocks(
-    sequences: Sequence[Branch], spans: Sequence[tuple[int, int]], size: int
+    sequences: Sequence[Branch], spans: Sequence[tuple[int, int]], size: int, mixed: int
 ) -> list[_Block]:
-    """Blocks that attend together: short sequences share one, long ones are cut."""
+    """Blocks that attend together: short sequences share one, long ones are cut.
+
+    A block has up to `size` rows, those of several prompts up to `mixed`.
+    """
     blocks: list[_Block] = []
     for number, (branch, (first, end)) in enumerate(zip(sequences, spans, strict=True)):
         context = branch.context
         previous = blocks[-1] if blocks else None
-        if previous is not None and _fits(previous, branch, end, size):
+        if previous is not None and _fits(previous, branch, end, size, mixed):
             keys = previous.keys
             keys.cached[context] = max(keys.cached.get(context, 0), branch.start)
             keys.numbers.append(number)
@@ -555,16 +564,18 @@ def _blocks(
     return blocks
 
 
-def _fits(block: _Block, branch: Branch, end: int, size: int) -> bool:
+def _fits(block: _Block, branch: Branch, end: int, size: int, mixed: int) -> bool:
     """Whether a sequence that ends at row `end` can join a block."""
     keys = block.keys
     holds_whole_sequences = (block.first, block.last) == (keys.begin, keys.end)
-    if not holds_whole_sequences or end - block.first > size:
+    if not holds_whole_sequences:
         return False
-    if branch.context in keys.cached:
-        return True
+    is_known = branch.context in keys.cached
+    if is_known and len(keys.cached) == 1:
+        return end - block.first <= size
     # Rows see no cached token of another prompt, so there should be few of them.
-    return keys.of_contexts + branch.start <= size
+    cached = keys.of_contexts if is_known else keys.of_contexts + branch.start
+    return max(end - block.first, cached) <= mixed
 
 
 def whole_logits(lm: Any, branches: Sequence[Branch]) -> list[Tensor]:
