@@ -290,6 +290,13 @@ def beside_the_host(monkeypatch):
     monkeypatch.setattr(engine_module, "_runs_beside_the_host", lambda lm: True)
 
 
+def many_small_passes():
+    """A model of small passes, queries that need several, and what is read."""
+    small = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer, batch_tokens=24)
+    queries = [query_of(small, prompt) for prompt in PROMPTS]
+    return small, queries, OBJECTIVES.get("prob").factory().value
+
+
 def answers(lm, queries, read):
     async def ask(query):
         changes = [set_rows((i,), torch.zeros(DIM)) for i in range(1, len(query.token_ids))]
@@ -302,9 +309,7 @@ def answers(lm, queries, read):
 
 @pytest.mark.usefixtures("beside_the_host")
 def test_passes_that_overlap_give_the_same_answers(monkeypatch):
-    small = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer, batch_tokens=24)
-    queries = [query_of(small, prompt) for prompt in PROMPTS]
-    read = OBJECTIVES.get("prob").factory().value
+    small, queries, read = many_small_passes()
     found = answers(small, queries, read)
     monkeypatch.setattr(engine_module, "_runs_beside_the_host", lambda lm: False)
     expected = answers(small, queries, read)
@@ -315,9 +320,7 @@ def test_passes_that_overlap_give_the_same_answers(monkeypatch):
 @pytest.mark.usefixtures("beside_the_host")
 def test_a_pass_that_fails_leaves_what_runs_beside_it(monkeypatch):
     """The second pass fails: the coroutines in it get the error, the others their answers."""
-    small = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer, batch_tokens=24)
-    queries = [query_of(small, prompt) for prompt in PROMPTS]
-    read = OBJECTIVES.get("prob").factory().value
+    small, queries, read = many_small_passes()
     expected = answers(small, queries, read)
     run, passes = small.run, []
 
@@ -339,9 +342,7 @@ def test_a_pass_that_fails_leaves_what_runs_beside_it(monkeypatch):
 
 @pytest.mark.usefixtures("beside_the_host")
 def test_memory_that_runs_out_beside_a_running_pass_loses_nothing(monkeypatch):
-    small = noiser.wrap(tiny("llama").model, tiny("llama").tokenizer, batch_tokens=24)
-    queries = [query_of(small, prompt) for prompt in PROMPTS]
-    read = OBJECTIVES.get("prob").factory().value
+    small, queries, read = many_small_passes()
     expected = answers(small, queries, read)
     run = small.run
 

@@ -47,12 +47,17 @@ class Sequences(NamedTuple):
         """How many tokens each of them has."""
         return self.stop - self.start
 
+    @property
+    def size(self) -> int:
+        """How many rows of the pass they are."""
+        return self.samples * self.length
+
 
 def inputs_of(asked: Sequence[Sequences]) -> list[Float[Tensor, "samples length dim"]]:
     """The rows that the model reads in the sequences of a pass."""
     rows = _gather(asked)
     _scatter(rows, asked)
-    sizes = [each.samples * each.length for each in asked]
+    sizes = [each.size for each in asked]
     inputs: list[Tensor] = []
     for each, part in zip(asked, torch.split(rows, sizes), strict=True):
         inputs.append(torch.unflatten(part, 0, (each.samples, -1)))
@@ -110,7 +115,7 @@ def _scatter(rows: Float[Tensor, "rows dim"], asked: Sequence[Sequences]) -> Non
             disturbed.setdefault(change.relative, []).extend(_touched(each, change, begin))
         elif change is not None:
             _change_by_function(rows, each, change, begin)
-        begin += each.samples * each.length
+        begin += each.size
     scale = asked[0].context.scale
     if replaced:
         _replace(rows, replaced, scale)
@@ -175,10 +180,11 @@ class _Noise(NamedTuple):
         """The noise of changes that share their vectors."""
         index: list[int] = []
         k: list[float] = []
-        drawn = torch.empty(0)
+        shared = touched[0].change
+        assert isinstance(shared, AddedNoise)
+        drawn = shared.vectors
         for change, sample, places in touched:
             assert isinstance(change, AddedNoise)
-            drawn = change.vectors
             first = sample * drawn.shape[1]
             index += [first + column for column in change.columns[: len(places)]]
             k += [change.scale] * len(places)
@@ -209,6 +215,6 @@ def _change_by_function(rows: Tensor, each: Sequences, change: Rows, begin: int)
     clean = context.inputs[positions].float() / context.scale
     changed = change(clean)[each.first : each.last] * context.scale
     inside = send(torch.tensor(_inside(each), dtype=torch.long), rows.device)
-    end = begin + each.samples * each.length
-    sequences = torch.unflatten(rows[begin:end], 0, (each.samples, -1))
+    own = rows[begin : begin + each.size]
+    sequences = torch.unflatten(own, 0, (each.samples, -1))
     sequences[:, inside] = changed[:, : len(inside)].to(rows)
