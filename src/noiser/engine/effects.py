@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,12 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from noiser.engine.objectives import (
-    Ids,
     IdsOfRows,
     Logits,
-    LogProbabilities,
     ObjectiveFn,
-    OfLogits,
+    ReadTogether,
     at,
 )
 
@@ -55,51 +54,115 @@ class Effect(NamedTuple):
 
 def effect_of(objective: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
     """The function that reads an `Effect` [..., 9] of a change's samples together."""
+    if isinstance(objective, ReadTogether):
+        return ReadTogether(_effect_together, (objective, foil_tokens), _before_a_change)
 
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
-        target_tokens = len(ids) - foil_tokens
-        samples = logits.float().softmax(-1)
-        mean = samples.mean(-3).clamp_min(TINY)
-        value, value_influences = _influences(objective, samples, mean, clean, ids)
-        loss = objective(clean[None], clean, ids)[0] - value
+        def value_of(log_p: Tensor) -> Tensor:
+            return objective(log_p.unsqueeze(-3), clean, ids)[..., 0]
 
-        # The geometric mean over tokens moves by its own value times the mean of p / p̄ over
-        # tokens.
-        p = at(mean, ids)
-        probability = p[..., :target_tokens].log().mean(-1).exp()
-        ratios = at(samples, ids)[..., :target_tokens] / p[..., None, :target_tokens]
-        probability_influences = probability[..., None] * ratios.mean(-1)
-        errors = _standard_errors(torch.stack([value_influences, probability_influences]))
-
-        margins = log_odds_margins(mean.log(), clean, ids, foil_tokens)
-        clean_margins = log_odds_margins(clean, clean, ids, foil_tokens)
-        # Where two tokens tie without a change, no change can be compared with their margin.
-        comparable = torch.where(clean_margins == 0, torch.inf, clean_margins)
-        margin, narrowest = (margins / comparable).min(-1)
-        if foil_tokens:
-            flips = (clean_margins[0] > 0) != (margins[..., 0] > 0)
-            foil_probability = p[..., target_tokens:].log().mean(-1).exp()
-        else:
-            flips = (mean.argmax(-1) != clean.argmax(-1)).any(-1)
-            foil_probability = torch.zeros_like(value)
-
-        best_p, best_token = mean.max(-1)
-        top_token = best_token.gather(-1, narrowest[..., None])[..., 0]
-        top_probability = best_p.gather(-1, narrowest[..., None])[..., 0]
-        numbers = {
-            "score": loss,
-            "stderr": errors[0],
-            "flips": flips,
-            "margin": margin,
-            "probability": probability,
-            "probability_stderr": errors[1],
-            "foil_probability": foil_probability,
-            "top_token": top_token,
-            "top_probability": top_probability,
-        }
-        return torch.stack([numbers[name].float() for name in Effect._fields], -1)
+        before = _Before.of(value_of(clean), clean, ids, foil_tokens)
+        ids_of_rows = ids.expand(logits.shape[:-1])
+        return _effect(logits, ids_of_rows, before, value_of, foil_tokens)
 
     return read
+
+
+def _effect_together(
+    logits: Logits, ids: IdsOfRows, known: Tensor, objective: ReadTogether, foil_tokens: int
+) -> Float[Tensor, "*changes 9"]:
+    """The effects of changes of any prompts."""
+
+    def value_of(log_p: Tensor) -> Tensor:
+        return objective.of(log_p, ids[..., 0, :])
+
+    before = _Before.unpacked(known, tokens=ids.shape[-1])
+    return _effect(logits, ids, before, value_of, foil_tokens)
+
+
+def _before_a_change(
+    clean: Tensor, ids: Tensor, objective: ReadTogether, foil_tokens: int
+) -> Float[Tensor, "prompts numbers"]:
+    """What an effect has to know of each prompt."""
+    return _Before.of(objective.of(clean, ids), clean, ids, foil_tokens).packed()
+
+
+class _Before(NamedTuple):
+    """What is predicted without a change: the objective's value, the best tokens, and how far they
+    lead, see `log_odds_margins`.
+    """
+
+    value: Float[Tensor, "*prompts"]
+    best: Int[Tensor, "*prompts tokens"]
+    margins: Float[Tensor, "*prompts margins"]
+
+    @classmethod
+    def of(cls, value: Tensor, clean: Tensor, ids: Tensor, foil_tokens: int) -> _Before:
+        """Of log-probabilities [..., tokens, vocab], and the objective's value of them."""
+        best = clean.argmax(-1)
+        return cls(value, best, log_odds_margins(clean, best, ids, foil_tokens))
+
+    def packed(self) -> Float[Tensor, "*prompts numbers"]:
+        """All of it in one tensor; ids are whole numbers far below what float32 holds."""
+        return torch.cat([self.value[..., None], self.best.float(), self.margins], -1)
+
+    @classmethod
+    def unpacked(cls, numbers: Float[Tensor, "*prompts numbers"], tokens: int) -> _Before:
+        """What `packed` made, of targets with so many tokens."""
+        best = numbers[..., 1 : tokens + 1].long()
+        return cls(numbers[..., 0], best, numbers[..., tokens + 1 :])
+
+
+def _effect(
+    logits: Float[Tensor, "*changes samples tokens vocab"],
+    ids: Int[Tensor, "*changes samples tokens"],
+    before: _Before,
+    value_of: Callable[[Tensor], Tensor],
+    foil_tokens: int,
+) -> Float[Tensor, "*changes 9"]:
+    """The numbers of an `Effect`; `value_of` has the objective of log-probabilities [..., tokens,
+    vocab].
+    """
+    ids = ids[..., 0, :]
+    target_tokens = ids.shape[-1] - foil_tokens
+    samples = logits.float().softmax(-1)
+    mean = samples.mean(-3).clamp_min(TINY)
+    value, value_influences = _influences(value_of, samples, mean)
+
+    # The geometric mean over tokens moves by its own value times the mean of p / p̄ over tokens.
+    p = at(mean, ids)
+    probability = p[..., :target_tokens].log().mean(-1).exp()
+    of_samples = at(samples, ids[..., None, :].expand(samples.shape[:-1]))
+    ratios = of_samples[..., :target_tokens] / p[..., None, :target_tokens]
+    probability_influences = probability[..., None] * ratios.mean(-1)
+    errors = _standard_errors(torch.stack([value_influences, probability_influences]))
+
+    margins = log_odds_margins(mean.log(), before.best, ids, foil_tokens)
+    # Where two tokens tie without a change, no change can be compared with their margin.
+    comparable = torch.where(before.margins == 0, torch.inf, before.margins)
+    margin, narrowest = (margins / comparable).min(-1)
+    if foil_tokens:
+        flips = (before.margins[..., 0] > 0) != (margins[..., 0] > 0)
+        foil_probability = p[..., target_tokens:].log().mean(-1).exp()
+    else:
+        flips = (mean.argmax(-1) != before.best).any(-1)
+        foil_probability = torch.zeros_like(value)
+
+    best_p, best_token = mean.max(-1)
+    top_token = best_token.gather(-1, narrowest[..., None])[..., 0]
+    top_probability = best_p.gather(-1, narrowest[..., None])[..., 0]
+    numbers = {
+        "score": before.value - value,
+        "stderr": errors[0],
+        "flips": flips,
+        "margin": margin,
+        "probability": probability,
+        "probability_stderr": errors[1],
+        "foil_probability": foil_probability,
+        "top_token": top_token,
+        "top_probability": top_probability,
+    }
+    return torch.stack([numbers[name].float() for name in Effect._fields], -1)
 
 
 def _standard_errors(influences: Float[Tensor, "*rows samples"]) -> Float[Tensor, "*rows"]:
@@ -127,8 +190,8 @@ class Prediction(NamedTuple):
 
 def beside_prediction(read: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
     """The function that reads numbers [..., numbers], then a `Prediction` [..., numbers + 3]."""
-    if isinstance(read, OfLogits):
-        return OfLogits(_beside_prediction, (read, foil_tokens))
+    if isinstance(read, ReadTogether):
+        return ReadTogether(_beside_prediction, (read, foil_tokens))
 
     def read_both(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
         numbers = read(logits, clean, ids)
@@ -139,7 +202,7 @@ def beside_prediction(read: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
 
 
 def _beside_prediction(
-    logits: Logits, ids: IdsOfRows, read: OfLogits, foil_tokens: int
+    logits: Logits, ids: IdsOfRows, read: ReadTogether, foil_tokens: int
 ) -> Float[Tensor, "*changes numbers"]:
     """Numbers that come from logits alone, then a `Prediction`."""
     numbers = read.of(logits, ids)
@@ -178,41 +241,40 @@ def _prediction(
 
 def log_odds_margins(
     log_p: Float[Tensor, "*changes tokens vocab"],
-    clean: LogProbabilities,
-    ids: Ids,
+    best: Int[Tensor, "*#changes tokens"],
+    ids: Int[Tensor, "*#changes tokens"],
     foil_tokens: int = 0,
 ) -> Float[Tensor, "*changes margins"]:
-    """Log odds of the model's own token, the best of `clean`, against its strongest rival, at each
-    token.
+    """Log odds of the model's own token, `best` without a change, against its strongest rival, at
+    each token.
 
     With a foil one number: log p(target) / p(foil), sums over the tokens of both.
     """
     if foil_tokens:
         both = at(log_p, ids)
-        target_tokens = len(ids) - foil_tokens
+        target_tokens = ids.shape[-1] - foil_tokens
         of_target = both[..., :target_tokens].sum(-1, keepdim=True)
         of_foil = both[..., target_tokens:].sum(-1, keepdim=True)
         return of_target - of_foil
-    best = clean.argmax(-1)
     without_best = log_p.scatter(-1, best.expand(log_p.shape[:-1])[..., None], -torch.inf)
     return at(log_p, best) - without_best.amax(-1)
 
 
 def _influences(
-    objective: ObjectiveFn, samples: Tensor, mean: Tensor, clean: Tensor, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The objective of the mean distribution [...], and each sample's influence on it [...,
-    samples].
+    value_of: Callable[[Tensor], Tensor],
+    samples: Float[Tensor, "*changes samples tokens vocab"],
+    mean: Float[Tensor, "*changes tokens vocab"],
+) -> tuple[Float[Tensor, "*changes"], Float[Tensor, "*changes samples"]]:
+    """The objective of the mean distribution, and each sample's influence on it.
 
     The delta method: an influence is the slope of the objective at the mean, times the sample.
     """
     no_influence = samples.new_zeros(samples.shape[:-2])
     if samples.shape[-3] == 1:
-        value = objective(mean.log().unsqueeze(-3), clean, ids)[..., 0]
-        return value, no_influence
+        return value_of(mean.log()), no_influence
     with torch.enable_grad():
         p = mean.detach().requires_grad_()
-        value = objective(p.log().unsqueeze(-3), clean, ids)[..., 0]
+        value = value_of(p.log())
         if not value.requires_grad:
             return value, torch.full_like(no_influence, torch.nan)
         (slope,) = torch.autograd.grad(value.sum(), p)

@@ -14,13 +14,12 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from noiser.engine.gradients import pass_tokens
 from noiser.engine.inputs import Sequences, inputs_of
 from noiser.engine.inside import WhiteBoxRequest
-from noiser.engine.objectives import ObjectiveFn, OfLogits
+from noiser.engine.objectives import ObjectiveFn, ReadTogether
 from noiser.engine.perturbations import Perturbation, PictureChange, Predict
 from noiser.engine.query import AnswerT, Cost, Prefill, Query, Request, Steps
 from noiser.errors import (
@@ -125,9 +124,9 @@ class _PendingChange:
     def kind(self) -> tuple[Any, ...]:
         """What is equal in changes that can be read together.
 
-        A number that needs the logits alone is read together for all prompts.
+        A `ReadTogether` is read for all prompts.
         """
-        if isinstance(self.read, OfLogits):
+        if isinstance(self.read, ReadTogether):
             return (self.read, self.perturbation.samples, *self.sizes)
         return (self.read, self.perturbation.samples, self.work, *self.targets)
 
@@ -550,9 +549,8 @@ def _read_together(pending_changes: Sequence[_PendingChange]) -> _Reading:
     largest = logits.amax(-1).flatten(1)
     values_of_targets: list[Tensor] = []
     for place, part in enumerate(torch.split(logits, first.sizes, 2)):
-        if isinstance(first.read, OfLogits):
-            ids = _ids_of(pending_changes, place)[:, None]
-            values = first.read.of(part, ids.expand(part.shape[:-1]))
+        if isinstance(first.read, ReadTogether):
+            values = _values_of_prompts(first.read, pending_changes, place, part)
         else:
             target = first.targets[place]
             values = first.read(part, first.query.clean_of[target], first.query.ids[target])
@@ -560,19 +558,22 @@ def _read_together(pending_changes: Sequence[_PendingChange]) -> _Reading:
     return _Reading(pending_changes, torch.stack(values_of_targets, 1), largest)
 
 
-def _ids_of(pending_changes: Sequence[_PendingChange], place: int) -> Int[Tensor, "changes tokens"]:
-    """The ids of one of the targets that are read under each change."""
-    number_of: dict[tuple[Query, int], int] = {}
-    rows: list[Tensor] = []
-    numbers: list[int] = []
-    for pending in pending_changes:
-        key = (pending.query, pending.targets[place])
-        if key not in number_of:
-            number_of[key] = len(rows)
-            rows.append(pending.query.ids[key[1]])
-        numbers.append(number_of[key])
-    index = send(torch.tensor(numbers), rows[0].device)
-    return torch.stack(rows).index_select(0, index)
+def _values_of_prompts(
+    read: ReadTogether, pending_changes: Sequence[_PendingChange], place: int, logits: Tensor
+) -> Tensor:
+    """The numbers of the `place`-th of the targets that are read under each change."""
+    targets = [(pending.query, pending.targets[place]) for pending in pending_changes]
+    number_of = {each: number for number, each in enumerate(dict.fromkeys(targets))}
+    numbers = torch.tensor([number_of[each] for each in targets])
+    numbers = send(numbers, logits.device)
+    ids = torch.stack([query.ids[target] for query, target in number_of])
+    known = None
+    if read.known is not None:
+        clean = torch.stack([query.clean_of[target] for query, target in number_of])
+        known = read.known_of(clean, ids)
+        known = None if known is None else known.index_select(0, numbers)
+    of_changes = ids.index_select(0, numbers)[:, None]
+    return read.of(logits, of_changes.expand(logits.shape[:-1]), known)
 
 
 def _runs_beside_the_host(lm: LanguageModel) -> bool:

@@ -3,8 +3,8 @@
 Every objective is a plain function of `(logits, clean, ids)`: the logits at a target's tokens under
 changes [..., samples, tokens, vocab], the log-probabilities there without one [tokens, vocab], and
 the ids of the target's tokens [tokens]. It returns [..., samples]. `OBJECTIVES` has them by name,
-and says what each can do; `objective_of` adds a foil or a caller's own number. One that needs no
-more than the logits is an `OfLogits`, so that a pass reads it once for all of its prompts.
+and says what each can do; `objective_of` adds a foil or a caller's own number. A
+`ReadTogether` is one that a pass reads once for all of its prompts.
 
 For a target with a foil, logits, log-probabilities and ids have the target's tokens first and then
 the foil's, each as it is predicted after the tokens of its own before it.
@@ -37,15 +37,16 @@ ObjectiveFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class OfLogits:
-    """An objective that does not look at the log-probabilities without a change.
-
-    Changes of several prompts are then read together, each with the ids of its own target.
+class ReadTogether:
+    """An objective that a pass reads once for all of its prompts.
 
     Attributes:
-        function: from logits [..., tokens, vocab] and the id of each row [..., tokens] to numbers
-            [...], or [..., any].
+        function: from logits [..., samples, tokens, vocab] and the id of each of their rows [...,
+            samples, tokens] to numbers [..., samples], or [..., any].
         options: further arguments of the function.
+        known: for a function that looks at predictions without a change: what it has to know of
+            them [prompts, numbers], from the log-probabilities [prompts, tokens, vocab], the ids
+            [prompts, tokens] and the options. The function gets it after the ids, [..., numbers].
 
     Example:
         >>> logits = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])  # one token in two prompts
@@ -55,14 +56,22 @@ class OfLogits:
 
     function: Callable[..., Tensor]
     options: tuple[Any, ...] = ()
+    known: Callable[..., Tensor] | None = None
 
-    def of(self, logits: Logits, ids: IdsOfRows) -> Tensor:
+    def of(self, logits: Logits, ids: IdsOfRows, known: Tensor | None = None) -> Tensor:
         """The numbers of targets of any prompts."""
-        return self.function(logits, ids, *self.options)
+        if known is None:
+            return self.function(logits, ids, *self.options)
+        return self.function(logits, ids, known, *self.options)
 
-    def __call__(self, logits: Logits, clean: LogProbabilities, ids: Ids) -> Tensor:  # noqa: ARG002
+    def known_of(self, clean: Tensor, ids: Tensor) -> Float[Tensor, "prompts numbers"] | None:
+        """What the function has to know of some prompts."""
+        return None if self.known is None else self.known(clean, ids, *self.options)
+
+    def __call__(self, logits: Logits, clean: LogProbabilities, ids: Ids) -> Tensor:
         """The numbers of one prompt's target."""
-        return self.of(logits, ids.expand(logits.shape[:-1]))
+        known = self.known_of(clean[None], ids[None])
+        return self.of(logits, ids.expand(logits.shape[:-1]), None if known is None else known[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +169,10 @@ def at(values: Tensor, ids: Tensor) -> Tensor:
     return values.gather(-1, ids.expand(values.shape[:-1])[..., None])[..., 0]
 
 
-logprob = OfLogits(_log_probability)
-prob = OfLogits(_probability)
-logit = OfLogits(_log_odds)
-lead = OfLogits(_least_lead)
+logprob = ReadTogether(_log_probability)
+prob = ReadTogether(_probability)
+logit = ReadTogether(_log_odds)
+lead = ReadTogether(_least_lead)
 
 
 OBJECTIVES.register(
@@ -233,8 +242,8 @@ def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -
 
 def contrast(value: ObjectiveFn, foil_tokens: int) -> ObjectiveFn:
     """The value of the target minus that of its foil, whose tokens are the last ones."""
-    if isinstance(value, OfLogits):
-        return OfLogits(_difference, (value, foil_tokens))
+    if isinstance(value, ReadTogether):
+        return ReadTogether(_difference, (value, foil_tokens))
 
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
         own = len(ids) - foil_tokens
@@ -245,7 +254,7 @@ def contrast(value: ObjectiveFn, foil_tokens: int) -> ObjectiveFn:
     return read
 
 
-def _difference(logits: Logits, ids: IdsOfRows, value: OfLogits, foil_tokens: int) -> Tensor:
+def _difference(logits: Logits, ids: IdsOfRows, value: ReadTogether, foil_tokens: int) -> Tensor:
     """The value of the target minus that of its foil, from the logits alone."""
     own = ids.shape[-1] - foil_tokens
     of_target = value.of(logits[..., :own, :], ids[..., :own])

@@ -317,9 +317,8 @@ class _Call:
         dtype = query.context.inputs.dtype
         smallest_margins: list[Tensor] = []
         for clean, ids in zip(query.clean_of, query.ids, strict=True):
-            smallest_margins.append(
-                log_odds_margins(clean, clean, ids, len(query.foil_ids)).abs().min()
-            )
+            margins = log_odds_margins(clean, clean.argmax(-1), ids, len(query.foil_ids))
+            smallest_margins.append(margins.abs().min())
         moved = ROUNDING * torch.finfo(dtype).eps
         if tied:
             warn(
