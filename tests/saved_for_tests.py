@@ -2,13 +2,17 @@
 
 import copy
 import json
+import math
 from functools import cache
 
 import noiser
 from attribution_for_tests import rich_example
 from noiser.attribution import Attribution, Attributions
-from noiser.evaluation import Evaluation
-from noiser.explain import Comparison, Diff, Tolerance
+from noiser.evaluation import Evaluation, Evaluations
+from noiser.explain import Comparison, Diff, Expectations, Guarded, Slim, Tolerance
+from noiser.explain._expect import Finding
+from noiser.explain._guard import ToolEffect
+from noiser.explain._slim import Part
 from tiny import tiny
 
 ODD = (
@@ -72,6 +76,42 @@ def saved():
         "tolerance": noiser.tolerance(lm, noisy, 1, [0.0, 0.1, 1.0]),
         "diff": noiser.diff(lm, "The quick brown fox", "The slow brown fox"),
         "evaluation": evaluation,
+        "evaluations": Evaluations({"first": evaluation, "second": evaluation}),
+        "cited rule": noiser.cite(
+            lm, "Where is the fox?", sources, max_new_tokens=6, rule=True, check=4
+        ),
+        "rule": noiser.rule(lm, "The quick fox. It sings. The dog."),
+        "slim": Slim(
+            before="It rains. Be kind.",
+            after="Be kind.",
+            tokens_before=8,
+            tokens_after=4,
+            fitted=3,
+            fitted_same=3,
+            held_out=2,
+            held_out_same=1,
+            parts=(
+                Part("It rains. ", False, 0, None, 0.0, "no case needs it"),
+                Part("Be kind.", True, 2, 1, 5.0, "needed by 2 cases"),
+            ),
+        ),
+        "expectations": Expectations(
+            answer="a fox",
+            findings=(Finding("says", "dog", "FAIL", math.nan, "the answer says it not"),),
+            strongest=(("It rains.", 2.0),),
+            model=noisy.model,
+        ),
+        "guarded": Guarded(
+            call="play()",
+            function="play",
+            verdict="injected",
+            user_nats=0.5,
+            tools_nats=4.0,
+            tools=(ToolEffect(2, "Play!", 4.0),),
+            limit=3.0,
+            token_forwards=12,
+            model=noisy.model,
+        ),
     }
     assert isinstance(results["tolerance"], Tolerance)
     assert isinstance(results["diff"], Diff)

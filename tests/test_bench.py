@@ -28,7 +28,7 @@ import noiser
 from bench_for_tests import PROMPTS, Fragile, by_key, check_same_numbers, plan_text, toml
 from chat_server import ChatServer, Step, completion
 from noiser.bench import Store, read_plan
-from noiser.bench.executors import Processes
+from noiser.bench.executors import Inline, Processes
 from noiser.bench.rows import RowKey
 from noiser.bench.run import keys_sent, run_bench, status
 from noiser.bench.store import FILE, locked, write_files
@@ -386,10 +386,28 @@ def test_a_job_whose_workers_die_is_tried_three_times_and_the_others_go_on(tmp_p
             job[0]: result
             for job, result in executor.run((name, str(tmp_path), n) for name, n in deaths.items())
         }
-        assert isinstance(found.pop("c"), RunError)
+        assert re.search("died of it 3 times.*memory is short", str(found.pop("c")))
         assert found == {"a": "A", "b": "B", "d": "D", "e": "E"}
-        with pytest.raises(RunError, match="memory is short"):
-            list(executor.run([("f", str(tmp_path), 9)]))
+
+
+@pytest.mark.parametrize("number", [0, 2], ids=["the first", "a later one"])
+def test_a_job_that_is_given_up(tmp_path, run_plan, models, monkeypatch, number):
+    """The run ends where nothing is finished; else the job is named and the others go on."""
+
+    class Losing(Inline):
+        def run(self, jobs):
+            for done, (job, result) in enumerate(super().run(jobs)):
+                yield job, (RunError("workers died") if done == number else result)
+
+    monkeypatch.setattr(noiser.bench.run, "Inline", Losing)
+    if not number:
+        with pytest.raises(RunError, match=r"^llama, own, noiser: workers died\.$"):
+            run_plan(plan_text(models, "llama"))
+    else:
+        assert run_plan(plan_text(models, "llama")).lost == ("llama, own, random: workers died",)
+    monkeypatch.undo()
+    run_plan(plan_text(models, "llama"))
+    assert len(by_key(tmp_path / "out")) == 57
 
 
 PARENT = """

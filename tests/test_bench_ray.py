@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench_for_tests import by_key, plan_text
+from bench_for_tests import Fragile, check_same_numbers, plan_text
+from noiser.bench import executors
 from noiser.bench.executors import RayActors
 from noiser.errors import RunError
 
@@ -67,9 +68,29 @@ def test_a_plan_gives_the_same_rows(tmp_path, cluster, run_plan, models):
     text = plan_text(models, limit=2)
     assert run_plan(text, executor="ray", workers=None).lost == ()
     run_plan(text, "whole")
-    assert by_key(tmp_path / "out").keys() == by_key(tmp_path / "whole").keys()
+    check_same_numbers(tmp_path / "out", tmp_path / "whole")
     with pytest.raises(RunError, match="gone"):
         run_plan(plan_text(models, "llama", "gone", limit=3), "other", executor="ray", workers=None)
+
+
+class FragileOnRay(Fragile):
+    """The worker that dies, in an actor."""
+
+    def __init__(self, threads):
+        assert threads == 1
+
+
+def test_a_job_that_actors_die_of_is_given_up_and_the_others_go_on(tmp_path, cluster):
+    """Its actor is started again twice, and a new one does the next job."""
+    deaths = {"a": 9, "b": 0, "c": 1, "d": 0, "e": 0}
+    executor = RayActors(FragileOnRay, 1)
+    jobs = [(name, str(tmp_path), times) for name, times in deaths.items()]
+    found = {job[0]: result for job, result in executor.run(jobs)}
+    executor.close()
+    assert "worker died too often" in str(found.pop("a"))
+    assert found == {"b": "B", "c": "C", "d": "D", "e": "E"}
+    assert (tmp_path / "a").read_text() == "xxx"
+    assert (tmp_path / "c").read_text() == "xx"
 
 
 def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
@@ -103,6 +124,48 @@ def test_a_node_dies_and_its_job_is_done_on_the_other(tmp_path, cluster):
     begun = {path.name for path in tmp_path.iterdir()}
     assert sum(name.endswith(killed[0]) for name in begun) == 1
     assert len(begun) == 6  # "go", and one job twice
+
+
+def test_a_node_that_joins_gets_jobs(tmp_path, cluster, monkeypatch):
+    monkeypatch.setattr(executors, "_SECONDS_TO_WAIT", 1.0)
+    executor = RayActors(Waiting, None)
+    before = executor.workers
+    found = []
+
+    def run():
+        jobs = [(name, str(tmp_path)) for name in "abc"]
+        found.extend(result for _, result in executor.run(jobs))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    cluster.add_node(num_cpus=1)  # in the main thread, as it handles signals
+    while len({path.name.partition("-")[2] for path in tmp_path.iterdir()}) <= before:
+        time.sleep(0.1)
+    (tmp_path / "go").touch()
+    thread.join()
+    assert executor.workers == before + 1
+    executor.close()
+    assert sorted(found) == ["A", "B", "C"]
+
+
+def test_an_interrupt_ends_what_runs(tmp_path, cluster):
+    """Also on a cluster that the caller has connected to, which goes on."""
+    executor = RayActors(Waiting, 1)
+
+    def interrupt():
+        while not any(path.read_text() for path in tmp_path.iterdir()):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(executor):
+        list(executor.run([(name, str(tmp_path)) for name in "ab"]))
+    thread.join()
+    (begun,) = tmp_path.iterdir()
+    process = Path("/proc", begun.read_text())
+    while process.exists():  # pytest ends a test that never does
+        time.sleep(0.1)
 
 
 def test_a_wrong_address(monkeypatch):

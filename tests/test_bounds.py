@@ -17,8 +17,8 @@ import noiser
 from noiser.errors import PromptError, TargetError
 from noiser.server import bounds, serving
 from noiser.server.completions import CompletionBody
-from noiser.server.page import Keep, Measure, PageForm, Tolerate
-from noiser.server.questions import Attribute, Cite, DiffBody, Evaluate
+from noiser.server.page import FindRule, Keep, Measure, PageForm, Tolerate
+from noiser.server.questions import Attribute, Cite, DiffBody, Evaluate, RuleBody
 from noiser.text import encoding
 from tiny import tiny
 from web_for_tests import PROMPT
@@ -39,6 +39,15 @@ HOSTILE = {
     "sources of numbers": (Cite, {"question": "The", "sources": [0] * MANY}),
     "sources of pairs": (Cite, {"question": "The", "sources": [["a", 0]] * MANY}),
     "metrics of numbers": (Evaluate, {"examples": ["The"], "metrics": [0] * MANY}),
+    "regions by wrong keys": (
+        Attribute,
+        {"prompt": "The", "image_unit": {f"x{number}": [] for number in range(MANY)}},
+    ),
+    "wrong regions by key": (RuleBody, {"prompt": "The", "image_unit": dict.fromkeys(range(MANY))}),
+    "long names of parameters": (
+        Attribute,
+        {"prompt": "The", "parameters": {f"{number:2000}": 0 for number in range(1000)}},
+    ),
     "unknown fields": (DiffBody, {str(number): 0 for number in range(MANY)}),
     "an unknown field each": (Evaluate, {"examples": [{"prompt": "The", "x": 0}] * MANY}),
     "unknown fields of one": (Evaluate, {"examples": [{str(i): 0 for i in range(MANY)}]}),
@@ -85,6 +94,15 @@ def test_what_is_too_long_is_refused(name):
     kind, body = TOO_LONG[name]
     with pytest.raises(ValidationError, match=r"at most|more than|valid"):
         kind.model_validate(body)
+
+
+@pytest.mark.parametrize("kind", [PageForm, FindRule, Measure, Attribute, Evaluate, RuleBody])
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 10**400])
+def test_a_seed_that_torch_does_not_take_is_refused(kind, seed):
+    needed = {"prompt": "The", "answer": {}, "answers": [], "examples": []}
+    body = {name: value for name, value in needed.items() if name in kind.model_fields}
+    with pytest.raises(ValidationError, match="seed"):
+        kind.model_validate({**body, "seed": seed})
 
 
 FIELDS = {

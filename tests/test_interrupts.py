@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
+from functools import partial
 
 import pytest
 import torch
@@ -107,9 +108,16 @@ def test_an_interrupt_at_any_line_leaves_the_model_as_it_was():
 def test_real_interrupts(make, count):
     lm, chance, stopped = make(), random.Random(0), 0
     names = ["occlusion", "noiser", "attn_lrp", "last_attention", "integrated_gradients"]
-    methods = itertools.cycle(names)
-    for method in names:
-        noiser.attribute(lm, PROMPT, method=method, unit="token")
+    calls = [
+        *(partial(noiser.attribute, lm, PROMPT, method=name, unit="token") for name in names),
+        partial(noiser.diff, lm, PROMPT, "The slow fox sings", max_new_tokens=2),
+        partial(noiser.evaluate, lm, [PROMPT], method="occlusion", metrics=["faithfulness"]),
+        partial(noiser.rule, lm, "The fox. It sings. A dog.", fresh=10),
+        partial(noiser.cite, lm, "Who?", ["The fox sings.", "A dog."], max_new_tokens=3),
+    ]
+    for call in calls:
+        call()
+    calls = itertools.cycle(calls)
     began = time.monotonic()
     noiser.attribute(lm, PROMPT, method="occlusion", unit="token")
     longest = 3 * (time.monotonic() - began)
@@ -123,7 +131,7 @@ def test_real_interrupts(make, count):
             timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
             try:
                 timer.start()
-                noiser.attribute(lm, PROMPT, method=next(methods), unit="token")
+                next(calls)()
                 timer.join()
             except KeyboardInterrupt:
                 stopped += 1

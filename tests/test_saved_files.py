@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noiser.errors import NoiserError, StoredFileError
+from noiser.errors import NoiserError, StoredFileError, UnknownNameError
 from saved_for_tests import ODD, changed, places, questions, saved, show
 from soak import times
 
@@ -23,6 +23,12 @@ KINDS = (
     "tolerance",
     "diff",
     "evaluation",
+    "evaluations",
+    "cited rule",
+    "rule",
+    "slim",
+    "expectations",
+    "guarded",
 )
 
 
@@ -45,7 +51,7 @@ def test_a_changed_file_is_refused_or_can_be_shown(kind):
         refusal = None
         try:
             result = form.from_dict(changed(data, path, odd))
-        except StoredFileError as error:
+        except (StoredFileError, UnknownNameError) as error:  # such as a plugin's metric
             refusal = str(error)
         if refusal is not None:
             assert "\n" not in refusal
@@ -68,6 +74,23 @@ NEVER_SHOWN = {
     "a seed beyond 64 bits": (("seed",), 2**64),
     "a score that is a list": (("parameters", "objective"), []),
 }
+
+
+TOGETHER_NEVER_SHOWN = {
+    "no evaluation": ("evaluations", ("evaluations",), {}),
+    "evaluations of other draws": ("evaluations", ("evaluations", "second", "settings"), {}),
+    "a prompt without tokens": ("slim", ("tokens_before",), 0),
+    "more tokens than there are numbers": ("slim", ("tokens_after",), 10**400),
+    "more cases than there are": ("slim", ("held_out_same",), 3),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER_NEVER_SHOWN)
+def test_values_that_cannot_be_right_together_are_refused(name):
+    kind, path, odd = TOGETHER_NEVER_SHOWN[name]
+    form, data = saved()[kind]
+    with pytest.raises(StoredFileError):
+        form.from_dict(changed(data, path, odd))
 
 
 @pytest.mark.parametrize("name", NEVER_SHOWN)

@@ -189,12 +189,16 @@ def weighted_ridge(z, y, w, alpha):
 
 
 @pytest.mark.parametrize("units", [1, 6])
-def test_lime_equals_the_closed_form(units):
+@pytest.mark.parametrize("width", [0.3, 1e-300, 1e300, 10**12], ids=str)
+def test_lime_equals_the_closed_form(units, width):
     game, values = random_game(units)
-    found = play(noiser.Lime(samples=20, alpha=0.5, kernel_width=0.3), game, seed=3).scores[0]
+    found = play(noiser.Lime(samples=20, alpha=0.5, kernel_width=width), game, seed=3).scores[0]
     z = np.vstack([np.ones((1, units), int), (masks(20, units, 3) >= 0.3).int().numpy()])
     cosine = z.sum(1) / np.sqrt(np.maximum(z.sum(1), 1) * units)
-    w = np.exp(-((1 - cosine) ** 2) / (2 * 0.3**2))
+    w = {
+        0.3: np.exp(-((1 - cosine) ** 2) / (2 * 0.3**2)),
+        1e-300: np.isclose(cosine, 1),  # in the limit the whole input alone counts
+    }.get(width, np.ones(len(z)))
     np.testing.assert_allclose(
         found.numpy(), weighted_ridge(z, values_of(values, z), w, 0.5), atol=1e-6
     )

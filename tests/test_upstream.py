@@ -1,6 +1,7 @@
 """A server upstream that lies, stalls or is cut: one error of its own, and nobody else waits."""
 
 import json
+import re
 import threading
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
@@ -117,6 +118,10 @@ LIES = {
     ),
     "half a pair elsewhere": stream_of(FIRST, '{"x": "\\ud800", "choices": []}', LAST),
     "deep": stream_of(FIRST, DEEP, LAST),
+    "another choice": stream_of(
+        FIRST, {"choices": [{"index": 1, "delta": {"content": "x"}}]}, LAST
+    ),
+    "an error without its field": stream_of({"object": "error", "message": "no room"}),
     "an error": stream_of(FIRST, {"error": {"message": "out of memory"}}),
 }
 
@@ -131,6 +136,7 @@ def test_a_lie_is_one_error_of_the_upstream_s(name, stream):
         assert error["type"] == "ModelError"
         assert error["message"].startswith("The server at http://127.0.0.1:")
         assert "Traceback" not in error["message"]
+        assert ".." not in error["message"]
 
 
 GOOD = {
@@ -139,6 +145,9 @@ GOOD = {
     "usage without choices": stream_of(FIRST, LAST, {"id": "c", "choices": [], "usage": {"x": 1}}),
     "delta null": stream_of(FIRST, {"choices": [{"delta": None}]}, LAST),
     "comments and names": ": ping\n\nevent: x\n" + stream_of(FIRST, LAST),
+    "a byte order mark": "\ufeff" + stream_of(FIRST, LAST),
+    "other ends of lines": stream_of(FIRST, LAST).replace("\n", "\r\n"),
+    "spaces around [DONE]": stream_of(FIRST, chunk("It sleeps."), end="data:  [DONE] \n\n"),
     "data in two lines": stream_of('{"choices":\ndata: []}', FIRST, LAST),
 }
 
@@ -194,6 +203,25 @@ def test_a_lying_list_of_models_is_one_sentence_at_start(models):
             noiser.NoiserError, match=r"no list of models|expected one of the server's"
         ):
             noiser.load_model(f"{there}/v1")
+
+
+def test_only_ends_of_lines_end_lines():
+    """Characters that Python's `splitlines` splits at stand in the texts of some servers."""
+    text = "The\u2028fox\x85jumps\u2029. "
+    sent = json.dumps(chunk(text), ensure_ascii=False)
+    with Script(stream_of(sent, LAST)).serving() as here:
+        status, answer = asked(here)
+    assert (status, json.loads(answer)["choices"][0]["message"]["content"]) == (
+        200,
+        f"{text}It sleeps.",
+    )
+
+
+@given(st.text("a\n\ré\u2028😀"), st.integers(1, 5))
+def test_lines_do_not_depend_on_where_the_stream_is_cut(text, size):
+    data = text.encode()
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    assert [*reading._lines(pieces)] == re.split("\r\n|\r|\n", text)
 
 
 JSON = st.recursive(

@@ -178,11 +178,39 @@ def test_a_new_question_begins_level_with_those_that_are_there(lm, room):
     long = room.ask("long", *[90] * 4)
     room.start()
     long.result()
-    assert room.passes._clock == 270  # when its last pass began
+    assert room.passes._clock == 360
     late = Visitor(room.passes, lambda: False)
     with room.passes.visited(late):
         room.passes.run(late, [branch("late", 7)], lm.run)
-    assert late.seconds == 277
+    assert late.seconds == 367
+
+
+def test_a_long_question_has_an_equal_share_beside_short_ones_that_follow_each_other(lm, room):
+    asking = set("abc")
+
+    def ask_again(name):
+        for _ in range(30):
+            visitor = Visitor(room.passes, lambda: False)
+            with room.passes.visited(visitor):
+                for _ in range(2):
+                    room.passes.run(visitor, [branch(name, 10)], lm.run)
+        asking.remove(name)
+
+    def wait_for_others(names, _tokens):
+        """A pass takes longer than to ask the next question."""
+        wait_until(lambda: len(room.passes._waiting) >= len({*asking, "long"} - {*names}))
+
+    long = room.ask("long", *[40] * 60)
+    short = [room.pool.submit(ask_again, name) for name in asking]
+    wait_until(lambda: len(room.passes._waiting) == 4)
+    lm.fails = wait_for_others
+    room.start()
+    for each in short:
+        each.result()
+    last = max(number for number, names in enumerate(lm.runs) if {*names} - {"long"})
+    long.result()
+    seconds_of_long = 40 * sum("long" in names for names in lm.runs[:last])
+    assert seconds_of_long == pytest.approx(30 * 2 * 10, rel=0.2)
 
 
 def test_who_had_more_of_the_model_does_not_share_the_passes_of_others(lm, room):

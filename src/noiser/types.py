@@ -12,6 +12,9 @@ from pydantic import Field
 from noiser.checks import check_choice, check_count, check_image_unit, plain
 from noiser.errors import ParameterError
 
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+"""An integer that torch takes as a seed."""
+
 Place = Annotated[int, Field(ge=0, lt=2**31)]
 """An index, an offset or an id, as a saved file may hold it."""
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from jaxtyping import Float
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from torch import Tensor
 
 from noiser.attribution import store
 from noiser.attribution.info import checked_info
 from noiser.errors import ParameterError, StoredFileError
 from noiser.registry import renamed
-from noiser.types import Message, ModelIdentity, Pair, Place, Span, Target, Without
+from noiser.types import Message, ModelIdentity, Pair, Place, Seed, Span, Target, Without
 
 
 def _checked_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -30,7 +30,7 @@ class AttributionRecord:
 
     method: Annotated[str, AfterValidator(renamed)]
     parameters: Annotated[Mapping[str, Any], AfterValidator(_checked_parameters)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
+    seed: Seed
     model: ModelIdentity
     versions: Mapping[str, str]
     prompt: str | tuple[Message, ...]

@@ -8,9 +8,10 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
+from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
@@ -42,51 +43,7 @@ class Inline:
         """Does nothing."""
 
 
-class _DeathError(Exception):
-    """A worker died of a job."""
-
-
-class _Several:
-    """Workers in other processes; a job whose worker dies is tried again."""
-
-    workers: int
-
-    def run(self: Any, jobs: Iterable[JobT]) -> Results[JobT]:
-        """Every job with its result, as they finish; of a job that workers died of it is a
-        RunError.
-        """
-        waiting = enumerate(jobs)
-        deaths = Counter[int]()
-        finished = False
-        again = list[tuple[int, JobT]]()
-        running = dict[Any, tuple[int, JobT]]()
-        while True:
-            room = (
-                1 if again else self.workers
-            )  # jobs that ran when a worker died run alone, to tell which it was
-            while len(running) < room and (entry := again.pop() if again else next(waiting, None)):
-                running[self._begin(entry[1])] = entry
-            if not running:
-                return
-            for each in self._finished([*running]):
-                number, job = running.pop(each)
-                try:
-                    result = self._result(each)
-                except _DeathError as error:
-                    deaths[number] += 1
-                    if deaths[number] < ATTEMPTS:
-                        again.append((number, job))
-                        continue
-                    result = RunError(
-                        f"workers died of it {ATTEMPTS} times; most often memory is short ({error})"
-                    )
-                    if not finished:
-                        raise result from error
-                finished = True
-                yield job, result
-
-
-class Processes(_Several):
+class Processes:
     """Spawned processes of this machine, which end when this process does, however it ends."""
 
     def __init__(self, make: Make, workers: int) -> None:
@@ -99,7 +56,38 @@ class Processes(_Several):
         theirs, self._lifeline = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(self.workers, context, _begin, (theirs, self._make))
 
-    def _begin(self, job: Any) -> Any:
+    def run(self, jobs: Iterable[JobT]) -> Results[JobT]:
+        """Every job with its result, as they finish.
+
+        A job whose worker dies is tried again; its result is a RunError where workers died of it
+        three times.
+        """
+        waiting = enumerate(jobs)
+        again = list[tuple[int, JobT]]()
+        running = dict[Future[Any], tuple[int, JobT]]()
+        deaths = Counter[int]()
+        while True:
+            # One dead worker breaks the pool: what ran then runs alone, to tell which job it was.
+            room = 1 if again else self.workers
+            while len(running) < room and (entry := again.pop() if again else next(waiting, None)):
+                running[self._submit(entry[1])] = entry
+            if not running:
+                return
+            for each in wait(running, return_when=FIRST_COMPLETED).done:
+                number, job = running.pop(each)
+                try:
+                    result = each.result()
+                except BrokenProcessPool as error:
+                    deaths[number] += 1
+                    if deaths[number] < ATTEMPTS:
+                        again.append((number, job))
+                        continue
+                    result = RunError(
+                        f"workers died of it {ATTEMPTS} times; most often memory is short ({error})"
+                    )
+                yield job, result
+
+    def _submit(self, job: Any) -> Future[Any]:
         """A job under way, in a new pool where a worker of the old one has died."""
         try:
             return self._pool.submit(_work, job)
@@ -107,15 +95,6 @@ class Processes(_Several):
             self.close()
             self._start()
             return self._pool.submit(_work, job)
-
-    def _finished(self, running: list[Any]) -> Iterable[Any]:
-        return wait(running, return_when=FIRST_COMPLETED).done
-
-    def _result(self, each: Any) -> Any:
-        try:
-            return each.result()
-        except BrokenProcessPool as error:
-            raise _DeathError(error) from error
 
     def close(self) -> None:
         """Ends the workers."""
@@ -138,12 +117,12 @@ def _work(job: Any) -> Any:
     return _worker.work(job)
 
 
-class RayActors(_Several):
+class RayActors:
     """Actors of a Ray cluster, one per graphics card, or per 4 cores where there are no cards.
 
-    `RAY_ADDRESS` names the cluster; without it, Ray is started on this machine. A job whose actor
-    dies is given to another; Ray's own retries are used up before it knows that a node is gone.
-    `make` is called with the CPU threads.
+    `RAY_ADDRESS` names the cluster; without it, Ray is started on this machine. Ray starts a dead
+    actor again, on another node where its own is gone, and gives it its job again. `make` is
+    called with the CPU threads.
     """
 
     def __init__(self, make: Callable[[int | None], Any], workers: int | None) -> None:
@@ -151,48 +130,67 @@ class RayActors(_Several):
             self._ray: Any = import_module("ray")
         except ImportError as error:
             raise DependencyError('The executor "ray" needs Ray.', "ray") from error
-        self._connected = self._ray.is_initialized()
-        if not self._connected:
+        self._was_connected = self._ray.is_initialized()
+        if not self._was_connected:
             _connect(self._ray)
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        cards = int(sum(node.get("GPU", 0) for node in nodes))
-        cores = max(1, min(CORES, max((int(node.get("CPU", 0)) for node in nodes), default=1)))
-        room = cards or sum(int(node.get("CPU", 0)) // cores for node in nodes) or 1
-        self.workers = max(1, min(workers or room, room))
-        options: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if cards else {"num_cpus": cores}
+        nodes = self._nodes()
+        most_cores = max((int(node.get("CPU", 0)) for node in nodes), default=1)
+        cores = max(1, min(CORES, most_cores))
+        options: dict[str, Any] = {"num_cpus": cores}
+        self._takes = ("CPU", cores)
+        if any(node.get("GPU") for node in nodes):
+            options = {"num_cpus": 1, "num_gpus": 1}
+            self._takes = ("GPU", 1)
+        # Deaths of an actor are counted, not tries of a job: Ray would use up any count of those
+        # within seconds, before it knows that a node is gone.
+        options |= {"max_restarts": ATTEMPTS - 1, "max_task_retries": -1}
         actor = self._ray.remote(**options)(_Actor)
-        self._start = lambda: actor.remote(make, None if cards else cores)
-        self._idle, self._busy = list[Any](), dict[Any, Any]()
+        self._start = lambda: actor.remote(make, None if "num_gpus" in options else cores)
+        self._most = workers
+        self._idle = list[Any]()
+        self._running = dict[Any, tuple[Any, Any]]()  # actor and job, by what becomes the result
 
-    def _begin(self, job: Any) -> Any:
-        actor = self._idle.pop() if self._idle else self._start()
-        each = actor.work.remote(job)
-        self._busy[each] = actor
-        return each
+    def _nodes(self) -> list[dict[str, float]]:
+        """What each living node has."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
-    def _finished(self, running: list[Any]) -> Iterable[Any]:
-        finished, _ = self._ray.wait(running, timeout=_SECONDS_TO_WAIT)
-        if not finished and self._idle:
-            self._ray.kill(self._idle.pop())  # makes room for an actor whose node died
-        return finished
+    @property
+    def workers(self) -> int:
+        """How many actors there is room for now, at most as many as were asked for."""
+        resource, amount = self._takes
+        room = sum(int(node.get(resource, 0)) // amount for node in self._nodes())
+        return max(1, min(self._most or room, room))
 
-    def _result(self, each: Any) -> Any:
-        actor = self._busy.pop(each)
-        try:
-            result = self._ray.get(each)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except self._ray.exceptions.RayError as error:
-            self._ray.kill(actor)
-            raise _DeathError(error) from error
-        self._idle.append(actor)
-        return result
+    def run(self, jobs: Iterable[JobT]) -> Results[JobT]:
+        """Every job with its result, as they finish: a RunError where an actor died too often."""
+        waiting = iter(jobs)
+        while True:
+            for job in islice(waiting, max(0, self.workers - len(self._running))):
+                actor = self._idle.pop() if self._idle else self._start()
+                self._running[actor.work.remote(job)] = (actor, job)
+            if not self._running:
+                return
+            finished, _ = self._ray.wait([*self._running], timeout=_SECONDS_TO_WAIT)
+            if not finished and self._idle:
+                self._ray.kill(self._idle.pop())  # makes room for an actor whose node died
+            for each in finished:
+                actor, job = self._running.pop(each)
+                try:
+                    result = self._ray.get(each)
+                    self._idle.append(actor)
+                except self._ray.exceptions.RayTaskError as error:
+                    raise error.cause from error
+                except self._ray.exceptions.RayError as error:
+                    result = RunError(
+                        f"its worker died too often; most often memory is short ({error})"
+                    )
+                yield job, result
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
-        for actor in self._idle:
+        for actor in [*self._idle, *(actor for actor, _ in self._running.values())]:
             self._ray.kill(actor)
-        if not self._connected:
+        if not self._was_connected:
             self._ray.shutdown()
 
 

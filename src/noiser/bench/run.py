@@ -312,6 +312,8 @@ class _Run:
             name = ", ".join((job.model, job.data, job.method))
             if isinstance(done, RunError):
                 lost.append(f"{name}: {done}")
+                if not rows:  # most likely no job can be done
+                    raise RunError(f"{lost[0]}.") from done
                 continue
             self._check_model(job.model, done)
             self.store.add(done.rows, done.texts)

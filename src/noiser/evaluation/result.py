@@ -516,9 +516,14 @@ class Evaluations(SavedResult, dict[str, Evaluation]):
         does.
         """
         several = data.get("evaluations") if isinstance(data, dict) else None
-        if isinstance(several, dict):
+        if isinstance(several, dict) and several:
             records = cast("dict[str, object]", several)
-            return cls({name: Evaluation.from_dict(record) for name, record in records.items()})
+            found = cls({name: Evaluation.from_dict(record) for name, record in records.items()})
+            try:
+                _ = found._gaps  # which every form of them shows
+            except ParameterError as error:
+                raise StoredFileError(f"evaluations: {error} The file is damaged.") from error
+            return found
         evaluation = Evaluation.from_dict(data)
         return cls({evaluation.method: evaluation})
 

@@ -23,7 +23,7 @@ from noiser.model.language_model import LanguageModel, check_model, check_probab
 from noiser.numbers import wilson
 from noiser.progress import progress_of
 from noiser.text import SEGMENTATIONS, Encoding, check_messages
-from noiser.types import STAYS, Progress, Prompt, Question
+from noiser.types import STAYS, Place, Progress, Prompt, Question
 
 SlimUnit = Literal["sentence", "line", "paragraph"]
 
@@ -77,13 +77,22 @@ class Slim(TabledResult):
 
     before: str
     after: str
-    tokens_before: int
-    tokens_after: int
-    fitted: int
-    fitted_same: int
-    held_out: int
-    held_out_same: int
+    tokens_before: Place
+    tokens_after: Place
+    fitted: Place
+    fitted_same: Place
+    held_out: Place
+    held_out_same: Place
     parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        if self.tokens_before < 1:
+            raise ParameterError("tokens_before is 0; expected those of a prompt.")
+        if self.fitted_same > self.fitted or self.held_out_same > self.held_out:
+            raise ParameterError(
+                f"the answer stays on {self.fitted_same} of {self.fitted} and {self.held_out_same} "
+                f"of {self.held_out} cases; expected at most all."
+            )
 
     @property
     def interval(self) -> tuple[float, float]:

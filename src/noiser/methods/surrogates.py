@@ -60,8 +60,8 @@ class Lime(RemovalMethod):
             check_enough(there, LEAST)
             of_target = kept[:, seen]
             distance = 1 - of_target.double().mean(1).sqrt()
-            exponent = -(distance**2) / (2 * self.kernel_width**2)
-            importance = exponent.exp()  # π
+            widths = distance / float(self.kernel_width)  # first, as the square may be too large
+            importance = (-(widths**2) / 2).exp()  # π
             fit = ridge(of_target[there], found[there], importance[there], self.alpha)
             fits.append(fit)
         return _scores(game, fits)

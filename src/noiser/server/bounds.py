@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 
 from noiser.text.pictures import MOST_PICTURES, MOST_REGIONS, check_data_urls
 
@@ -55,6 +62,20 @@ def items(most: int) -> tuple[Any, ...]:
     return _StopAtFirstError(), Field(max_length=most)
 
 
+def entries(most: int) -> BeforeValidator:
+    """The annotation of an object that has at most so many entries.
+
+    They are counted first: each wrong key would be an error of its own.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"it should have at most {most} entries, not {len(value):,}")
+        return value
+
+    return BeforeValidator(check)
+
+
 def _check_chat(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages. Raises ValueError where they have too many characters or values together."""
     check_data_urls(messages)
@@ -91,10 +112,10 @@ BoundedImageUnit = (
     Literal["image"]
     | tuple[int, int]
     | Boxes
-    | Annotated[dict[int, Boxes], Field(max_length=MOST_PICTURES)]
+    | Annotated[dict[int, Boxes], entries(MOST_PICTURES)]
     | None
 )
-BoundedParameters = Annotated[dict[BoundedName, Any], Field(max_length=NAMES)]
+BoundedParameters = Annotated[dict[BoundedName, Any], entries(NAMES)]
 
 
 class Body(BaseModel, extra="forbid"):

@@ -46,6 +46,7 @@ from noiser.types import (
     ImageUnit,
     Prompt,
     Question,
+    Seed,
     Sources,
     TargetUnitName,
     TextUnitName,
@@ -109,7 +110,7 @@ class PageForm(AskedPictures):
     target_unit: TargetUnitName | None = None
     foil: BoundedName = ""
     unit: Literal[TextUnitName, AutoUnit, "turn"] = "word"
-    seed: int = 0
+    seed: Seed = 0
     sources: BoundedText = ""
     before: BoundedText = ""
 
@@ -373,7 +374,7 @@ class FindRule(AskedPictures):
     model: BoundedName = ""
     answer: dict[str, Any]
     target: int = 0
-    seed: int = 0
+    seed: Seed = 0
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """The rule as a line below the heat map, and for its units the class of their ring."""
@@ -398,7 +399,7 @@ class Measure(BaseModel):
     model: BoundedName = ""
     answers: Annotated[list[dict[str, Any]], *items(NAMES)]
     metrics: Names = ["faithfulness"]
-    seed: int = 0
+    seed: Seed = 0
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """A table of numbers for each attribution."""

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -111,8 +110,9 @@ class Passes:
     """The passes of a model, and the questions that want one.
 
     The next one is for the question that had the least of the model's time. A new question begins
-    level with it, so a long document holds a short question up by a pass at a time, and nobody
-    waits for ever. Only one thread runs the model.
+    level with one that had an equal share of all questions at the model. So a long document holds a
+    short question up by a pass at a time, slows short ones that follow each other down by its own
+    share alone, and waits for nobody for ever. Only one thread runs the model.
     """
 
     def __init__(self, lm: LanguageModel) -> None:
@@ -121,7 +121,7 @@ class Passes:
         self._lock = threading.Lock()
         self._waiting: list[_Wish] = []
         self._is_taken = False
-        self._clock = 0.0  # the seconds of the model that those had who were called last
+        self._clock = 0.0  # the seconds of the model that a visitor had with an equal share
         self._expected: set[Visitor] = set()
         self._patient_until = 0.0
         self._visitors = 0
@@ -197,7 +197,10 @@ class Passes:
     def _wait(self, visitor: Visitor, branches: Sequence[Branch] = ()) -> _Wish:
         """The wish, when it was answered or its turn has come. Raises Stopped."""
         with self._lock:
-            wish = _Wish(visitor, max(self._clock, visitor.seconds), branches)
+            start = visitor.seconds
+            if visitor not in self._expected:  # new, or it was away and may not catch up
+                start = max(start, self._clock)
+            wish = _Wish(visitor, start, branches)
             self._waiting.append(wish)
             self._expected.discard(visitor)
             self._call()
@@ -233,8 +236,6 @@ class Passes:
         self._is_taken = True
         first = group[0]
         first.group = group
-        # Not the least of them: as long as new ones come, it would stand still.
-        self._clock = max(self._clock, fmean(wish.start for wish in group))
         first.called.set()
 
     def _next_group(self) -> list[_Wish]:
@@ -267,6 +268,7 @@ class Passes:
                 share = wish.tokens / tokens if tokens else 1.0
                 wish.visitor.seconds = wish.start + (now - began) * share
             with self._lock:
+                self._clock += (now - began) / max(1, self._visitors)
                 self._is_taken = False
                 self._expected |= {wish.visitor for wish in group if wish.branches}
                 self._patient_until = now + PATIENCE

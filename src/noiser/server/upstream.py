@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
@@ -24,7 +27,7 @@ class _Delta(BaseModel):
 
 
 class _UpstreamChoice(BaseModel):
-    index: StrictInt = 0
+    index: StrictInt = Field(0, ge=0, le=0)  # one answer is asked for
     delta: _Delta | None = None
     finish_reason: StrictStr | None = None
 
@@ -33,6 +36,7 @@ class _Chunk(BaseModel):
     """The parts of a chunk that are read."""
 
     choices: list[_UpstreamChoice] = Field([], max_length=1)
+    object: Any = None  # "error" in place of the field below, as some servers tell one
     error: Any = None
 
 
@@ -93,8 +97,8 @@ class Upstream(NamedTuple):
                     stream=True, model=self.model, messages=messages, extra_body=settings
                 ) as reply,
             ):
-                for text in _events(reply.iter_lines()):
-                    if text == "[DONE]":
+                for text in _events(_lines(reply.iter_bytes())):
+                    if text.strip() == "[DONE]":
                         finish = finish or "stop"
                         break
                     data, chunk = _read(text)
@@ -103,12 +107,30 @@ class Upstream(NamedTuple):
                         finish = choice.finish_reason or finish
                     tell(data)
             if finish is None:
-                raise openai.OpenAIError("The answer was cut: neither finish_reason nor [DONE].")
+                raise openai.OpenAIError("The answer was cut: neither finish_reason nor [DONE]")
         except Exception as error:
             if not isinstance(error, openai.OpenAIError) and not is_lost_connection(error):
                 raise
             raise unanswered(self.endpoint, error) from error
         answer.end(finish)
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The lines of a stream of events.
+
+    httpx also splits them at other characters, which a JSON text may hold, such as U+2028.
+    """
+    decoder = io.IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder("utf-8-sig")("replace"), translate=True
+    )
+    begun: list[str] = []
+    for piece in chain(pieces, [b""]):
+        rest, *others = decoder.decode(piece, final=not piece).split("\n")
+        begun.append(rest)
+        for other in others:
+            yield "".join(begun)
+            begun = [other]
+    yield "".join(begun)
 
 
 def _events(lines: Iterable[str]) -> Iterator[str]:
@@ -136,11 +158,11 @@ def _read(text: str) -> tuple[dict[str, Any], _Chunk]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the chunk"
-        raise openai.OpenAIError(f"It sent a malformed chunk: {place}: {first['msg']}.") from None
+        raise openai.OpenAIError(f"It sent a malformed chunk: {place}: {first['msg']}") from None
     except ValueError as error:
-        raise openai.OpenAIError(f"It sent a malformed chunk: {error}.") from None
-    if chunk.error:
-        raise openai.OpenAIError(f"It sent an error: {chunk.error!r:.200}")
+        raise openai.OpenAIError(f"It sent a malformed chunk: {error}") from None
+    if chunk.error or chunk.object == "error":
+        raise openai.OpenAIError(f"It sent an error: {chunk.error or data!r:.200}")
     data.pop("citations", None)
     return data, chunk
 
