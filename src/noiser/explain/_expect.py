@@ -142,11 +142,14 @@ def expect(
         depends_on: clauses, each word for word in the prompt, without which the answer does not
             stay. If a clause stands nowhere in the prompt, each * in it matches within a line.
         not_on: clauses without which the answer stays and moves by less than 0.7 nats, alone and
-            on average in 8 random parts of the prompt.
+            on average in 8 random parts of the prompt, which keep the question and what
+            `depends_on` names.
         says: a text that must stand in the answer.
         from_memory: whether the answer loses less than 4 nats without everything but the question:
             the last user's message, or the last line of a text.
-        action: the name of a function: the answer is a call of it that the user's words ask for.
+        action: the name of a function: the answer is a call of it that the user's words ask for:
+            without them it loses at least 2 nats. The chat ends before the call, and the model must
+            be able to write calls.
         answer: the answer that is tested; None: the model's own, the greedy one.
         limit: see above, in nats.
         max_new_tokens: the most tokens of the model's own answer.
