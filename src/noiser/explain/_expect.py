@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from noiser.attribution.display import shorten
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_count, check_positive, check_seed
 from noiser.engine import Query, prepare, run_one
@@ -37,6 +38,9 @@ CONTEXTS = 8
 
 KEPT = 0.75
 """The chance of each other sentence to stand in a random context."""
+
+# Characters of a clause or a sentence in a message.
+_LENGTH = 80
 
 # Of Student's distribution with CONTEXTS - 1 degrees of freedom: 95 % are within so many errors.
 _WIDTH = 2.365
@@ -93,7 +97,7 @@ class Expectations(TabledResult):
         if self.strongest:
             named: list[str] = []
             for text, nats in self.strongest:
-                named.append(f"{text.strip()!r} ({nats:.1f} nats)")
+                named.append(f"{shorten(text.strip(), _LENGTH)!r} ({nats:.1f} nats)")
             facts.append(f"the answer follows most from {' and '.join(named)}")
         return facts
 
@@ -196,7 +200,7 @@ def _failure_text(result: Expectations, failing: Sequence[str]) -> str:
     lines = [result.facts()[0]]
     for finding in result.findings:
         if finding.verdict in failing:
-            about = f" {finding.about!r}" if finding.about else ""
+            about = f" {shorten(finding.about, _LENGTH)!r}" if finding.about else ""
             lines.append(f"{finding.verdict} {finding.kind}{about}: {finding.reason}")
     lines += result.facts()[1:]
     lines.append('More: print(noiser.attribute(lm, prompt, unit="sentence"))')
@@ -266,7 +270,7 @@ class _Trial:
     def _places(self, name: str, clauses: Sequence[str]) -> list[tuple[str, list[ClausePlace]]]:
         found: list[tuple[str, list[ClausePlace]]] = []
         for index, clause in enumerate(clauses):
-            found.append((clause, self.clauses.found(clause, f"{name}[{index}]")))
+            found.append((clause, self.clauses.removable(clause, f"{name}[{index}]")))
         return found
 
     def result(self) -> Expectations:
@@ -316,7 +320,10 @@ class _Trial:
         """The sentence that stands in for the clause: without either one the answer stays, without
         both it does not. None if there is none.
         """
-        others = [place for place in self.clauses.sentences() if not _touches(place, places)]
+        others: list[ClausePlace] = []
+        for place in self.clauses.sentences():
+            if not _touches(place, places) and not self.clauses.is_all([place, *places]):
+                others.append(place)
         alone = self._effects([self.clauses.without([other]) for other in others])
         both = self._effects([self.clauses.without([other, *places]) for other in others])
         found: list[tuple[float, str]] = []
@@ -375,10 +382,7 @@ class _Trial:
 
     def _without_unless_empty(self, gone: Sequence[ClausePlace]) -> Prompt:
         """The prompt without the places; with the last of them where nothing would be left."""
-        shortened = Clauses(self.clauses.without(gone))
-        if any(text.strip() for text in shortened.texts):
-            return shortened.prompt
-        return self.clauses.without(gone[:-1])
+        return self.clauses.without(gone[:-1] if self.clauses.is_all(gone) else gone)
 
     def _from_memory(self, expected: bool) -> Finding:
         places = _all_but_the_question(self.clauses)
