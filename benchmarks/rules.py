@@ -24,7 +24,6 @@ development, 5 to 9 for reporting.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -302,12 +301,14 @@ def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     is_true = [row for row in rows if row["rates"]["planted"] >= TRUE_OF_MODEL]
     rules = [Rule.from_dict(row["rule"]) for row in rows]
     yield "logic is true of the model", share([row in is_true for row in rows])
-    beside = [name for name in BESIDE if all(name in row["rates"] for row in rows)]
-    for name in ("rule", *beside):
-        yield f"logic is named where it is true: {name}", share([r["named"][name] for r in is_true])
-        yield f"logic is named on all: {name}", share([row["named"][name] for row in rows])
-    for name in ("rule", "planted", *beside, "constant"):
-        yield f"agreement on further inputs: {name}", mean([row["rates"][name] for row in rows])
+    for name in ("rule", *BESIDE):
+        have = [row for row in rows if name in row["rates"]]
+        where_true = [row["named"][name] for row in have if row in is_true]
+        yield f"logic is named where it is true: {name}", share(where_true)
+        yield f"logic is named on all: {name}", share([row["named"][name] for row in have])
+    for name in ("rule", "planted", *BESIDE, "constant"):
+        of_rows = [row["rates"][name] for row in rows if name in row["rates"]]
+        yield f"agreement on further inputs: {name}", mean(of_rows)
     tried = [rule for rule in rules if rule.fresh]
     yield "agreement on fresh inputs", mean([rule.hits / rule.tries for rule in tried])
     yield "a rule is named", share([is_named(rule) for rule in rules])
@@ -341,9 +342,8 @@ def table(path: Path) -> None:
         names = sorted(columns, key=[*CATEGORIES, "facts", "all"].index)
         answered = [[row for row in columns[name] if "rule" in row] for name in names]
         lines = [["prompts asked", *(str(len(columns[name])) for name in names)]]
-        of_columns = [dict(measures(rows)) for rows in answered]
-        for measure in dict.fromkeys(itertools.chain(*of_columns)):
-            lines.append([measure, *(values.get(measure, "–") for values in of_columns)])
+        for of_columns in zip(*map(measures, answered), strict=True):
+            lines.append([of_columns[0][0], *(value for _, value in of_columns)])
         heading = [f"{model}, {sentences} sentences", *names]
         print(markdown_table([heading, *lines]), end="\n\n")
 
