@@ -26,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,6 +296,11 @@ def is_named(rule: Rule) -> bool:
     return 2 * (rule.tries - rule.hits) < rule.tries - rule.base
 
 
+def opponents_of(terms: Iterable[Iterable[int]]) -> set[int]:
+    """The negative numbers of a rule: units that stand after "unless"."""
+    return {number for term in terms for number in term if number < 0}
+
+
 def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Name and value of each measure."""
     is_true = [row for row in rows if row["rates"]["planted"] >= TRUE_OF_MODEL]
@@ -306,6 +311,11 @@ def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
         where_true = [row["named"][name] for row in have if row in is_true]
         yield f"logic is named where it is true: {name}", share(where_true)
         yield f"logic is named on all: {name}", share([row["named"][name] for row in have])
+    opposed = [(rule, opponents_of(row["logic"])) for row, rule in zip(rows, rules, strict=True)]
+    yield (
+        "the other side stands after unless",
+        share([opponents <= opponents_of(rule.terms) for rule, opponents in opposed if opponents]),
+    )
     for name in ("rule", "planted", *BESIDE, "constant"):
         of_rows = [row["rates"][name] for row in rows if name in row["rates"]]
         yield f"agreement on further inputs: {name}", mean(of_rows)
