@@ -8,8 +8,9 @@ import noiser
 from engine_for_tests import query_of
 from noiser.engine import Engine, Predict, noise, scale_rows, set_rows
 from noiser.engine import engine as engine_module
+from noiser.engine.effects import beside_prediction
 from noiser.engine.inputs import Sequences, inputs_of
-from noiser.engine.objectives import OBJECTIVES
+from noiser.engine.objectives import OBJECTIVES, OfLogits, objective_of
 from noiser.engine.perturbations import Perturbation, delete, hide
 from noiser.model import packing
 from noiser.model.packing import Branch, Pass
@@ -279,6 +280,73 @@ def test_an_error_of_one_prompt_is_its_own(monkeypatch):
         torch.testing.assert_close(
             outcomes[number].scores.float(), expected[number].float(), atol=1e-6, rtol=1e-4
         )
+
+
+# ---- one reading for all prompts of a pass ------------------------------------------------------
+
+
+def effects_of_zero_rows(lm, queries, read):
+    """The answers of several coroutines, each to a row of zeros at every token of its own."""
+
+    async def ask(query):
+        changes = [set_rows((i,), torch.zeros(DIM)) for i in range(1, len(query.token_ids))]
+        return torch.stack(await Predict(query, changes, read))
+
+    return dict(Engine(lm).run(ask(query) for query in queries))
+
+
+@pytest.mark.parametrize("with_prediction", [False, True], ids=["number", "and prediction"])
+@pytest.mark.parametrize("foil", [None, " sings"], ids=["target", "against a foil"])
+@pytest.mark.parametrize("name", ["prob", "logprob", "logit", "lead"])
+def test_prompts_that_are_read_together_have_their_own_numbers(name, foil, with_prediction):
+    lm = tiny("llama")
+    asked = {"foil": foil} if foil else {"max_new_tokens": 2}
+    queries = [query_of(lm, prompt, **asked) for prompt in PROMPTS]
+    foil_tokens = len(queries[0].foil_ids)
+    read = objective_of(name, foil_tokens)
+    if with_prediction:
+        read = beside_prediction(read, foil_tokens)
+
+    def one_by_one(logits, clean, ids):
+        return read(logits, clean, ids)
+
+    together = effects_of_zero_rows(lm, queries, read)
+    for number, query in enumerate(queries):
+        alone = effects_of_zero_rows(lm, [query], one_by_one)[0]
+        torch.testing.assert_close(together[number], alone, atol=1e-6, rtol=1e-5)
+
+
+def test_a_pass_is_read_once_for_all_of_its_prompts():
+    lm = tiny("llama")
+    queries = [query_of(lm, prompt) for prompt in PROMPTS]
+    readings = []
+
+    def counted(logits, ids):
+        readings.append(len(logits))
+        return logits.gather(-1, ids[..., None])[..., 0].sum(-1)
+
+    effects_of_zero_rows(lm, queries, OfLogits(counted))
+    assert readings == [sum(len(query.token_ids) - 1 for query in queries)]
+
+
+def test_memory_that_runs_out_in_reading_ends_the_prompts_that_do_not_fit():
+    """Each is then read by itself."""
+    lm = tiny("llama")
+    queries = [query_of(lm, prompt) for prompt in PROMPTS]
+    most = max(len(query.token_ids) for query in queries[:2]) - 1
+
+    def with_little_memory(logits, ids):
+        if len(logits) > most:
+            raise torch.OutOfMemoryError("out of memory")
+        return logits.gather(-1, ids[..., None])[..., 0].sum(-1)
+
+    found = effects_of_zero_rows(lm, queries, OfLogits(with_little_memory))
+    assert [type(found[number]).__name__ for number in range(3)] == [
+        "Tensor",
+        "Tensor",
+        "ModelError",
+    ]
+    assert "Not enough memory" in str(found[2])
 
 
 # ---- the next pass begins before the last one is read -------------------------------------------

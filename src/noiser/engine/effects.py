@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from noiser.engine.objectives import Ids, LogProbabilities, ObjectiveFn, at
+from noiser.engine.objectives import (
+    Ids,
+    IdsOfRows,
+    Logits,
+    LogProbabilities,
+    ObjectiveFn,
+    OfLogits,
+    at,
+)
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -119,20 +127,34 @@ class Prediction(NamedTuple):
 
 def beside_prediction(read: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
     """The function that reads numbers [..., numbers], then a `Prediction` [..., numbers + 3]."""
+    if isinstance(read, OfLogits):
+        return OfLogits(_beside_prediction, (read, foil_tokens))
 
     def read_both(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
         numbers = read(logits, clean, ids)
-        target_tokens = len(ids) - foil_tokens
-        prediction = _prediction(logits[..., :target_tokens, :].float(), ids[:target_tokens])
+        prediction = _prediction(logits, ids.expand(logits.shape[:-1]), foil_tokens)
         return torch.cat([numbers, prediction.to(numbers)], -1)
 
     return read_both
 
 
+def _beside_prediction(
+    logits: Logits, ids: IdsOfRows, read: OfLogits, foil_tokens: int
+) -> Float[Tensor, "*changes numbers"]:
+    """Numbers that come from logits alone, then a `Prediction`."""
+    numbers = read.of(logits, ids)
+    return torch.cat([numbers, _prediction(logits, ids, foil_tokens).to(numbers)], -1)
+
+
 def _prediction(
-    logits: Float[Tensor, "*changes samples tokens vocab"], ids: Ids
+    logits: Float[Tensor, "*changes samples tokens vocab"],
+    ids: Int[Tensor, "*changes samples tokens"],
+    foil_tokens: int,
 ) -> Float[Tensor, "*changes 3"]:
-    """The numbers of a `Prediction`."""
+    """The numbers of a `Prediction`, of the target's tokens without its foil's."""
+    target_tokens = ids.shape[-1] - foil_tokens
+    logits = logits[..., :target_tokens, :].float()
+    ids = ids[..., 0, :target_tokens]
     if logits.shape[-3] > 1:  # the mean distribution, up to a factor
         logits = logits.log_softmax(-1).logsumexp(-3, keepdim=True)
     logits = logits[..., 0, :, :]

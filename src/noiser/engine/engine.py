@@ -14,25 +14,27 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from noiser.engine.gradients import pass_tokens
 from noiser.engine.inputs import Sequences, inputs_of
 from noiser.engine.inside import WhiteBoxRequest
+from noiser.engine.objectives import ObjectiveFn, OfLogits
 from noiser.engine.perturbations import Perturbation, PictureChange, Predict
 from noiser.engine.query import AnswerT, Cost, Prefill, Query, Request, Steps
 from noiser.errors import (
     ModelError,
-    NumericalError,
     OutOfTimeError,
     ParameterError,
     UnsupportedModelError,
 )
-from noiser.model.language_model import LanguageModel, check_finite, check_model
-from noiser.model.memory import free_memory, is_out_of_memory, to_host
+from noiser.model.language_model import LanguageModel, check_model, not_finite
+from noiser.model.memory import free_memory, is_out_of_memory, send, to_host
 from noiser.model.packing import Branch, Context
 from noiser.model.runtime import own_defaults
 from noiser.model.scene import Handed, Scene
+from noiser.tensors import booleans
 from noiser.types import Progress
 
 T = TypeVar("T")
@@ -100,6 +102,9 @@ class _PendingChange:
     first samples, then of others.
     """
 
+    work: _Work[Any]
+    query: Query
+    read: ObjectiveFn
     perturbation: Perturbation
     targets: Sequence[int]
     index: int  # its place in the answer
@@ -111,6 +116,21 @@ class _PendingChange:
         samples = self.perturbation.samples
         return all(sum(map(len, parts)) == samples for parts in self.runs)
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many tokens each of the targets has, with its foil's."""
+        return [len(self.query.ids[target]) for target in self.targets]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What is equal in changes that can be read together.
+
+        A number that needs the logits alone is read together for all prompts.
+        """
+        if isinstance(self.read, OfLogits):
+            return (self.read, self.perturbation.samples, *self.sizes)
+        return (self.read, self.perturbation.samples, self.work, *self.targets)
+
     def logits(self) -> Tensor:
         """[samples, tokens, vocab], the target's tokens before the foil's."""
         runs = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self.runs]
@@ -119,6 +139,11 @@ class _PendingChange:
     def count_rows(self) -> int:
         """How many rows of logits are there."""
         return sum(part.shape[:2].numel() for parts in self.runs for part in parts)
+
+    def free(self) -> None:
+        """Lets go of the logits."""
+        for parts in self.runs:
+            parts.clear()
 
 
 class _Running(NamedTuple):
@@ -129,14 +154,13 @@ class _Running(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What was read under some changes of a request.
+    """What was read under some changes of one kind.
 
     Attributes:
         values: the answers, [changes, targets, ...].
         largest: of the logits at each token, [changes, samples and tokens].
     """
 
-    work: _Work[Any]
     pending_changes: Sequence[_PendingChange]
     values: Tensor
     largest: Tensor
@@ -445,19 +469,18 @@ class Engine:
             if room < 1 and items:
                 break
             middle = min(item.last, item.first + max(1, room))
-            part = replace(item, last=middle)
+            if middle == item.last:
+                part = self._queue.popleft()
+            else:
+                part = replace(item, last=middle)
+                item.first = middle
             items.append(part)
             tokens_left -= part.size
             rows_left -= part.samples * rows_per_sample
-            if middle == item.last:
-                self._queue.popleft()
-            else:
-                item.first = middle
         return items
 
     def _take(self, items: Sequence[_Item], logits: Sequence[Tensor]) -> list[_Work[Any]]:
         """Stores the logits of a pass; returns the coroutines whose answers are complete."""
-        # Changes of one request whose logits have the same shape are read together.
         groups: dict[tuple[Any, ...], list[_PendingChange]] = {}
         for item, part in zip(items, logits, strict=True):
             pending = item.pending
@@ -468,46 +491,38 @@ class Engine:
                 continue
             pending.runs[item.run].append(part)
             if pending.is_whole:
-                perturbation = pending.perturbation
-                key = (item.work, perturbation.samples, perturbation.read, *pending.targets)
-                groups.setdefault(key, []).append(pending)
+                groups.setdefault(pending.kind, []).append(pending)
         readings: list[_Reading] = []
-        for (work, *_), pending_changes in groups.items():
+        for pending_changes in groups.values():
             # Reading makes several copies of the logits, so a quarter of a pass at a time.
             size = max(1, self.lm.logit_rows // 4 // pending_changes[0].count_rows())
             for first in range(0, len(pending_changes), size):
-                readings += self._read(work, pending_changes[first : first + size])
-            work.left -= sum(len(pending.runs) for pending in pending_changes)
+                part = pending_changes[first : first + size]
+                readings += self._read(part)
+                for pending in part:
+                    pending.free()
+            for pending in pending_changes:
+                pending.work.left -= len(pending.runs)
         self._store(readings)
         return [work for work in _works_of(items) if not work.left]
 
-    def _read(self, work: _Work[Any], pending_changes: Sequence[_PendingChange]) -> list[_Reading]:
-        """Reads changes of one request with the same targets and number of samples together."""
-        targets = pending_changes[0].targets
-        request = work.request
-        query: Query = request.query
-        read = pending_changes[0].perturbation.read or request.read
+    def _read(self, pending_changes: Sequence[_PendingChange]) -> list[_Reading]:
+        """Reads changes of one kind together."""
         try:
-            logits = torch.stack([pending.logits() for pending in pending_changes])
-            # NaN and infinite ones are found later: looking at a number waits for the device.
-            largest = logits.amax(-1).flatten(1)
-            sizes = [len(query.ids[target]) for target in targets]
-            values_of_targets: list[Tensor] = []
-            for target, part in zip(targets, torch.split(logits, sizes, 2), strict=True):
-                values = read(part, query.clean_of[target], query.ids[target])
-                values_of_targets.append(values)
-            values = torch.stack(values_of_targets, 1)  # [changes, targets, ...]
-        except Exception as error:  # of the score: it ends this coroutine
-            if is_out_of_memory(error):
-                work.error = _too_large(self.lm, len(query.token_ids))
-            else:
-                work.error = error
-            return []
-        finally:
+            return [_read_together(pending_changes)]
+        except Exception as error:  # of the score, or of a lack of memory
+            changes_of: dict[_Work[Any], list[_PendingChange]] = {}
             for pending in pending_changes:
-                for parts in pending.runs:
-                    parts.clear()  # frees the logits
-        return [_Reading(work, pending_changes, values, largest)]
+                changes_of.setdefault(pending.work, []).append(pending)
+            if len(changes_of) == 1:
+                (work,) = changes_of
+                if is_out_of_memory(error):
+                    work.error = _too_large(self.lm, len(pending_changes[0].query.token_ids))
+                else:
+                    work.error = error
+                return []
+        # Each coroutine has its own error.
+        return [reading for changes in changes_of.values() for reading in self._read(changes)]
 
     def _store(self, readings: Sequence[_Reading]) -> None:
         """Puts what was read into the answers: one copy to the host."""
@@ -517,13 +532,47 @@ class Engine:
         values_of = on_host[: len(readings)]
         largest_of = on_host[len(readings) :]
         for reading, values, largest in zip(readings, values_of, largest_of, strict=True):
-            try:
-                check_finite(self.lm, largest[..., None])
-            except NumericalError as error:
-                reading.work.error = error
-                continue
-            for pending, answer in zip(reading.pending_changes, values, strict=True):
-                reading.work.answer[pending.index] = answer
+            is_finite = booleans(largest.isfinite().all(1))
+            for pending, answer, is_sound in zip(
+                reading.pending_changes, values, is_finite, strict=True
+            ):
+                if is_sound:
+                    pending.work.answer[pending.index] = answer
+                else:
+                    pending.work.error = not_finite(self.lm)
+
+
+def _read_together(pending_changes: Sequence[_PendingChange]) -> _Reading:
+    """Reads changes of one kind."""
+    first = pending_changes[0]
+    logits = torch.stack([pending.logits() for pending in pending_changes])
+    # NaN and infinite ones are found later: looking at a number waits for the device.
+    largest = logits.amax(-1).flatten(1)
+    values_of_targets: list[Tensor] = []
+    for place, part in enumerate(torch.split(logits, first.sizes, 2)):
+        if isinstance(first.read, OfLogits):
+            ids = _ids_of(pending_changes, place)[:, None]
+            values = first.read.of(part, ids.expand(part.shape[:-1]))
+        else:
+            target = first.targets[place]
+            values = first.read(part, first.query.clean_of[target], first.query.ids[target])
+        values_of_targets.append(values)
+    return _Reading(pending_changes, torch.stack(values_of_targets, 1), largest)
+
+
+def _ids_of(pending_changes: Sequence[_PendingChange], place: int) -> Int[Tensor, "changes tokens"]:
+    """The ids of one of the targets that are read under each change."""
+    number_of: dict[tuple[Query, int], int] = {}
+    rows: list[Tensor] = []
+    numbers: list[int] = []
+    for pending in pending_changes:
+        key = (pending.query, pending.targets[place])
+        if key not in number_of:
+            number_of[key] = len(rows)
+            rows.append(pending.query.ids[key[1]])
+        numbers.append(number_of[key])
+    index = send(torch.tensor(numbers), rows[0].device)
+    return torch.stack(rows).index_select(0, index)
 
 
 def _runs_beside_the_host(lm: LanguageModel) -> bool:
@@ -669,7 +718,9 @@ def _items_of_change(
 ) -> list[_Item]:
     """The sequences of one change: the target's, and those of a foil that runs by itself."""
     runs = _runs(query, targets)
-    pending = _PendingChange(perturbation, targets, index, [[] for _ in runs])
+    read = perturbation.read or work.request.read
+    collected: list[list[Tensor]] = [[] for _ in runs]
+    pending = _PendingChange(work, query, read, perturbation, targets, index, collected)
     items: list[_Item] = []
     for run, (context, positions, tokens) in enumerate(runs):
         wanted = _moved_up(perturbation, positions)

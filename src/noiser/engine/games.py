@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import torch
 from jaxtyping import Bool, Float64
@@ -17,7 +18,7 @@ from noiser.engine.perturbations import Perturbation, Predict, delete
 from noiser.engine.query import Query, Steps
 from noiser.engine.removals import Removal
 from noiser.errors import OutOfTimeError, ParameterError
-from noiser.tensors import floats, true_indices
+from noiser.tensors import float_rows, floats, true_indices
 
 _NUMBERS = len(Prediction._fields)
 """The numbers of a `Prediction`, which stand after those of a score."""
@@ -233,15 +234,15 @@ class LiveGame(StoredGame):
         ):
             if answer is None:
                 continue
-            for target, numbers in zip(sorted(readers), answer, strict=True):
+            for target, numbers in zip(sorted(readers), float_rows(answer), strict=True):
                 coalition = readers[target]
                 if perturbation.read is not None:
                     if _is_without_one(coalition):
                         unit = coalition.index(b"\0")
-                        prediction = Prediction(*floats(numbers[-_NUMBERS:]))
+                        prediction = Prediction(*numbers[-_NUMBERS:])
                         self._predictions[target, unit] = prediction
                     numbers = numbers[:-_NUMBERS]
-                values[target, coalition] = float(numbers.mean())
+                values[target, coalition] = fmean(numbers)
         return values
 
 

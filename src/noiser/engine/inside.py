@@ -31,9 +31,9 @@ from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import AnswerT, Query, Request
 from noiser.errors import UnsupportedModelError
-from noiser.model.attention import attention_maps, eager
+from noiser.model.attention import attention_maps
 from noiser.model.language_model import AttentionOf, LanguageModel
-from noiser.model.packing import Branch, Pass
+from noiser.model.packing import Pass
 from noiser.types import Baseline
 
 
@@ -409,8 +409,8 @@ class Gates(WhiteBoxRequest[Tensor]):
             shape = len(each.leaf), len(each.targets), len(each.query.token_ids)
             answers.append(torch.zeros(shape, dtype=torch.float64))
         with differentiating(lm):
-            gated = _Gated(scored, positions)
-            for number, target, _, slope in slopes_of_pass(lm, scored, gated.attention):
+            attention = partial(_through_gates, scored, positions)
+            for number, target, _, slope in slopes_of_pass(lm, scored, attention):
                 answers[number][:, target, positions[number]] = slope[:, 0].double().cpu()
         for request in requests:
             query = request.query
@@ -421,78 +421,16 @@ class Gates(WhiteBoxRequest[Tensor]):
         return answers
 
 
-class _GatedRows(NamedTuple):
-    """Rows `first` to `last` of a pass: copies of a sequence, each with its gates."""
-
-    branch: Branch
-    first: int
-    last: int
-    positions: Int[Tensor, " positions"]
-    log_gates: Float[Tensor, "copies 1 positions"]
-
-
-class _Gated:
-    """The attention of sequences of a pass whose view of the prompt has gates."""
-
-    def __init__(
-        self, scored: Sequence[ScoredBranches], positions: Sequence[Int[Tensor, " positions"]]
-    ) -> None:
-        self.parts: list[_GatedRows] = []
-        first = 0
-        for each, own_positions in zip(scored, positions, strict=True):
-            for branch in each.branches:
-                last = first + branch.inputs.shape[:2].numel()
-                self.parts.append(_GatedRows(branch, first, last, own_positions, each.leaf))
-                first = last
-        self.masks: dict[tuple[int, int | None], Tensor] = {}
-
-    def attention(self, _packed: Pass) -> Callable[..., Any]:
-        """The attention of the pass of these sequences."""
-        return self.attend
-
-    def attend(
-        self,
-        _own: Any,
-        module: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        _mask: Any,
-        sliding_window: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Attention of each sequence to its beginning, through gates, and to itself."""
-        outputs: list[Tensor] = []
-        for number, part in enumerate(self.parts):
-            own: list[Tensor] = []
-            for states in (q, k, v):  # [1, heads, rows, dim] to [copies, heads, length, dim]
-                rows = states[0, :, part.first : part.last]
-                by_copy = torch.unflatten(rows, 1, (len(part.log_gates), -1))
-                own.append(by_copy.transpose(0, 1))
-            begin = part.branch.start
-            keys, values = part.branch.context.after(0, begin, int(module.layer_idx), *own[1:])
-            bias = self._bias(number, keys.shape[-2], sliding_window).to(q)
-            bias = bias.clamp_min(torch.finfo(q.dtype).min)
-            found = eager(module, own[0], keys, values, bias, **options)[0]
-            outputs.append(found.flatten(0, 1))  # [copies, length, heads, dim]
-        return torch.cat(outputs)[None], None
-
-    def _bias(self, number: int, keys: int, window: int | None) -> Tensor:
-        """What is added to the scores of a part, the same in all layers with a window."""
-        if (number, window) not in self.masks:
-            part = self.parts[number]
-            begin = part.branch.start
-            self.masks[number, window] = _mask(part.positions, part.log_gates, begin, keys, window)
-        return self.masks[number, window]
-
-
-def _mask(
-    positions: Tensor, log_gates: Tensor, begin: int, keys: int, window: int | None
-) -> Float[Tensor, "gates 1 rows keys"]:
-    """The logarithm of each key's gate for rows from `begin` on; -inf where a row sees no key."""
-    distance = torch.arange(begin, keys)[:, None] - torch.arange(keys)
-    visible = (distance >= 0) & (distance < (window or keys))
-    bias = torch.zeros(len(log_gates), 1, 1, keys)
-    bias = bias.index_copy(-1, positions, log_gates[:, None])
-    own_or_gated = torch.where(distance > 0, bias, 0)  # a token always sees itself
-    return torch.where(visible, own_or_gated, -torch.inf)
+def _through_gates(
+    scored: Sequence[ScoredBranches], positions: Sequence[Int[Tensor, " positions"]], packed: Pass
+) -> Callable[..., Any]:
+    """The attention of a pass whose sequences see positions of their prompts through gates."""
+    longest = max(len(branch.context.inputs) for branch in packed.sequences)
+    tables: list[Tensor] = []
+    for each, own_positions in zip(scored, positions, strict=True):
+        log_gates = each.leaf[:, 0]
+        table = log_gates.new_zeros(len(log_gates), longest)
+        table = table.index_copy(1, own_positions, log_gates)
+        tables += [table] * len(each.branches)  # a foil of its own has the same gates
+    packed.log_gates = torch.cat(tables).to(packed.device)
+    return packed.attend

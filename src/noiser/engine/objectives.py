@@ -3,7 +3,8 @@
 Every objective is a plain function of `(logits, clean, ids)`: the logits at a target's tokens under
 changes [..., samples, tokens, vocab], the log-probabilities there without one [tokens, vocab], and
 the ids of the target's tokens [tokens]. It returns [..., samples]. `OBJECTIVES` has them by name,
-and says what each can do; `objective_of` adds a foil or a caller's own number.
+and says what each can do; `objective_of` adds a foil or a caller's own number. One that needs no
+more than the logits is an `OfLogits`, so that a pass reads it once for all of its prompts.
 
 For a target with a foil, logits, log-probabilities and ids have the target's tokens first and then
 the foil's, each as it is predicted after the tokens of its own before it.
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -27,11 +28,41 @@ from noiser.types import Objective
 Logits = Float[Tensor, "*samples tokens vocab"]
 LogProbabilities = Float[Tensor, "tokens vocab"]
 Ids = Int[Tensor, " tokens"]
+IdsOfRows = Int[Tensor, "*samples tokens"]
 
 ObjectiveFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From logits under changes, clean log-probabilities and target ids to numbers: [..., samples], or
 [..., any].
 """
+
+
+@dataclass(frozen=True)
+class OfLogits:
+    """An objective that does not look at the log-probabilities without a change.
+
+    Changes of several prompts are then read together, each with the ids of its own target.
+
+    Attributes:
+        function: from logits [..., tokens, vocab] and the id of each row [..., tokens] to numbers
+            [...], or [..., any].
+        options: further arguments of the function.
+
+    Example:
+        >>> logits = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])  # one token in two prompts
+        >>> logprob.of(logits, torch.tensor([[0], [1]])).tolist()  # its id is 0, then 1
+        [-0.126928..., -0.126928...]
+    """
+
+    function: Callable[..., Tensor]
+    options: tuple[Any, ...] = ()
+
+    def of(self, logits: Logits, ids: IdsOfRows) -> Tensor:
+        """The numbers of targets of any prompts."""
+        return self.function(logits, ids, *self.options)
+
+    def __call__(self, logits: Logits, clean: LogProbabilities, ids: Ids) -> Tensor:  # noqa: ARG002
+        """The numbers of one prompt's target."""
+        return self.of(logits, ids.expand(logits.shape[:-1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,26 +92,25 @@ OBJECTIVES: Registry[ObjectiveEntry] = Registry("objective", "noiser.objectives"
 """Every objective by name; packages add theirs through the entry point `noiser.objectives`."""
 
 
-def logprob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+def _log_probability(logits: Logits, ids: IdsOfRows) -> Float[Tensor, "*samples"]:
     """Sum of the log-probabilities of the target's tokens, in nats."""
     logits = logits.float()
     return (at(logits, ids) - logits.logsumexp(-1)).sum(-1)
 
 
-def prob(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+def _probability(logits: Logits, ids: IdsOfRows) -> Float[Tensor, "*samples"]:
     """Geometric mean of the probabilities of the target's tokens; for a single token its
     probability.
     """
-    return (logprob(logits, clean, ids) / len(ids)).exp()
+    return (_log_probability(logits, ids) / ids.shape[-1]).exp()
 
 
-def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
+def _log_odds(logits: Logits, ids: IdsOfRows) -> Float[Tensor, "*samples"]:
     """Log odds of the target, log P / (1 - P), with P the product of its tokens' probabilities."""
     logits = logits.float()
     right = at(logits, ids)
-    all_ids = ids.expand(logits.shape[:-1])[..., None]
-    wrong = logits.scatter(-1, all_ids, -torch.inf).logsumexp(-1)
-    if len(ids) == 1:
+    wrong = logits.scatter(-1, ids[..., None], -torch.inf).logsumexp(-1)
+    if ids.shape[-1] == 1:
         return (right - wrong)[..., 0]
     total = torch.logaddexp(right, wrong)
     log_right = right - total
@@ -88,6 +118,16 @@ def logit(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*
     # 1 - P = Σ_t P(tokens before t are right) P(token t is wrong), all in logarithms.
     log_right_before = log_right.cumsum(-1) - log_right
     return log_right.sum(-1) - (log_right_before + log_wrong).logsumexp(-1)
+
+
+def _least_lead(logits: Logits, ids: IdsOfRows) -> Float[Tensor, "*samples"]:
+    """The least log odds of the target's tokens against their strongest rivals, in nats.
+
+    As long as it is above 0, the target is what the model says, token by token.
+    """
+    logits = logits.float()
+    rivals = logits.scatter(-1, ids[..., None], -torch.inf).amax(-1)
+    return (at(logits, ids) - rivals).amin(-1)
 
 
 def hellinger(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
@@ -115,20 +155,15 @@ def _squared_roots(logits: Tensor, clean: Tensor) -> Tensor:
     return (roots - clean_roots).square().sum(-1)
 
 
-def lead(logits: Logits, clean: LogProbabilities, ids: Ids) -> Float[Tensor, "*samples"]:
-    """The least log odds of the target's tokens against their strongest rivals, in nats.
-
-    As long as it is above 0, the target is what the model says, token by token.
-    """
-    logits = logits.float()
-    own_ids = ids.expand(logits.shape[:-1])[..., None]
-    rivals = logits.scatter(-1, own_ids, -torch.inf).amax(-1)
-    return (at(logits, ids) - rivals).amin(-1)
-
-
 def at(values: Tensor, ids: Tensor) -> Tensor:
     """The values of some ids, one at each token: [..., tokens] of [..., tokens, vocab]."""
     return values.gather(-1, ids.expand(values.shape[:-1])[..., None])[..., 0]
+
+
+logprob = OfLogits(_log_probability)
+prob = OfLogits(_probability)
+logit = OfLogits(_log_odds)
+lead = OfLogits(_least_lead)
 
 
 OBJECTIVES.register(
@@ -198,6 +233,8 @@ def objective_of(name: str, foil_tokens: int = 0, of: Objective | None = None) -
 
 def contrast(value: ObjectiveFn, foil_tokens: int) -> ObjectiveFn:
     """The value of the target minus that of its foil, whose tokens are the last ones."""
+    if isinstance(value, OfLogits):
+        return OfLogits(_difference, (value, foil_tokens))
 
     def read(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
         own = len(ids) - foil_tokens
@@ -206,6 +243,13 @@ def contrast(value: ObjectiveFn, foil_tokens: int) -> ObjectiveFn:
         return of_target - of_foil
 
     return read
+
+
+def _difference(logits: Logits, ids: IdsOfRows, value: OfLogits, foil_tokens: int) -> Tensor:
+    """The value of the target minus that of its foil, from the logits alone."""
+    own = ids.shape[-1] - foil_tokens
+    of_target = value.of(logits[..., :own, :], ids[..., :own])
+    return of_target - value.of(logits[..., own:, :], ids[..., own:])
 
 
 def _own_number(of: Objective, logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:

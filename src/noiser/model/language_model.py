@@ -545,11 +545,16 @@ def check_probabilities(lm: LanguageModel, asked: str) -> None:
 def check_finite(lm: LanguageModel, probabilities: Float[Tensor, "*rows vocab"]) -> None:
     """Raises NumericalError when a softmax is NaN; a single bad logit makes its whole row so."""
     if not torch.isfinite(probabilities[..., 0]).all():
-        raise NumericalError(
-            "The model returned logits that are NaN or infinite "
-            f"(dtype {str(lm.dtype).removeprefix('torch.')}); expected finite numbers. "
-            "Load it with dtype='float32' or dtype='bfloat16', or with sound weights."
-        )
+        raise not_finite(lm)
+
+
+def not_finite(lm: LanguageModel) -> NumericalError:
+    """The error of a model whose logits are NaN or infinite."""
+    return NumericalError(
+        "The model returned logits that are NaN or infinite "
+        f"(dtype {str(lm.dtype).removeprefix('torch.')}); expected finite numbers. "
+        "Load it with dtype='float32' or dtype='bfloat16', or with sound weights."
+    )
 
 
 wrap = LanguageModel

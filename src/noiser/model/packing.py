@@ -303,6 +303,8 @@ class Pass:
         keys: the same of the keys, which stand side by side as `key_groups` says.
         blocks: rows that attend together.
         hidden: which positions are hidden in each sequence; None where none is.
+        log_gates: what is added to the attention that each sequence pays to a position, the
+            logarithm of its gate; None where there are no gates. A token always sees itself.
         picture: for each row the number of a block of tokens that see each other, or -1; None
             where all are -1.
         masks: for each window the mask of each block, where there is room for them.
@@ -313,6 +315,7 @@ class Pass:
     def __init__(self, branches: Sequence[Branch]) -> None:
         self.masks: dict[int | None, list[Tensor]] = {}
         self.around: Callable[..., Any] | None = None
+        self.log_gates: Float[Tensor, "sequences positions"] | None = None
         self.numbers: dict[Context, int] = {}
         self.device = branches[0].inputs.device
         self.sequences: list[Branch] = []
@@ -372,15 +375,22 @@ class Pass:
     def mask(self, block: _Block, window: int | None, dtype: torch.dtype) -> Tensor:
         """A block's mask, [1, 1, queries, keys that are `seen`].
 
-        It is 0 where a query sees a key, and the least number elsewhere.
+        It is 0 or the logarithm of a gate where a query sees a key, and the least number elsewhere.
         """
         seen = block.seen(window)
         queries = self.tokens.part(slice(block.first, block.last))
+        keys = self.keys.part(seen)
         in_picture = None if self.picture is None else self._same_picture(block, seen)
-        visible = self._visible(queries, self.keys.part(seen), window, in_picture)
+        visible = self._visible(queries, keys, window, in_picture)
         # In its own type from the beginning: float32 does not hold the least float64.
-        mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
-        return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+        least = torch.finfo(dtype).min
+        if self.log_gates is None:
+            mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
+            return mask.masked_fill_(~visible, least)[None, None]
+        number = queries.number[:, None]
+        is_earlier = keys.position < queries.position[:, None]
+        added = torch.where(is_earlier, self.log_gates[number, keys.position], 0).to(dtype)
+        return torch.where(visible, added, least)[None, None]
 
     def _visible(
         self,
@@ -478,8 +488,8 @@ class Pass:
         attention function.
         """
         query, key, value, *_ = states
-        if options.get("softcap"):
-            own = eager
+        if options.get("softcap") or self.log_gates is not None:
+            own = eager  # others have no gradients of what is added
         if self.around is not None:
             own = partial(self.around, own)
         layer = int(module.layer_idx)
