@@ -13,7 +13,8 @@ the test where the model would give the answer without it. "confident" are those
 the answer has a probability of at least one half: with less the model hardly knows it. Each
 gold sentence, and one other sentence, the "padding", is expected once in `depends_on`, and once in
 `not_on` with the other gold sentences in `depends_on`. `--batch` runs the same prompts with another
-size of batch, under a name of its own.
+size of batch, and `--dtype` with other weights, each under a name of its own; only prompts that
+count for the model as it is are run.
 
 `slim` makes system messages of two to four facts that cases ask for, among sentences that no case
 asks for: rules of style and other facts. Cases that the model does not answer with the planted
@@ -175,9 +176,16 @@ def expect(path: Path, lm: LanguageModel, name: str, seconds: float, most: int) 
     """Adds rows of up to so many prompts that count."""
     begun = time.monotonic()
     done = {(row["model"], row["id"]): row for row in rows_of(path) if row["part"] == "expect"}
+    as_it_is = name.partition(",")[0]
     counting = 0
     for kind, planted in prompts_in_turn():
         identity = f"{kind}/{planted.id}"
+        if name != as_it_is:
+            first_run = done.get((as_it_is, identity))
+            if first_run is None:
+                return
+            if "findings" not in first_run:
+                continue
         row = done.get((name, identity))
         if row is None:
             if counting >= most or time.monotonic() - begun > seconds:
@@ -418,22 +426,29 @@ def table_of_slim(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def agreement(rows: Sequence[Row]) -> str:
-    """How many verdicts are the same under another size of batch, and the largest difference."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    if len(models) < 2:
-        return ""
-    by_id = [{row["id"]: row for row in rows if row["model"] == model} for model in models[:2]]
+def agreement(rows: Sequence[Row], name: str) -> str:
+    """How many verdicts of a run are those of the model as it is, and how far the nats are apart.
+
+    `name` is the run's, such as "smollm2-135m-instruct, bfloat16".
+    """
+    as_it_is = name.partition(",")[0]
+    of_run, first_run = (
+        {row["id"]: row.get("findings", {}) for row in rows if row["model"] == each}
+        for each in (name, as_it_is)
+    )
     same: list[bool] = []
-    largest = 0.0
-    for identity in by_id[0].keys() & by_id[1].keys():
-        one, other = (rows_of_model[identity].get("findings", {}) for rows_of_model in by_id)
-        for name in one.keys() & other.keys() - {"names the other"}:
-            same.append(one[name][0] == other[name][0])
-            if not math.isnan(one[name][1]):
-                largest = max(largest, abs(one[name][1] - other[name][1]))
-    both = f"{models[0]} and {models[1]}"
-    return f"{both}: the same verdict {percent(same)}; nats differ by {largest:.2f}"
+    apart: list[float] = []
+    for identity in of_run:
+        one, other = of_run[identity], first_run[identity]
+        for about in one.keys() & other.keys() - {"names the other"}:
+            same.append(one[about][0] == other[about][0])
+            if not math.isnan(one[about][1]):
+                apart.append(abs(one[about][1] - other[about][1]))
+    answered = sum(bool(findings) for findings in of_run.values())
+    return (
+        f"{name}: {len(of_run)} prompts, {answered} with the planted answer, the same verdict "
+        f"{percent(same)}; nats differ by {max(apart):.2f}, median {statistics.median(apart):.2f}"
+    )
 
 
 def main() -> None:
@@ -445,26 +460,30 @@ def main() -> None:
     parser.add_argument("what", choices=("expect", "slim", "table"))
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--batch", type=int, help="tokens in a pass")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--most", type=int, default=100, help="prompts that count")
     asked = parser.parse_args()
     if asked.what == "table":
         rows = rows_of(asked.results)
         of_expect = [row for row in rows if row["part"] == "expect"]
-        for model in dict.fromkeys(row["model"] for row in rows):
+        for model in dict.fromkeys(row["model"] for row in rows if "," not in row["model"]):
             own = [row for row in rows if row["model"] == model]
             print(f"\n{model}\n")
             print(markdown(table_of_expect([row for row in own if row["part"] == "expect"])))
             slims = [row for row in own if row["part"] == "slim"]
             if slims:
                 print("\n" + markdown(table_of_slim(slims)))
-        print("\n" + agreement(of_expect))
+        runs = [name for name in {row["model"]: None for row in of_expect} if "," in name]
+        print("\n" + "\n".join(agreement(of_expect, run) for run in runs))
         return
-    lm = noiser.load_model(asked.model)
+    lm = noiser.load_model(asked.model, dtype=asked.dtype)
     name = Path(asked.model).stem
     if asked.batch:
         lm.batch_tokens = asked.batch
         name = f"{name}, {asked.batch} tokens in a pass"
+    if asked.dtype != "float32":
+        name = f"{name}, {asked.dtype}"
     step = expect if asked.what == "expect" else slim
     step(asked.results, lm, name, asked.seconds, asked.most)
 

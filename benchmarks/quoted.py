@@ -324,6 +324,7 @@ FUNCTIONS: dict[str, tuple[Callable[[bytes], Any], Terms]] = {
         lambda kept: (kept[0] and kept[3]) or (kept[5] and not kept[2]),
         ((1, 4), (6, -3)),
     ),
+    "or, or unless": (lambda kept: kept[4] or not kept[1], ((5,), (-2,))),
     "two of three": (lambda kept: kept[0] + kept[2] + kept[5] > 1, ((1, 3), (1, 6), (3, 6))),
     "exactly one of two": (lambda kept: kept[0] != kept[1], ()),
     "always": (lambda _: True, ()),

@@ -2,14 +2,19 @@ r"""Are rules right? Planted prompts, of which the logic is known, and inputs th
 
     python benchmarks/rules.py RESULTS.jsonl play --models smollm2-135m-instruct --sentences 6 \
         --wordings 5 6 7 8 9
+    python benchmarks/rules.py RESULTS.jsonl anchors
     python benchmarks/rules.py RESULTS.jsonl table
 
 `play` takes prompts of which the model gives the planted answer. For each it stores the rule of
-`noiser.rule`, its claims, and on the same game the pairs of `joint` and the interactions of
-shapiq's KernelSHAPIQ (order 2), with how often each agrees with the model on 200 further inputs (of
-six sentences: on all 64, by weight). It stops after `--seconds`; a prompt that is in the file is
-not played again. `table` shows the measures with 95 % intervals and of
-how many prompts.
+`noiser.rule`, its claims, and how often it agrees with the model on 200 further inputs (of six
+sentences: on all 64, by weight). Of six sentences it also stores the pairs of `joint` and the
+interactions of shapiq's KernelSHAPIQ (order 2) on the same game. "stays" has a bit for each of
+these inputs, in the order of `further_inputs`, so that other methods can be added without a model.
+It stops after `--seconds`; a prompt that is in the file is not played again.
+
+`anchors` adds what alibi's AnchorTabular finds on the stored games of six sentences. alibi 0.9.6
+wants numpy 1, so give it an environment of its own. `table` shows the measures with 95 % intervals
+and of how many prompts.
 
 "once" is "[1]", "twice" "[1], or [2]", "two" and "combined" are "[1] and [2]"; "contradiction" asks
 when the answer is more probable than the other side's, "[1] unless [2]". Wordings 0 to 4 are for
@@ -21,7 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +45,7 @@ from noiser.explain.rule_record import Rule
 from noiser.explain.rule_tables import play_rules
 from noiser.explain.sameness import Sameness, still_same
 from noiser.methods.rules import (
+    ALL_INPUTS,
     Terms,
     draw_inputs,
     every_input,
@@ -52,8 +58,15 @@ from noiser.types import Question
 
 CATEGORIES = ("once", "twice", "two", "combined", "contradiction")
 FURTHER = 200
+PRECISION = 0.95
+"""An anchor's units, kept, leave the answer as it is on this share of inputs."""
+ANCHOR_INPUTS = 10_000
+"""Inputs that stand for their distribution, from which alibi draws."""
 TRUE_OF_MODEL = 0.9
 """The planted logic is true of a model that agrees with it on this weighted share of inputs."""
+
+BESIDE = ("joint pairs", "KernelSHAPIQ", "anchor")
+"""Other methods, on the same games."""
 
 Row = dict[str, Any]
 
@@ -99,23 +112,35 @@ def played(lm: LanguageModel, example: Example, seed: int) -> Row | None:
     values = run_one(lm, game.values([torch.from_numpy(kept)]))[0]
     stays = still_same(game, 0, values).numpy()
     logic = planted_logic(example, spans)
-    rules = {"planted": logic, "rule": rule.best, "joint pairs": pairs_of(lm, game, seed)}
-    rates = {name: rate(holds(each, kept), stays, weights) for name, each in rules.items()}
-    interactions = predicted_by_shapiq(lm, game, rule.inputs, kept, seed)
-    rates["KernelSHAPIQ"] = rate(interactions, stays, weights)
-    rates["constant"] = max(
-        rate(np.full(len(kept), each), stays, weights) for each in (True, False)
-    )
-    return {
+    row: Row = {
         "logic": logic,
-        "named": {name: each == logic for name, each in rules.items()}
-        | {"KernelSHAPIQ": bool((interactions == holds(logic, kept)).all())},
-        "joint pairs": rules["joint pairs"],
         "rule": replace(rule, model=None).to_dict(),
-        "rates": rates,
+        "stays": to_hex(stays),
         "seconds": round(seconds, 2),
         "forwards": forwards,
     }
+    rules = {"planted": logic, "rule": rule.best}
+    rates = {"constant": max(rate(np.full(len(kept), each), stays, weights) for each in (0, 1))}
+    named: dict[str, bool] = {}
+    if len(spans) <= ALL_INPUTS:  # of longer prompts these need many inputs of their own
+        rules["joint pairs"] = row["joint pairs"] = pairs_of(lm, game, seed)
+        interactions = predicted_by_shapiq(lm, game, rule.inputs, kept, seed)
+        rates["KernelSHAPIQ"] = rate(interactions, stays, weights)
+        named["KernelSHAPIQ"] = bool((interactions == holds(logic, kept)).all())
+    rates |= {name: rate(holds(each, kept), stays, weights) for name, each in rules.items()}
+    named |= {name: each == logic for name, each in rules.items()}
+    return row | {"named": named, "rates": rates}
+
+
+def to_hex(stays: np.ndarray) -> str:
+    """A bit for each input, from the first on, four to a digit."""
+    return np.packbits(stays).tobytes().hex()
+
+
+def from_hex(digits: str, inputs: int) -> np.ndarray:
+    """Whether the answer stays on each input."""
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(digits), dtype=np.uint8))
+    return bits[:inputs].astype(bool)
 
 
 def further_inputs(units: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -201,6 +226,53 @@ def rows_of(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+# ---- anchors -------------------------------------------------------------------------------------
+
+
+def anchors(path: Path) -> None:
+    """Adds the anchor to each row of six sentences that has a game and no anchor."""
+    rows = rows_of(path)
+    for row in rows:
+        if "stays" not in row or "anchor" in row or row["sentences"] > ALL_INPUTS:
+            continue
+        kept, weights = further_inputs(row["sentences"], 0)
+        stays = from_hex(row["stays"], len(kept))
+        anchor, samples = anchor_of(stays)
+        # An anchor is about what the model does with the whole prompt: the last input.
+        predicted = holds((anchor,), kept) == stays[-1]
+        row["anchor"] = anchor
+        row["anchor's samples"] = samples
+        row["named"]["anchor"] = [[*anchor]] == row["logic"] and bool(stays[-1])
+        row["rates"]["anchor"] = rate(predicted, stays, weights)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def anchor_of(stays: np.ndarray) -> tuple[tuple[int, ...], int]:
+    """The anchor of the whole prompt by alibi, on a table of all inputs, and its samples.
+
+    The anchor's units are kept; the others come and go as in the inputs of a rule.
+    """
+    from alibi.explainers import AnchorTabular
+
+    units = len(stays).bit_length() - 1
+    places = 2 ** np.arange(units - 1, -1, -1)
+    samples = 0
+
+    def answer_stays(kept: np.ndarray) -> np.ndarray:
+        nonlocal samples
+        samples += len(kept)
+        return stays[np.asarray(kept, dtype=int) @ places].astype(int)
+
+    rng = torch.Generator().manual_seed(0)
+    drawn = draw_inputs(ANCHOR_INPUTS, units, rng).numpy().astype(int)
+    states = {unit: ["gone", "kept"] for unit in range(units)}
+    method = AnchorTabular(answer_stays, [*map(str, range(units))], states, seed=0)
+    method.fit(drawn)
+    found = method.explain(np.ones(units, dtype=int), threshold=PRECISION)
+    anchor = tuple(sorted(int(unit) + 1 for unit in found.raw["feature"]))
+    return anchor, samples
+
+
 # ---- table ---------------------------------------------------------------------------------------
 
 
@@ -224,16 +296,29 @@ def is_named(rule: Rule) -> bool:
     return 2 * (rule.tries - rule.hits) < rule.tries - rule.base
 
 
+def opponents_of(terms: Iterable[Iterable[int]]) -> set[int]:
+    """The negative numbers of a rule: units that stand after "unless"."""
+    return {number for term in terms for number in term if number < 0}
+
+
 def measures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     """Name and value of each measure."""
     is_true = [row for row in rows if row["rates"]["planted"] >= TRUE_OF_MODEL]
     rules = [Rule.from_dict(row["rule"]) for row in rows]
     yield "logic is true of the model", share([row in is_true for row in rows])
-    for name in ("rule", "joint pairs", "KernelSHAPIQ"):
-        yield f"logic is named where it is true: {name}", share([r["named"][name] for r in is_true])
-        yield f"logic is named on all: {name}", share([row["named"][name] for row in rows])
-    for name in ("rule", "planted", "joint pairs", "KernelSHAPIQ", "constant"):
-        yield f"agreement on further inputs: {name}", mean([row["rates"][name] for row in rows])
+    for name in ("rule", *BESIDE):
+        have = [row for row in rows if name in row["rates"]]
+        where_true = [row["named"][name] for row in have if row in is_true]
+        yield f"logic is named where it is true: {name}", share(where_true)
+        yield f"logic is named on all: {name}", share([row["named"][name] for row in have])
+    opposed = [(rule, opponents_of(row["logic"])) for row, rule in zip(rows, rules, strict=True)]
+    yield (
+        "the other side stands after unless",
+        share([opponents <= opponents_of(rule.terms) for rule, opponents in opposed if opponents]),
+    )
+    for name in ("rule", "planted", *BESIDE, "constant"):
+        of_rows = [row["rates"][name] for row in rows if name in row["rates"]]
+        yield f"agreement on further inputs: {name}", mean(of_rows)
     tried = [rule for rule in rules if rule.fresh]
     yield "agreement on fresh inputs", mean([rule.hits / rule.tries for rule in tried])
     yield "a rule is named", share([is_named(rule) for rule in rules])
@@ -277,7 +362,7 @@ def main() -> None:
     """Runs a step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("results", type=Path)
-    parser.add_argument("step", choices=["play", "table"])
+    parser.add_argument("step", choices=["play", "anchors", "table"])
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct"])
     parser.add_argument("--categories", nargs="+", default=CATEGORIES, choices=CATEGORIES)
     parser.add_argument("--sentences", nargs="+", type=int, default=[6])
@@ -287,6 +372,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.step == "play":
         play(options.results, options)
+    elif options.step == "anchors":
+        anchors(options.results)
     else:
         table(options.results)
 

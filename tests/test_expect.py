@@ -173,6 +173,20 @@ def test_numbers_are_those_of_the_shortened_prompt(lm):
     assert error.result.findings[1].nats == pytest.approx(whole - without, abs=1e-4)
 
 
+def test_two_sentences_that_are_all_of_the_prompt_are_not_both_taken_out(lm):
+    """Neither is needed, and nothing says whether either one is."""
+    answer = "The guitar is in the attic, and so is the drum."
+    error = failed(lm, "It rains. It snows.", answer=answer, depends_on="It rains.", limit=1000.0)
+    assert "without it the answer stays" in str(error)
+    assert "also follows from" not in str(error)
+
+
+@pytest.mark.parametrize("clause", ["It rains. It snows.", "*"])
+def test_a_clause_that_is_all_of_the_prompt_is_refused(lm, clause):
+    with pytest.raises(PromptError, match=r"not_on\[0\] is all of the prompt"):
+        noiser.expect(lm, "It rains. It snows.", not_on=clause)
+
+
 def test_an_answer_that_the_model_would_not_give_is_tested_by_its_loss(lm):
     """No token of it is the most probable one, so that cannot be what stays."""
     result = noiser.expect(lm, PROMPT, says="bank", answer=" bank river bank")
@@ -264,6 +278,13 @@ def test_exit_status_and_reports(command):
     assert "something else" in suite[0][0].text
 
 
+def test_a_report_that_cannot_be_written_is_said_before_a_model_is_loaded(command):
+    result = command("--junit", str(command.folder / "absent" / "out.xml"))
+    assert result.exit_code == 2
+    assert "--junit: the folder" in result.stderr
+    assert not command.loads
+
+
 def test_an_unchanged_case_needs_no_model(command):
     command()
     again = command()
@@ -281,6 +302,18 @@ def test_a_damaged_store_is_made_again(command, damage):
     command()
     (command.folder / ".noiser" / "prompts.toml.json").write_text(damage)
     assert command().exit_code == 0
+
+
+def test_a_long_clause_is_cut_off_in_messages(command):
+    clause = "The guitar is in the attic and " + "very " * 30 + "dusty."
+    (command.folder / "guitar.txt").write_text(f"{clause} Hello.\nThe guitar is in the")
+    file = FILE.replace('says = "{says}"', f"depends_on = {json.dumps(clause)}")
+    wrong = command(file=file.replace("dusty", "rusty"))
+    assert "nearest: 'The guitar is in the attic and very" in wrong.stderr
+    assert len(wrong.stderr) < 250
+    tested = command(file=file.replace("max_new_tokens = 2", "max_new_tokens = 9\nlimit = 1000"))
+    assert "FAIL depends_on 'The guitar is in the attic and very" in tested.stdout
+    assert max(map(len, tested.stdout.splitlines())) < 250
 
 
 def test_cases_are_chosen_by_name(command):
@@ -310,6 +343,19 @@ BROKEN = {
     ),
     "two of a name": (FILE + FILE.partition("\n\n")[2], "twice"),
     "no model": ('[[case]]\nsays = "a"\nprompt = "guitar.txt"', "names no model"),
+    "unknown table of a case": (FILE + "[case.more]\nx = 1\n", "line 8: Unknown key 'more'"),
+    "unknown key after a quoted header": (
+        FILE.replace("[[case]]", '[["case"]]') + 'sayz = "a"\n',
+        "line 8: Unknown key 'sayz'",
+    ),
+    "unknown key in a line of cases": (
+        'model = "a"\ncase = [{says = "a", prompt = "guitar.txt"}, {sayz = "a"}]',
+        "prompts.toml, case 2: Unknown key 'sayz'",
+    ),
+    "a clause that is all of the prompt": (
+        FILE.replace('says = "{says}"', f"not_on = {json.dumps(PROMPT)}"),
+        "not_on[0] is all of the prompt: without 'Be brief.",
+    ),
     "a model that is a number": ("model = 3\n" + FILE.partition("\n")[2], "a name in quotes"),
 }
 

@@ -214,6 +214,8 @@ def test_calls_in_every_form_are_the_same_call(call):
         ),
         (CHAT, {"arguments": {}}, {}, ParameterError, "expected a text"),
         (CHAT, {"name": "a", "arguments": "{"}, {}, ParameterError, "expected JSON"),
+        (CHAT, {"name": "a", "arguments": {"b": {1}}}, {}, ParameterError, "written as JSON"),
+        ([{"role": "assistant", "content": CALL}], None, {}, PromptError, "No message stands"),
         (CHAT, CALL, {"policy": {"*": "deny"}}, UnknownNameError, "refuse"),
         (CHAT, CALL, {"limit": -1.0}, ParameterError, "at least 0"),
     ],

@@ -97,7 +97,11 @@ def test_texts_to_keep_stay(rule):
         (PROMPT, CASES, {"hold_out": 1.0}, ParameterError, "leaves at least one"),
         (PROMPT, CASES, {"keep": ["Be kinder."]}, PromptError, r"keep\[0\] .* nearest: 'Be kind.'"),
         ("One sentence.", CASES, {}, PromptError, "at least two"),
-        (PROMPT, [*CASES, {"usr": "a"}], {}, ParameterError, "A case is"),
+        (PROMPT, [*CASES, {"usr": "a"}], {}, ParameterError, "Case 11: It is"),
+        (PROMPT, [*CASES, {"user": 3}], {}, ParameterError, "Case 11: The user is 3"),
+        (PROMPT, [*CASES, {"messages": [{}]}], {}, PromptError, "Case 11: Message 0"),
+        (PROMPT, CASES, {"hold_out": float("nan")}, ParameterError, "hold_out is nan"),
+        (" \n", CASES, {}, PromptError, "has 0 sentences"),
         (PROMPT, [*CASES, {"user": 3}], {}, ParameterError, "expected a text"),
     ],
 )
@@ -171,12 +175,22 @@ def test_the_command_writes_only_where_it_is_told(tmp_path, monkeypatch, rule):
     assert noiser.Slim.load(saved).after + "\n" == slimmed.read_text()
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path):
+@pytest.mark.parametrize("option", ["-o", "--save"])
+@pytest.mark.parametrize("name", ["", "absent/slim.txt"], ids=["a folder", "in no folder"])
+def test_where_nothing_can_be_written_is_said_before_a_model_is_loaded(option, name, tmp_path):
+    arguments = ["slim", "no file", "--cases", "no file", option, str(tmp_path / name)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert f"{option}: " in result.stderr
+
+
+@pytest.mark.parametrize("line", ["{user}", "[]", '"a"'])
+def test_a_line_that_is_no_case_is_named(tmp_path, line):
     cases = tmp_path / "cases.jsonl"
-    cases.write_text('{"user": "a"}\n{user}\n')
+    cases.write_text(f'{{"user": "a"}}\n{line}\n')
     result = CliRunner().invoke(app, ["slim", str(Path(__file__)), "--cases", str(cases)])
     assert result.exit_code == 2
-    assert "line 2 is not JSON" in result.stderr
+    assert "line 2 is " in result.stderr
 
 
 def test_the_order_of_removal_is_by_loss(monkeypatch):

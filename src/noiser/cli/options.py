@@ -205,6 +205,17 @@ class QuestionOptions:
         return arguments
 
 
+def check_place(option: str, path: Path | None) -> None:
+    """Raises ParameterError where no file can be written, before a model works for minutes."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ParameterError(f"{option}: the folder {folder} does not exist. Make it first.")
+    if path.is_dir():
+        raise ParameterError(f"{option}: {path} is a folder; expected a file in it.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Where a result goes, and in which form."""
@@ -221,11 +232,9 @@ class Output:
         Path | None, typer.Option("--output", "-o", help="Write the result here.")
     ] = None
 
-    def __post_init__(self) -> None:  # before a model works for minutes
+    def __post_init__(self) -> None:
         self._form()
-        folder = (self.output or Path()).absolute().parent
-        if not folder.is_dir():
-            raise ParameterError(f"--output: the folder {folder} does not exist. Make it first.")
+        check_place("--output", self.output)
 
     def _form(self) -> str:
         """The name of the form."""

@@ -94,6 +94,7 @@ def run_tests(
     Exit status 0 where all pass, 1 where one fails, 2 where the file or the model cannot be used.
     Results are kept in .noiser beside FILE, so that unchanged cases cost nothing.
     """
+    o.check_place("--junit", junit)
     named_model, cases = read_cases(file)
     model_name = model or named_model
     if model_name is None:
@@ -176,18 +177,28 @@ def _check_keys(
         try:
             check_choice("key", key, known)
         except NoiserError as error:
-            raise PlanError(f"{file}, line {_line_of(text, key, case)}: {error}") from None
+            line = _line_of(text, key, case)
+            if line:
+                place = f", line {line}"
+            else:  # written in a form that is not looked for, such as case = [{name = "a"}]
+                place = f", case {case}" if case else ""
+            raise PlanError(f"{file}{place}: {error}") from None
 
 
-def _line_of(text: str, key: str, case: int) -> int:
-    """The number of the line where a key of a case stands; of the file where `case` is 0."""
+def _line_of(text: str, key: str, case: int) -> int | None:
+    """The number of the line where a key of a case stands; of the file where `case` is 0.
+
+    None where it is not found.
+    """
+    case_begins = re.compile(r"""\s*\[\[\s*["']?case["']?\s*\]\]""")
+    table_of_case = r"""(\s*\[\s*["']?case["']?\s*\.)?"""
+    names_key = re.compile(rf"""{table_of_case}[\s\["']*{re.escape(key)}["'\s\]]*(=|\.|$)""")
     cases_begun = 0
     for number, line in enumerate(text.split("\n"), 1):
-        cases_begun += bool(re.match(r"\s*\[\[\s*case\s*\]\]", line))
-        names_key = re.match(rf"""[\s\["']*{re.escape(key)}["'\s\]]*(=|\.|$)""", line)
-        if cases_begun == case and names_key:
+        cases_begun += bool(case_begins.match(line))
+        if cases_begun == case and names_key.match(line):
             return number
-    return 1
+    return None
 
 
 def _case(file: Path, index: int, row: Mapping[str, Any]) -> PromptCase:
@@ -242,7 +253,7 @@ def _check_clauses(cases: Sequence[PromptCase]) -> None:
             clauses = Clauses(case.prompt)
             for key in ("depends_on", "not_on"):
                 for index, clause in enumerate(case.expected.get(key, ())):
-                    clauses.found(clause, f"{key}[{index}]")
+                    clauses.removable(clause, f"{key}[{index}]")
         except NoiserError as error:
             raise PlanError(f"case {case.name!r}: {error}") from None
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from noiser.checks import is_mapping
 from noiser.cli import options as o
 from noiser.cli.terminal import progress_bar, say
 from noiser.errors import PromptError
@@ -50,6 +51,8 @@ def slim(
     """
     from noiser.explain import slim as run
 
+    o.check_place("-o", prompt_output)
+    o.check_place("--save", save)
     prompt = o.text_of(file)
     rows = read_cases(cases)
     lm = loading.load(model)
@@ -67,15 +70,20 @@ def slim(
 
 
 def read_cases(path: Path) -> list[Any]:
-    """The JSON values of a file's lines. Raises PromptError, with the line, for anything else."""
+    """The JSON objects of a file's lines. Raises PromptError, with the line, for anything else."""
     rows: list[Any] = []
     for number, line in enumerate(o.text_of(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            rows.append(parse_json(line))
+            row = parse_json(line)
         except ValueError as error:
             raise PromptError(
                 f'{path}, line {number} is not JSON ({error}); expected {{"user": text}}.'
             ) from None
+        if not is_mapping(row):
+            raise PromptError(
+                f'{path}, line {number} is {line.strip()!r:.60}; expected {{"user": text}}.'
+            )
+        rows.append(row)
     return rows

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from noiser.attribution.display import shorten
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_count, check_positive, check_seed
 from noiser.engine import Query, prepare, run_one
@@ -37,6 +38,9 @@ CONTEXTS = 8
 
 KEPT = 0.75
 """The chance of each other sentence to stand in a random context."""
+
+# Characters of a clause or a sentence in a message.
+_LENGTH = 80
 
 # Of Student's distribution with CONTEXTS - 1 degrees of freedom: 95 % are within so many errors.
 _WIDTH = 2.365
@@ -93,7 +97,7 @@ class Expectations(TabledResult):
         if self.strongest:
             named: list[str] = []
             for text, nats in self.strongest:
-                named.append(f"{text.strip()!r} ({nats:.1f} nats)")
+                named.append(f"{shorten(text.strip(), _LENGTH)!r} ({nats:.1f} nats)")
             facts.append(f"the answer follows most from {' and '.join(named)}")
         return facts
 
@@ -142,11 +146,14 @@ def expect(
         depends_on: clauses, each word for word in the prompt, without which the answer does not
             stay. If a clause stands nowhere in the prompt, each * in it matches within a line.
         not_on: clauses without which the answer stays and moves by less than 0.7 nats, alone and
-            on average in 8 random parts of the prompt.
+            on average in 8 random parts of the prompt, which keep the question and what
+            `depends_on` names.
         says: a text that must stand in the answer.
         from_memory: whether the answer loses less than 4 nats without everything but the question:
             the last user's message, or the last line of a text.
-        action: the name of a function: the answer is a call of it that the user's words ask for.
+        action: the name of a function: the answer is a call of it that the user's words ask for:
+            without them it loses at least 2 nats. The chat ends before the call, and the model must
+            be able to write calls.
         answer: the answer that is tested; None: the model's own, the greedy one.
         limit: see above, in nats.
         max_new_tokens: the most tokens of the model's own answer.
@@ -193,7 +200,7 @@ def _failure_text(result: Expectations, failing: Sequence[str]) -> str:
     lines = [result.facts()[0]]
     for finding in result.findings:
         if finding.verdict in failing:
-            about = f" {finding.about!r}" if finding.about else ""
+            about = f" {shorten(finding.about, _LENGTH)!r}" if finding.about else ""
             lines.append(f"{finding.verdict} {finding.kind}{about}: {finding.reason}")
     lines += result.facts()[1:]
     lines.append('More: print(noiser.attribute(lm, prompt, unit="sentence"))')
@@ -263,7 +270,7 @@ class _Trial:
     def _places(self, name: str, clauses: Sequence[str]) -> list[tuple[str, list[ClausePlace]]]:
         found: list[tuple[str, list[ClausePlace]]] = []
         for index, clause in enumerate(clauses):
-            found.append((clause, self.clauses.found(clause, f"{name}[{index}]")))
+            found.append((clause, self.clauses.removable(clause, f"{name}[{index}]")))
         return found
 
     def result(self) -> Expectations:
@@ -313,7 +320,10 @@ class _Trial:
         """The sentence that stands in for the clause: without either one the answer stays, without
         both it does not. None if there is none.
         """
-        others = [place for place in self.clauses.sentences() if not _touches(place, places)]
+        others: list[ClausePlace] = []
+        for place in self.clauses.sentences():
+            if not _touches(place, places) and not self.clauses.is_all([place, *places]):
+                others.append(place)
         alone = self._effects([self.clauses.without([other]) for other in others])
         both = self._effects([self.clauses.without([other, *places]) for other in others])
         found: list[tuple[float, str]] = []
@@ -372,10 +382,7 @@ class _Trial:
 
     def _without_unless_empty(self, gone: Sequence[ClausePlace]) -> Prompt:
         """The prompt without the places; with the last of them where nothing would be left."""
-        shortened = Clauses(self.clauses.without(gone))
-        if any(text.strip() for text in shortened.texts):
-            return shortened.prompt
-        return self.clauses.without(gone[:-1])
+        return self.clauses.without(gone[:-1] if self.clauses.is_all(gone) else gone)
 
     def _from_memory(self, expected: bool) -> Finding:
         places = _all_but_the_question(self.clauses)

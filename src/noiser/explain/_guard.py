@@ -152,6 +152,8 @@ def guard(
     if call is None:
         *chat, last = chat
         call = _call_of(last)
+    if not chat:
+        raise PromptError("No message stands before the call; expected the chat that led to it.")
     message = _message_of(call)
     name = _name_of(call)
     action = _action_of(policy, name)
@@ -244,6 +246,12 @@ def _message_of(call: object) -> Message:
             raise ParameterError(
                 f"The arguments of {function['name']!r} are {arguments!r:.60}; expected JSON."
             ) from None
+    try:
+        json.dumps(arguments)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            f"The arguments of {function['name']!r} cannot be written as JSON: {error}."
+        ) from None
     written = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [written]}
 

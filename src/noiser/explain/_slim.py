@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
-from noiser.checks import check_choice, check_count, check_positive, check_seed
+from noiser.checks import (
+    check_choice,
+    check_count,
+    check_not_negative,
+    check_positive,
+    check_seed,
+)
 from noiser.engine import Query, prepare
 from noiser.errors import ParameterError, PromptError
 from noiser.explain.clauses import ClausePlace, Clauses
@@ -181,10 +187,16 @@ def slim(
     text = Clauses(prompt)
     places = _parts(text, unit)
     if len(places) < 2:
+        plural = "s" if not places else ""
         raise PromptError(
-            f"The prompt has {len(places)} {unit}; expected at least two, to leave one out."
+            f"The prompt has {len(places)} {unit}{plural}; expected at least two, to leave one out."
         )
     fixed = _fixed(text, places, keep)
+    for number, case in enumerate(cases, 1):
+        try:
+            _prompt_of(lm, prompt, case)
+        except (ParameterError, PromptError) as error:
+            raise type(error)(f"Case {number}: {error}") from None
 
     trial = _SlimTrial(lm, text, places, limit, max_new_tokens)
     whole = frozenset(range(len(places)))
@@ -233,6 +245,7 @@ def _split(cases: Sequence[SlimCase], hold_out: float, seed: int) -> tuple[list[
     count = len(cases)
     if count < FEWEST_CASES:
         raise ParameterError(f"Got {count} cases; expected at least {FEWEST_CASES}.")
+    check_not_negative("hold_out", hold_out)
     held = round(count * hold_out)
     if not 0 < held < count:
         raise ParameterError(
@@ -379,12 +392,12 @@ def _prompt_of(lm: LanguageModel, text: str, case: SlimCase) -> Prompt:
     """The prompt and a case after it: a chat, or for a model without a template a text."""
     if not isinstance(case, Mapping) or ("user" in case) == ("messages" in case):
         raise ParameterError(
-            f'A case is {json.dumps(case, default=str)[:80]}; expected {{"user": text}} or '
+            f'It is {json.dumps(case, default=str)[:80]}; expected {{"user": text}} or '
             '{"messages": [...]}.'
         )
     user = case.get("user")
     if "user" in case and not isinstance(user, str):
-        raise ParameterError(f"The user of a case is {user!r}; expected a text.")
+        raise ParameterError(f"The user is {user!r:.60}; expected a text.")
     messages = [{"role": "user", "content": user}] if "user" in case else case["messages"]
     if not lm.chats and "user" in case:
         return f"{text}\n\n{user}"

@@ -7,9 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from noiser.attribution.display import shorten
 from noiser.errors import PromptError
 from noiser.text import check_messages, one_text_each, sentence_spans
 from noiser.types import Message, Prompt
+
+# Characters of a clause or a sentence in a message.
+_LENGTH = 80
 
 
 class ClausePlace(NamedTuple):
@@ -70,8 +74,24 @@ class Clauses:
             return places
         sentences = [self.text(place).strip() for place in self.sentences()]
         near = difflib.get_close_matches(clause, sentences, n=1, cutoff=0.3)
-        hint = f"; nearest: {near[0]!r}" if near else f": {clause!r}"
+        shown = shorten(near[0] if near else clause, _LENGTH)
+        hint = f"; nearest: {shown!r}" if near else f": {shown!r}"
         raise PromptError(f"{name} does not stand in the prompt{hint}. Copy it word for word.")
+
+    def removable(self, clause: str, name: str) -> list[ClausePlace]:
+        """As `found`. Raises PromptError also where nothing else stands in the prompt."""
+        places = self.found(clause, name)
+        if self.is_all(places):
+            raise PromptError(
+                f"{name} is all of the prompt: without {shorten(clause, _LENGTH)!r} there is "
+                "nothing to ask. Take a part of it."
+            )
+        return places
+
+    def is_all(self, places: Iterable[ClausePlace]) -> bool:
+        """Whether no text is left without the places."""
+        left = Clauses(self.without(places)).texts
+        return not any(text.strip() for text in left)
 
     def sentences(self) -> list[ClausePlace]:
         """The sentences of all messages, each with the whitespace before it."""

@@ -188,8 +188,9 @@ class Rule(SavedResult):
     def facts(self) -> list[str]:
         """Hits, claims and what was never taken out, each a line; safe to show."""
         lines = [self._rate(), " · ".join(self._claims())]
-        if self.memory and self.terms:
-            lines.append("with no unit at all, the answer stays as well")
+        needs_a_unit = all(term[0] > 0 for term in self.terms if term)
+        if self.memory and self.terms and needs_a_unit:
+            lines.append(f"with no unit at all, the answer {self._verb} as well")
         if self.always_there:
             lines.append(
                 f"{len(self.always_there)} of {len(self.units)} units with the lowest scores were "
@@ -221,11 +222,15 @@ class Rule(SavedResult):
             said = f'"{shorten(label(whole), _LENGTH)}"' if trial.answer else ""
             if trial.claim == "enough":
                 there = tuple(number for number in trial.units if number > 0)
-                if trial.stays:
+                becomes = f"it becomes {said}" if said else "it does not stay"
+                if not there:  # "unless" alone says that no unit is needed
+                    happens = self._verb if trial.stays else becomes.removeprefix("it ")
+                    exception = "" if trial.stays else "an exception: "
+                    yield f"{exception}with no unit at all it {happens}"
+                elif trial.stays:
                     verb = "is" if len(there) == 1 else "are"
                     yield f"{term_in_words(there)} alone {verb} enough"
                 else:
-                    becomes = f"it becomes {said}" if said else "it does not stay"
                     yield f"an exception: with {term_in_words(there)} alone {becomes}"
                 continue
             words = "without " + " and ".join(f"[{number}]" for number in trial.units)

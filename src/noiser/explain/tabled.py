@@ -7,7 +7,7 @@ from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, ClassVar
 
-from noiser.attribution.display import label, visible
+from noiser.attribution.display import label, shorten, visible
 from noiser.attribution.markdown import escaped_line, markdown_table
 from noiser.attribution.saved import SavedResult
 from noiser.files import write_if
@@ -15,6 +15,10 @@ from noiser.html import html_page, html_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+# Characters of a cell in plain text; the last one of a row widens no other row.
+_CELL = 80
+_LAST_CELL = 240
 
 _STYLE = "body { margin: 1.5rem auto; max-width: 48rem; padding: 0 1rem; }"
 
@@ -36,9 +40,12 @@ class TabledResult(SavedResult):
         return self.to_text()
 
     def to_text(self) -> str:
-        """The facts and the table as plain text, safe for a terminal."""
+        """The facts and the table as plain text, safe for a terminal; long cells are cut off."""
         _, *rows = self.table()
-        cells = [[label(cell) if cell else "" for cell in row] for row in rows]
+        cells: list[list[str]] = []
+        for *others, last in rows:
+            row = [shorten(cell, _CELL) for cell in others] + [shorten(last, _LAST_CELL)]
+            cells.append([label(cell) if cell else "" for cell in row])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [visible(fact) for fact in self.facts()]
         for row in cells:

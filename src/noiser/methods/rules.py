@@ -3,7 +3,8 @@
 A table has the inputs that were run, `kept` [inputs, units], and for each of them whether the
 answer stays. A term is a tuple of unit numbers, from 1 on: all of them are needed. A negative
 number is the unit of "unless", which must not be there. The rule `((1, 4), (6, -2))` reads
-"[1] and [4], or [6] unless [2]".
+"[1] and [4], or [6] unless [2]". A term without a needed unit comes last: `((5,), (-1,))` reads
+"[5], or unless [1]".
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Fit(NamedTuple):
     """The rule with the least cost, and whether it is told apart from the next best one.
 
     Attributes:
-        terms: the rule, its terms by their first units.
+        terms: the rule, its terms by their first units; one without a needed unit is the last.
         clear: whether no rule with other predictions costs nearly as little. The gap of two costs
             is small where it is within a standard error of their difference of errors.
     """
@@ -219,8 +220,8 @@ def _terms(effects: Float64[np.ndarray, " units"]) -> list[Term]:
 def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
     """Every rule as indices of its terms; `len(terms)` in the places of terms it does not have.
 
-    No term implies another one. A term without a needed unit stands alone: "unless [1], or unless
-    [2]" would only say of two units that they are not both there.
+    No term implies another one, and at most one has no needed unit: "unless [1], or unless [2]"
+    would only say of two units that they are not both there.
     """
     nothing = len(terms)
     needed = [{number for number in term if number > 0} for term in terms]
@@ -232,10 +233,10 @@ def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
         return needed[one] >= needed[other] and opponents[one] >= opponents[other]
 
     def stand_together(one: int, other: int) -> bool:
-        return not implies(one, other) and not implies(other, one)
+        has_units = needed[one] or needed[other]
+        return bool(has_units) and not implies(one, other) and not implies(other, one)
 
-    with_units = [index for index in range(nothing) if needed[index]]
-    for one, other in itertools.combinations(with_units, 2):
+    for one, other in itertools.combinations(range(nothing), 2):
         if stand_together(one, other):
             rules.append((one, other, nothing))
             for third in range(other + 1, nothing):
@@ -245,10 +246,14 @@ def _rules(terms: Terms) -> Int64[np.ndarray, "rules 3"]:
 
 
 def _named(terms: Sequence[Term], rule: Int64[np.ndarray, " 3"]) -> Terms:
-    """The terms of a rule, by their first units."""
+    """The terms of a rule, by their first units; one without a needed unit is the last."""
     indices: list[int] = rule.tolist()
     chosen = [terms[index] for index in indices if index < len(terms)]
-    return tuple(sorted(chosen, key=_order_of_term))
+    return tuple(sorted(chosen, key=lambda term: (not _needs_a_unit(term), _order_of_term(term))))
+
+
+def _needs_a_unit(term: Term) -> bool:
+    return any(number > 0 for number in term)
 
 
 def _order_of_term(term: Term) -> tuple[int, ...]:
