@@ -137,11 +137,17 @@ def model_of(template, **kwargs):
         ({"tools": TOOLS}, '[{"type": "function"'),
         ({"chat_template": "rag", "documents": DOCUMENTS}, "[a: The fox"),
         ({"chat_template": "default"}, "<|user|>Where"),
+        ({"documents": None, "tools": None}, "<|user|>Where"),
         ({"chat_template": "{{ 'My own: ' }}" + CHAT_TEMPLATE}, "My own: <|user|>Where"),
     ],
 )
 def test_the_named_template_that_reads_what_is_passed(kwargs, begin):
     assert model_of(NAMED, **kwargs).encode(TEXT).text.startswith(begin)
+
+
+def test_named_templates_as_a_tokenizers_file_holds_them():
+    listed = [{"name": name, "template": template} for name, template in NAMED.items()]
+    assert model_of(listed, documents=DOCUMENTS).encode(TEXT).text.startswith("[a: The fox")
 
 
 @pytest.mark.parametrize(

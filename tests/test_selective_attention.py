@@ -176,7 +176,7 @@ def test_masks_that_a_caller_has_replaced(monkeypatch):
     """As where `create_causal_mask` of an architecture's module is patched."""
 
     def patched(*given, **options):
-        seen = lambda _b, _h, row, key: (row < BEGINS) | (row // 16 == key // 16)  # noqa: E731
+        seen = lambda _b, _h, row, key: (row < BEGINS) | (row // 16 == key // 16)
         return create_causal_mask(*given, **options | {"and_mask_function": seen})
 
     monkeypatch.setattr(modeling_llama, "create_causal_mask", patched)

@@ -454,7 +454,7 @@ def differentiating(lm: LanguageModel) -> Generator[None]:
 
     with lm.running(gradients=True):
         for name, module in lm.model.named_modules():
-            if not any(module.children()):
+            if next(module.children(), None) is None:
                 add_hook(lm.model, module, partial(check, f"{name} ({type(module).__name__})"))
         yield
 
