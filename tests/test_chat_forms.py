@@ -205,5 +205,5 @@ def test_a_source_with_special_tokens_at_its_ends(source):
 
 def test_a_source_of_special_tokens_alone_is_one_sentence():
     lm = noiser.wrap(tiny("llama").model, tiny_tokenizer())
-    with pytest.raises(UnitError, match="Source 2, '<s></s>', is not in the prompt"):
+    with pytest.raises(UnitError, match="Source 2, '<s></s>', has no text of its own"):
         noiser.cite(lm, "Where is the fox?", ["It is late.", "<s></s>"], max_new_tokens=3)

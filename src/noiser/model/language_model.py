@@ -322,7 +322,17 @@ class LanguageModel:
         return nullcontext(_go_on)
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
-        """The embeddings that the model feeds its first layer, the embedding's factor included."""
+        """The embeddings that the model feeds its first layer, the embedding's factor included.
+
+        Raises ModelError for a token that the model predicts, and has no row for.
+        """
+        largest = int(token_ids.max()) if token_ids.numel() and token_ids.is_cpu else 0
+        if largest >= self.vocabulary_size:
+            raise ModelError(
+                f"{type(self.model).__name__} predicts token id {largest}, which it cannot read: "
+                f"its table has {self.vocabulary_size} rows. Name a target, or give the table a "
+                "row for each token."
+            )
         return self.model.get_input_embeddings()(token_ids.to(self.device))
 
     def packing(self, length: int) -> Packing:
@@ -372,8 +382,7 @@ class LanguageModel:
         """
         with running(self.model):
             if scene is None:
-                ids = torch.tensor(token_ids, device=self.device)
-                inputs = self.model.get_input_embeddings()(ids)
+                inputs = self.embed(torch.tensor(token_ids, dtype=torch.long))
             else:
                 rest = torch.tensor(token_ids[len(scene.clean.inputs) :], dtype=torch.long)
                 inputs = torch.cat([scene.clean.inputs, self.embed(rest).to(scene.clean.inputs)])
