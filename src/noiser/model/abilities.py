@@ -104,6 +104,10 @@ def find_abilities(lm: Any) -> Abilities:
         output = lm.model(input_ids=pair, use_cache=False)
     except Exception as error:
         raise_failure(lm.model, error)
+    if not isinstance(getattr(output, "logits", None), Tensor):
+        raise UnsupportedModelError(
+            f"{kind} returns no logits of a next token. Load it with AutoModelForCausalLM."
+        )
     logits = output.logits[:, -8:]  # learned prompts have rows in front
     scale = _embedding_scale(lm.model.get_input_embeddings())
     abilities = Abilities(embedding_scale=scale, supports_packing=False)
