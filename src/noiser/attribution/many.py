@@ -293,7 +293,7 @@ def _keys(att: Attribution, group: Group) -> list[str | int | None]:
 def _name_at(unit: Span, places: Iterable[tuple[str, int, int]]) -> str | None:
     """The name of the first place that shares characters with a unit; None if there is none."""
     for name, start, end in places:
-        if start < unit.end and unit.start < end:
+        if unit.overlaps(start, end):
             return name
     return None
 

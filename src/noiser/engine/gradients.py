@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ COPIES = 4
 On a CPU batches are not limited by memory.
 """
 
+T = TypeVar("T")
 
 Options = Callable[[Context], Mapping[str, Any]]
 """From a clean sequence to the further arguments of a pass over it, changed or not."""
@@ -97,18 +98,28 @@ def differentiate_all(
     limit = pass_tokens(lm)
     while packed:
         taken = _fitting(packed, limit, lm.logit_rows)
-        slopes: list[tuple[int, Slope]] | None = None
-        try:
-            slopes = list(_slopes_of_points(lm, packed[:taken]))
-        except (MemoryError, RuntimeError) as error:
-            if taken == 1 or not is_out_of_memory(error):
-                raise
-        if slopes is None:  # outside of the handler, whose error holds what the pass computed
-            free_memory()
+        pass_of_points = partial(_slopes_of_points, lm, packed[:taken])
+        slopes = _fitting_in_memory(pass_of_points, is_smallest=taken == 1)
+        if slopes is None:
             limit = sum(point.tokens for point in packed[:taken]) // 2
         else:
             yield from slopes
             del packed[:taken]
+
+
+def _fitting_in_memory(run: Callable[[], Iterable[T]], *, is_smallest: bool) -> list[T] | None:
+    """What a pass gives; None where memory ran out and a smaller pass may fit.
+
+    The memory is free again then. Raises what the pass raises where it is the smallest.
+    """
+    try:
+        return list(run())
+    except (MemoryError, RuntimeError) as error:
+        if is_smallest or not is_out_of_memory(error):
+            raise
+    # Outside of the handler, whose error holds what the pass computed.
+    free_memory()
+    return None
 
 
 def pass_tokens(lm: LanguageModel) -> int:
@@ -366,14 +377,9 @@ def _differentiate_alone(
         waiting = list(group)
         while waiting:
             batch = waiting[:batch_size]
-            slopes: list[Slope] | None = None
-            try:
-                slopes = list(_slopes(lm, query, batch, read, start))
-            except (MemoryError, RuntimeError) as error:
-                if len(batch) == 1 or not is_out_of_memory(error):
-                    raise
-            if slopes is None:  # outside of the handler, whose error holds what the pass computed
-                free_memory()
+            pass_of_batch = partial(_slopes, lm, query, batch, read, start)
+            slopes = _fitting_in_memory(pass_of_batch, is_smallest=len(batch) == 1)
+            if slopes is None:
                 batch_size = len(batch) // 2
             else:
                 yield from slopes
