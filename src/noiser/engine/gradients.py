@@ -296,12 +296,19 @@ def logits_of_targets(
         parts = [next(logits_of_branches).float() for _ in each.branches]
         for part in parts:
             check_finite(lm, part.detach().softmax(-1))
-        counts = [len(each.query.positions_read(target)) for target in each.targets]
-        of_targets = [*torch.split(parts[0], counts, 1)]
-        if len(parts) > 1:  # a foil's, beside the one target's
-            of_targets = [torch.cat([of_targets[0], parts[1]], 1)]
-        heads.append(of_targets)
+        heads.append(_split_by_target(each.query, each.targets, parts))
     return heads
+
+
+def _split_by_target(
+    query: Query, targets: Sequence[int], logits: Sequence[Float[Tensor, "copies _ vocab"]]
+) -> list[Float[Tensor, "copies _ vocab"]]:
+    """The logits that each target's score reads, from those of `branches_of_scores`."""
+    counts = [len(query.positions_read(target)) for target in targets]
+    of_targets = [*torch.split(logits[0], counts, 1)]
+    if len(logits) > 1:  # a foil's, beside the one target's
+        of_targets = [torch.cat([of_targets[0], logits[1]], 1)]
+    return of_targets
 
 
 class _Score(NamedTuple):
@@ -480,22 +487,12 @@ def forward_for_scores(
     clean sequence. A foil of several tokens is a second pass: it begins with the same embeddings,
     as far as its tokens are the target's.
     """
-    positions_of_targets = [query.positions_read(target) for target in targets]
-    positions = [*chain(*positions_of_targets)]
-    logits = _checked_logits(lm, embeddings, positions, start, options(query.context))
-    _check_kernels(lm, logits)
-    tokens_of_targets = [len(positions) for positions in positions_of_targets]
-    parts = [*torch.split(logits, tokens_of_targets, 1)]
-    foil = query.foil_context
-    if query.foil_runs and foil is not None:  # there is one target
-        shared = query.foil_positions[0] + 1
-        own = foil.inputs[None, shared:].expand(len(embeddings), -1, -1).to(embeddings)
-        foil_embeddings = torch.cat([embeddings[:, : shared - start], own], 1)
-        foil_options = options(foil)
-        foil_logits = _checked_logits(
-            lm, foil_embeddings, query.foil_positions, start, foil_options
-        )
-        parts = [torch.cat([parts[0], foil_logits], 1)]
+    logits: list[Tensor] = []
+    for branch in branches_of_scores(query, targets, start, embeddings):
+        arguments = options(branch.context)
+        logits.append(_checked_logits(lm, branch.inputs, branch.wanted, start, arguments))
+    _check_kernels(lm, logits[0])
+    parts = _split_by_target(query, targets, logits)
     inputs_of_targets: list[tuple[Tensor, Tensor, Tensor]] = []
     for target, part in zip(targets, parts, strict=True):
         clean = query.clean_of[target].to(part.device)
