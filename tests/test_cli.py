@@ -180,8 +180,12 @@ def test_hidden_sources_and_checks(noiser_command, sources):
 
 @pytest.mark.parametrize(
     ("options", "is_written"),
-    [([], True), (["--no-contrast"], False), (["--answer", " it"], False)]
-    + [(["--answer", " it", "--contrast"], True)],
+    [
+        ([], True),
+        (["--no-contrast"], False),
+        (["--answer", " it"], False),
+        (["--answer", " it", "--contrast"], True),
+    ],
 )
 def test_an_answer_without_the_sources_is_written_where_it_is_asked_for(
     noiser_command, sources, options, is_written

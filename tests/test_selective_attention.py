@@ -120,13 +120,13 @@ def with_attention(name, has_masks):
     return model
 
 
+def changed(states):
+    """What a hook of a caller's does to long passes."""
+    return states + states.roll(3, 1) if states.shape[1] > BEGINS else states
+
+
 def with_hook(before):
-    """Llama with a caller's hook that changes long passes."""
     model = tiny_model("llama").eval()
-
-    def changed(states):
-        return states + states.roll(3, 1) if states.shape[1] > BEGINS else states
-
     if before:
         model.model.norm.register_forward_pre_hook(lambda _, given: (changed(given[0]),))
     else:
@@ -170,6 +170,23 @@ def test_what_begins_after_many_tokens_is_explained(name):
         assert att.targets[0].probability == pytest.approx(p, rel=1e-4)
         torch.testing.assert_close(att.scores[0], expected, atol=1e-6, rtol=1e-3)
     assert not lm.packing(len(tiny_tokenizer()(LONG)["input_ids"])).supports_packing
+
+
+@pytest.mark.parametrize("change", ["hook", "attention"])
+def test_what_a_caller_changes_after_the_first_call_is_tried_again(change):
+    model = tiny_model("llama").eval()
+    lm = noiser.wrap(model, tiny_tokenizer())
+    noiser.attribute(lm, LONG, method="random")
+    assert lm.packing(100).supports_packing
+    if change == "hook":
+        model.model.norm.register_forward_hook(lambda _, __, out: changed(out))
+    else:
+        model.config._attn_implementation = with_attention(
+            "blocks_for_tests", has_masks=True
+        ).config._attn_implementation
+    att = noiser.attribute(lm, LONG, method="occlusion", unit="word", target_unit="token")
+    torch.testing.assert_close(att.scores[0], by_a_loop(model, att)[1], atol=1e-6, rtol=1e-3)
+    assert not lm.packing(100).supports_packing
 
 
 def test_masks_that_a_caller_has_replaced(monkeypatch):

@@ -79,6 +79,7 @@ class Abilities:
         supports_cached_prefix: as in `Packing`, on eight tokens.
         is_known: whether longer sequences attend as these do.
         tried: how sequences of other lengths run, where they may differ.
+        found_with: `unknown_code` when they were found: a caller may add hooks later.
     """
 
     embedding_scale: float
@@ -86,6 +87,7 @@ class Abilities:
     supports_cached_prefix: bool = False
     is_known: bool = True
     tried: dict[int, Packing] = field(default_factory=dict[int, Packing], compare=False, repr=False)
+    found_with: list[Any] = field(default_factory=list[Any], compare=False, repr=False)
 
 
 def find_abilities(lm: Any) -> Abilities:
@@ -147,6 +149,7 @@ def find_abilities(lm: Any) -> Abilities:
             lambda: agree(_go_on(lm, context, 5), logits[0, 5:])
         )
     abilities.is_known = attention_is_known(lm.model)
+    abilities.found_with = unknown_code(lm.model)
     return abilities
 
 
@@ -214,7 +217,16 @@ def attention_is_known(model: Any) -> bool:
         is_number = isinstance(value, int | list | tuple) and not isinstance(value, bool)
         if is_number and value and _SELECTS.search(name) and not _SELECTS_NOT.search(name):
             return False
-    return callers_attention(model) is None and all(map(is_known_code, _code_of_passes(model)))
+    return not unknown_code(model)
+
+
+def unknown_code(model: Any) -> list[Any]:
+    """What of a pass is not of known libraries: the name of a caller's attention, classes,
+    functions and hooks.
+    """
+    found: list[Any] = [code for code in _code_of_passes(model) if not is_known_code(code)]
+    name = callers_attention(model)
+    return found if name is None else [name, *found]
 
 
 def _code_of_passes(model: Any) -> Iterator[Any]:
@@ -223,12 +235,17 @@ def _code_of_passes(model: Any) -> Iterator[Any]:
 
     masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
     yield from masks.values()
+    kinds: dict[type[Any], None] = {}
     for module in model.modules():
-        yield type(module)
-        yield module.forward
+        kinds[type(module)] = None
+        if "forward" in vars(module):
+            yield module.forward
         yield from module._forward_pre_hooks.values()
         yield from module._forward_hooks.values()
-    for name in {type(module).__module__ for module in model.modules()}:
+    for kind in kinds:
+        yield kind
+        yield kind.forward
+    for name in {kind.__module__ for kind in kinds}:
         of_architecture = vars(sys.modules[name])
         yield from (of_architecture[each] for each in _IN_MODULES if each in of_architecture)
 

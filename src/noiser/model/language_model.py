@@ -27,6 +27,7 @@ from noiser.model.abilities import (
     raise_failure,
     setting,
     try_length,
+    unknown_code,
 )
 from noiser.model.attention import set_attention
 from noiser.model.classes import refuse_other_kinds
@@ -336,8 +337,14 @@ class LanguageModel:
         return self.model.get_input_embeddings()(token_ids.to(self.device))
 
     def packing(self, length: int) -> Packing:
-        """How sequences of up to that many tokens run, found out at first use of such a length."""
+        """How sequences of up to that many tokens run, found out at first use of such a length.
+
+        They are found out anew after a caller has changed the code that runs, such as by a hook.
+        """
         abilities = self.abilities
+        if abilities.supports_packing and unknown_code(self.model) != abilities.found_with:
+            vars(self).pop("abilities", None)
+            abilities = self.abilities
         if abilities.is_known or not abilities.supports_packing:
             return Packing(abilities.supports_packing, abilities.supports_cached_prefix)
         size = max(64, 1 << (length - 1).bit_length())  # the next power of two
