@@ -79,7 +79,7 @@ class Abilities:
         supports_cached_prefix: as in `Packing`, on eight tokens.
         is_known: whether longer sequences attend as these do.
         tried: how sequences of other lengths run, where they may differ.
-        found_with: `unknown_code` when they were found: a caller may add hooks later.
+        found_with: `unknown_code` when that was found: a caller may add hooks later.
     """
 
     embedding_scale: float
@@ -238,10 +238,11 @@ def _code_of_passes(model: Any) -> Iterator[Any]:
     kinds: dict[type[Any], None] = {}
     for module in model.modules():
         kinds[type(module)] = None
-        if "forward" in vars(module):
-            yield module.forward
-        yield from module._forward_pre_hooks.values()
-        yield from module._forward_hooks.values()
+        state = vars(module)
+        if "forward" in state:
+            yield state["forward"]
+        for hooks in (state["_forward_pre_hooks"], state["_forward_hooks"]):
+            yield from hooks.values()
     for kind in kinds:
         yield kind
         yield kind.forward

@@ -23,6 +23,7 @@ from noiser.errors import (
 from noiser.model.abilities import (
     Abilities,
     Packing,
+    attention_is_known,
     find_abilities,
     raise_failure,
     setting,
@@ -339,12 +340,15 @@ class LanguageModel:
     def packing(self, length: int) -> Packing:
         """How sequences of up to that many tokens run, found out at first use of such a length.
 
-        They are found out anew after a caller has changed the code that runs, such as by a hook.
+        Lengths are tried anew after a caller has changed the code that runs, such as by a hook.
         """
         abilities = self.abilities
-        if abilities.supports_packing and unknown_code(self.model) != abilities.found_with:
-            vars(self).pop("abilities", None)
-            abilities = self.abilities
+        if abilities.supports_packing:
+            code = unknown_code(self.model)
+            if code != abilities.found_with:
+                abilities.found_with = code
+                abilities.is_known = attention_is_known(self.model)
+                abilities.tried.clear()
         if abilities.is_known or not abilities.supports_packing:
             return Packing(abilities.supports_packing, abilities.supports_cached_prefix)
         size = max(64, 1 << (length - 1).bit_length())  # the next power of two
