@@ -241,8 +241,9 @@ def _code_of_passes(model: Any) -> Iterator[Any]:
         state = vars(module)
         if "forward" in state:
             yield state["forward"]
-        for hooks in (state["_forward_pre_hooks"], state["_forward_hooks"]):
-            yield from hooks.values()
+        if module is not model:  # whose hooks see no more than inputs and logits
+            for hooks in (state["_forward_pre_hooks"], state["_forward_hooks"]):
+                yield from hooks.values()
     for kind in kinds:
         yield kind
         yield kind.forward
