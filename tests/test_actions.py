@@ -398,3 +398,15 @@ def test_two_models_are_compared_by_paired_differences():
     assert "minus log p in" in str(found)
     with pytest.raises(ParameterError, match="expected one that removes units"):
         noiser.diff_models(one, other, prompt, method=noiser.LastAttention())
+
+
+@pytest.mark.parametrize("answer", ["action", "action:1"])
+def test_an_answer_may_read_as_the_name_of_an_action(answer):
+    """In a chat, where such a target of `attribute` names an assistant's message."""
+    lm = noiser.wrap(tiny("llama").model, chat_tokenizer())
+    found = noiser.cite(lm, "Where is the fox?", ["The fox sings.", "It rains."], answer=answer)
+    assert found.answer == answer
+    said = [{"role": "user", "content": "Who sings?"}, {"role": "assistant", "content": "Foxes."}]
+    chat = [*said, {"role": "user", "content": "The fox sings."}]
+    result = noiser.expect(lm, chat, says="act", answer=answer)
+    assert result.answer.strip() == answer

@@ -75,6 +75,20 @@ def test_rows_can_be_normalised_first():
     assert means.to_dict() == pytest.approx({"the": 0.2, "sky": 1.0, "is": -0.2})
 
 
+def test_scores_without_a_common_unit_are_averaged_as_shares_and_that_is_said():
+    """As of `joint`, whose scores are in nats where a target has several tokens."""
+    bare = replace(ONE, info={"score_units": [""]})
+    results = noiser.Attributions([bare, OTHER])
+    with pytest.warns(UserWarning, match="shares of each prompt's absolute scores, because scores"):
+        found = results.mean_by("word")
+    pd.testing.assert_frame_equal(found, results.mean_by("word", normalization="abs_sum"))
+    assert "absolute scores, because scores of noiser@1" in results.to_html()
+    assert results.mean_by("word", "none").set_index("word")["mean"]["the"] == pytest.approx(0.25)
+    alone = noiser.Attributions([OTHER, OTHER])
+    assert alone.mean_by("word").set_index("word")["mean"]["the"] == pytest.approx(0.4)
+    assert "absolute" not in alone.to_html()
+
+
 def test_roles_of_a_chat():
     text = "<user>The sky<tool>is grey<user>and now"
     places = ((6, 9), (9, 13), (19, 21), (21, 26), (32, 35), (35, 39))

@@ -137,11 +137,17 @@ def model_of(template, **kwargs):
         ({"tools": TOOLS}, '[{"type": "function"'),
         ({"chat_template": "rag", "documents": DOCUMENTS}, "[a: The fox"),
         ({"chat_template": "default"}, "<|user|>Where"),
+        ({"documents": None, "tools": None}, "<|user|>Where"),
         ({"chat_template": "{{ 'My own: ' }}" + CHAT_TEMPLATE}, "My own: <|user|>Where"),
     ],
 )
 def test_the_named_template_that_reads_what_is_passed(kwargs, begin):
     assert model_of(NAMED, **kwargs).encode(TEXT).text.startswith(begin)
+
+
+def test_named_templates_as_a_tokenizers_file_holds_them():
+    listed = [{"name": name, "template": template} for name, template in NAMED.items()]
+    assert model_of(listed, documents=DOCUMENTS).encode(TEXT).text.startswith("[a: The fox")
 
 
 @pytest.mark.parametrize(
@@ -199,5 +205,5 @@ def test_a_source_with_special_tokens_at_its_ends(source):
 
 def test_a_source_of_special_tokens_alone_is_one_sentence():
     lm = noiser.wrap(tiny("llama").model, tiny_tokenizer())
-    with pytest.raises(UnitError, match="Source 2, '<s></s>', is not in the prompt"):
+    with pytest.raises(UnitError, match="Source 2, '<s></s>', has no text of its own"):
         noiser.cite(lm, "Where is the fox?", ["It is late.", "<s></s>"], max_new_tokens=3)

@@ -631,10 +631,22 @@ def folder(tmp_path):
         ([_LangChain("A fox.", {"source": "f.txt"})], [("f.txt", "A fox.")]),
         ([_LangChain("A fox.", {"source": "f.txt", "title": "Fox"})], [("Fox", "A fox.")]),
         ([_LangChain("A fox.", {"page": 3})], ["A fox."]),
+        ([{"title": "Fox", "text": "A fox.", "id": 3}], [("Fox", "A fox.")]),
+        ([{"text": "A fox."}], [("", "A fox.")]),
         ([_LlamaIndex("A fox.", {"file_name": "f.txt"})], [("f.txt", "A fox.")]),
         ([SimpleNamespace(node=_LlamaIndex("A fox.", {}), score=0.5)], ["A fox."]),
     ],
-    ids=["dict", "pairs", "langchain", "titled", "untitled", "llamaindex", "scored"],
+    ids=[
+        "dict",
+        "pairs",
+        "langchain",
+        "titled",
+        "untitled",
+        "titled dict",
+        "untitled dict",
+        "llamaindex",
+        "scored",
+    ],
 )
 def test_documents_come_in_many_forms(documents, expected):
     assert read_documents(documents) == expected

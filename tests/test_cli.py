@@ -178,6 +178,23 @@ def test_hidden_sources_and_checks(noiser_command, sources):
     assert "neither a number of inputs nor auto" in noiser_command(*attribute, "x").stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "is_written"),
+    [
+        ([], True),
+        (["--no-contrast"], False),
+        (["--answer", " it"], False),
+        (["--answer", " it", "--contrast"], True),
+    ],
+)
+def test_an_answer_without_the_sources_is_written_where_it_is_asked_for(
+    noiser_command, sources, options, is_written
+):
+    command = ["cite", WHERE, "--source", "notes.txt", "--unit", "source", "--max-new-tokens", "4"]
+    data = json.loads(noiser_command(*command, *options, "--format", "json").stdout)
+    assert (data["answer_without"] is not None) == is_written
+
+
 def test_evaluate_reads_stdin(noiser_command):
     record = json.dumps({"prompt": PROMPT, "target": " fox"})
     typed = f"\n{PROMPT}\u2028and\x85on\r\n-\n{record}\n{PROMPT}\n"  # a dash of stdin is a prompt

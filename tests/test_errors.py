@@ -116,3 +116,8 @@ def test_a_missing_prompt_alone_and_a_missing_message():
         noiser.attribute(tiny("llama"), None, unit="token")
     with pytest.raises(PromptError, match=r"^Message 1 is a NoneType without a role"):
         noiser.attribute(tiny("llama"), [{"role": "user", "content": PROMPT}, None], unit="token")
+
+
+def test_a_missing_version_of_a_prompt():
+    with pytest.raises(PromptError, match="The prompt is missing"):
+        noiser.diff(tiny("llama"), None, "The quick brown fox")

@@ -9,7 +9,7 @@ from torch import nn
 
 import noiser
 from noiser.engine import run_one
-from noiser.errors import ParameterError, TargetError
+from noiser.errors import ModelError, ParameterError, TargetError
 from noiser.explain import restore
 from noiser.model.writing import write
 from noiser.text import token_texts
@@ -54,6 +54,21 @@ def test_a_prompt_may_have_tokens_that_the_head_cannot_predict():
     with torch.no_grad():
         expected = model(ids).logits[0, -1].softmax(-1).max()
     assert att.targets[0].probability == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_token_that_is_predicted_and_cannot_be_read():
+    """A table with fewer rows than the head has logits."""
+    model = tiny_model("llama").eval()
+    model.lm_head = nn.Linear(32, 400, bias=False)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(0)
+        model.lm_head.bias = nn.Parameter(torch.eye(400)[390])
+    lm = noiser.wrap(model, tiny_tokenizer())
+    with pytest.raises(ModelError, match="predicts token id 390, which it cannot read: its table"):
+        noiser.attribute(lm, PROMPT, max_new_tokens=2, unit="token")
+    with pytest.raises(ModelError, match="gives no continuation of this prompt"):
+        write(lm, lm.encode(PROMPT).token_ids, lambda *_: True, max_new_tokens=2, temperature=0)
+    assert noiser.attribute(lm, PROMPT, target=5, method="occlusion").targets[0].token_id == 5
 
 
 def test_a_result_of_a_model_with_a_larger_head():

@@ -140,6 +140,14 @@ def test_wrap_refuses_a_classifier_with_what_to_use():
         noiser.wrap(model, tiny_tokenizer())
 
 
+def test_wrap_refuses_a_model_without_logits_of_a_next_token():
+    sizes = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 48}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.BertForPreTraining(transformers.BertConfig(**sizes)).eval()
+    with pytest.raises(UnsupportedModelError, match="BertForPreTraining returns no logits"):
+        noiser.attribute(noiser.wrap(model, tiny_tokenizer()), PROMPT, method="occlusion")
+
+
 def test_the_decoder_of_an_encoder_decoder_family_loads_when_it_was_saved_as_one(tmp_path):
     sizes = {"d_model": 32, "decoder_layers": 1, "decoder_ffn_dim": 64, "vocab_size": 384}
     config = transformers.BartConfig(**sizes, decoder_attention_heads=4, is_encoder_decoder=False)

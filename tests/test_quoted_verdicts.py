@@ -223,3 +223,25 @@ def test_committed_standings_are_those_of_the_rows(pack):
         for number in line.keys() - {"data", "method"}
     }
     assert found == committed(pack)
+
+
+RECORDS = (EVIDENCE, f"{EVIDENCE}/frontier", MODELS, LONGRA, SENTENCES, "reproduction/bfloat16")
+
+
+def test_the_default_is_first_or_level_as_often_as_the_manual_says():
+    """One comparison is a number, a data set and a model of a pack."""
+    counts = {}
+    for pack in RECORDS:
+        for (_, method, number), words in committed(pack).items():
+            if method != "joint":
+                continue
+            for word in words:
+                if word in (FIRST, LEVEL, BEHIND):
+                    good, every = counts.get(number, (0, 0))
+                    counts[number] = (good + (word != BEHIND), every + 1)
+    good, every = (sum(column) for column in zip(*counts.values(), strict=True))
+    by_rank, by_lds = counts["rank_area"], counts["lds_bernoulli"]
+    text = (ROOT / "docs/which.md").read_text(encoding="utf-8")
+    assert f"in {good} of the {every} comparisons" in text
+    assert f"in all {by_lds[1]} by LDS, and in {by_rank[0]} of {by_rank[1]} by rank" in text
+    assert by_lds[0] == by_lds[1]

@@ -5,10 +5,14 @@ are the model's.
 import pytest
 import torch
 import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import create_causal_mask, sdpa_mask
 from transformers.models.llama import modeling_llama
 
 import noiser
+from noiser.errors import UnsupportedModelError
 from noiser.model.abilities import attention_is_known
+from noiser.model.products import SMALLEST
 from tiny import FAMILIES, SIZES, tiny_model, tiny_tokenizer
 
 SHORT = "The quick brown fox"
@@ -99,11 +103,46 @@ def minimax():
     return model
 
 
+def blocks_of_a_callers_function(module, query, key, value, mask, **options):
+    """Attention of a caller's own, in transformers' registry."""
+    if key.shape[-2] > BEGINS:
+        mask = blocks(key.shape[-2], query)[..., -query.shape[-2] :, :]
+    return sdpa_attention_forward(module, query, key, value, mask, **options | {"is_causal": None})
+
+
+def with_attention(name, has_masks):
+    """Llama whose attention is a caller's function, which may be registered without masks."""
+    transformers.AttentionInterface.register(name, blocks_of_a_callers_function)
+    if has_masks:
+        transformers.AttentionMaskInterface.register(name, sdpa_mask)
+    model = tiny_model("llama").eval()
+    model.set_attn_implementation(name)
+    return model
+
+
+def changed(states):
+    """What a hook of a caller's does to long passes."""
+    return states + states.roll(3, 1) if states.shape[1] > BEGINS else states
+
+
+def with_hook(before):
+    model = tiny_model("llama").eval()
+    if before:
+        model.model.norm.register_forward_pre_hook(lambda _, given: (changed(given[0]),))
+    else:
+        model.model.layers[0].mlp.register_forward_hook(lambda _, __, out: changed(out))
+    return model
+
+
 MODELS = {
     "layers": lambda: with_layers(SparseLayer),
     "network": lambda: with_network(SparseNetwork),
     "temperature": lambda: with_layers(CoolingLayer),
     "minimax": minimax,
+    "callers_function": lambda: with_attention("blocks_for_tests", has_masks=True),
+    "callers_function_without_masks": lambda: with_attention("bare_blocks_for_tests", False),
+    "hook": lambda: with_hook(before=False),
+    "hook_before": lambda: with_hook(before=True),
 }
 
 
@@ -131,6 +170,51 @@ def test_what_begins_after_many_tokens_is_explained(name):
         assert att.targets[0].probability == pytest.approx(p, rel=1e-4)
         torch.testing.assert_close(att.scores[0], expected, atol=1e-6, rtol=1e-3)
     assert not lm.packing(len(tiny_tokenizer()(LONG)["input_ids"])).supports_packing
+
+
+@pytest.mark.parametrize("change", ["hook", "attention"])
+def test_what_a_caller_changes_after_the_first_call_is_tried_again(change):
+    model = tiny_model("llama").eval()
+    lm = noiser.wrap(model, tiny_tokenizer())
+    noiser.attribute(lm, LONG, method="random")
+    assert lm.packing(100).supports_packing
+    if change == "hook":
+        model.model.norm.register_forward_hook(lambda _, __, out: changed(out))
+    else:
+        model.config._attn_implementation = with_attention(
+            "blocks_for_tests", has_masks=True
+        ).config._attn_implementation
+    att = noiser.attribute(lm, LONG, method="occlusion", unit="word", target_unit="token")
+    torch.testing.assert_close(att.scores[0], by_a_loop(model, att)[1], atol=1e-6, rtol=1e-3)
+    assert not lm.packing(100).supports_packing
+
+
+def test_masks_that_a_caller_has_replaced(monkeypatch):
+    """As where `create_causal_mask` of an architecture's module is patched."""
+
+    def patched(*given, **options):
+        seen = lambda _b, _h, row, key: (row < BEGINS) | (row // 16 == key // 16)
+        return create_causal_mask(*given, **options | {"and_mask_function": seen})
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", patched)
+    model = tiny_model("llama").eval()
+    lm = noiser.wrap(model, tiny_tokenizer())
+    att = noiser.attribute(lm, LONG, method="occlusion", unit="word", target_unit="token")
+    torch.testing.assert_close(att.scores[0], by_a_loop(model, att)[1], atol=1e-6, rtol=1e-3)
+
+
+def test_weights_of_a_callers_own_attention_are_not_made_up():
+    lm = noiser.wrap(with_attention("blocks_for_tests", has_masks=True), tiny_tokenizer())
+    with pytest.raises(UnsupportedModelError, match="by 'blocks_for_tests', a function of your"):
+        noiser.attribute(lm, LONG, method="last_attention")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_is_known_while_large_layers_run_by_our_own_products(dtype):
+    """Their `forward` is replaced for as long as the model runs, when its abilities are found."""
+    model = tiny_model("llama", hidden_size=256).eval().to(dtype)
+    assert model.lm_head.weight.numel() >= SMALLEST
+    assert noiser.wrap(model, tiny_tokenizer()).abilities.is_known
 
 
 def test_prompts_of_both_kinds_run_side_by_side():

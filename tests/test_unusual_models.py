@@ -189,12 +189,14 @@ def test_an_architecture_whose_own_code_fails_is_one_clear_error():
         noiser.attribute(lm, PROMPT, unit="token")
 
 
-@pytest.mark.parametrize("how", ["layers", "whole", "wrapped", "forward"])
+@pytest.mark.parametrize("how", ["layers", "whole", "wrapped", "inside", "forward"])
 def test_a_compiled_model_scores_as_it_is_written(how):
     model = tiny_model("llama")
     never_runs = Mock(side_effect=AssertionError("a compiled part ran"))
     if how == "wrapped":
         model = torch.compile(model, backend=never_runs)
+    elif how == "inside":
+        model.model = torch.compile(model.model, backend=never_runs)
     elif how == "forward":
         model.forward = torch.compile(model.forward, backend=never_runs)
     else:

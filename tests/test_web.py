@@ -546,6 +546,14 @@ def test_only_the_server_s_own_page_and_programs_can_ask(web, headers, status):
     assert "access-control-allow-origin" not in reply.headers
 
 
+def test_a_refused_page_is_in_the_server_s_log(web, caplog):
+    with caplog.at_level("WARNING", logger="noiser.server"):
+        web.client.post("v1/attribute", json={}, headers={"origin": "http://evil.example"})
+    assert [record.getMessage() for record in caplog.records if "page" in record.message] == [
+        "Refused a request from the page of 'http://evil.example' to '/v1/attribute'"
+    ]
+
+
 def test_every_reply_says_that_it_cannot_be_framed(web):
     for path in ("", "page.js", "docs", "nothing", "page.html"):
         reply = web.client.get(path)

@@ -79,7 +79,7 @@ def labels(att: AttributionRecord) -> list[str]:
     if att.unit == "turn":
         for index, start, end in message_places(att):
             for column, unit in enumerate(att.units):
-                if unit.start < end and start < unit.end:
+                if unit.overlaps(start, end):
                     texts[column] = f"{label(speaker(att, index))}: {texts[column]}"
     counts = Counter(texts)
     names: list[str] = []

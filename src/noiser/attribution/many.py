@@ -25,6 +25,7 @@ from noiser.checks import check_choice
 from noiser.errors import ParameterError, UnitError
 from noiser.files import write_if
 from noiser.html import html_table
+from noiser.notices import warn
 from noiser.numbers import number_format
 from noiser.types import Span
 
@@ -70,7 +71,7 @@ class Attributions(SavedResult, list[Attribution]):
             frames.append(frame)
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
-    def mean_by(self, group: Group = "word", normalization: str = "none") -> DataFrame:
+    def mean_by(self, group: Group = "word", normalization: str | None = None) -> DataFrame:
         """The mean score of each group of units over the prompts that have it.
 
         In a prompt, the scores of a group's units are added up, for each target; the prompt counts
@@ -82,7 +83,10 @@ class Attributions(SavedResult, list[Attribution]):
             group: "word": units with the same word, whatever its case; tokens are joined to words.
                 "role": the role of the chat's message. "source": the source's title, or its number.
                 "position": the unit's place in its prompt, 1 for the first.
-            normalization: of each target's scores; see `Attribution.normalized`.
+            normalization: of each target's scores; see `Attribution.normalized`. None: raw scores,
+                unless they are of several methods or units. Those of `joint` are in nats where a
+                target has several tokens, and in no unit where it has one. Then each prompt's
+                shares of its absolute scores are averaged, "abs_sum", and a warning says so.
 
         Returns:
             One row per group: the group, `mean`, `stderr` (over prompts; NaN for one prompt) and
@@ -94,9 +98,29 @@ class Attributions(SavedResult, list[Attribution]):
             UnitError: units are not parts of words.
             ParameterError: no prompt is a chat, or none has sources.
         """
+        check_choice("group", group, get_args(Group))
+        normalization, note = self._comparable(normalization)
+        if note:
+            warn(f"The means are of {note}.")
+        return self._means(group, normalization)
+
+    def _comparable(self, normalization: str | None) -> tuple[str, str]:
+        """The normalization, and a note of why it is one where none was asked for."""
+        kinds: dict[str, None] = {}
+        for att in self:
+            for unit in att.info.get("score_units") or [""]:
+                kinds[f"{att.method} in {unit}" if unit else att.method] = None
+        if normalization is not None or len(kinds) < 2:
+            return normalization or "none", ""
+        return "abs_sum", (
+            f"shares of each prompt's absolute scores, because scores of {' and '.join(kinds)} "
+            "have no common unit"
+        )
+
+    def _means(self, group: Group, normalization: str) -> DataFrame:
+        """As `mean_by`."""
         import pandas as pd
 
-        check_choice("group", group, get_args(Group))
         values: dict[str | int, list[float]] = {}
         for att in self:
             for key, value in _sums(att, group, normalization).items():
@@ -120,7 +144,7 @@ class Attributions(SavedResult, list[Attribution]):
         path: str | PathLike[str] | None = None,
         *,
         by: Group | None = None,
-        normalization: str = "none",
+        normalization: str | None = None,
     ) -> str:
         """A complete page without network and scripts, also written to `path` if given.
 
@@ -137,12 +161,12 @@ class Attributions(SavedResult, list[Attribution]):
 
     def to_text(self) -> str:
         """The table of `mean_by`, with each prompt's own table below."""
-        head, rows, _, note = self._table(None, "none")
+        head, rows, _, note = self._table(None, None)
         lines = aligned([head, *rows])
         tables = [att.to_text() for att in self]
         return "\n\n".join(filter(None, ["\n".join(lines), note, *tables]))
 
-    def to_markdown(self, by: Group | None = None, normalization: str = "none") -> str:
+    def to_markdown(self, by: Group | None = None, normalization: str | None = None) -> str:
         """The table of `mean_by` as Markdown."""
         head, rows, _, note = self._table(by, normalization)
         lines = [markdown.markdown_table([head, *rows], range(1, len(head))), note]
@@ -161,9 +185,9 @@ class Attributions(SavedResult, list[Attribution]):
         return cls(restored(_SavedAttributions, Literal["noiser.attributions"], data).attributions)
 
     def _repr_html_(self) -> str:
-        return f"<style>{markup.css()}</style>{self._card(None, 'none')}"
+        return f"<style>{markup.css()}</style>{self._card(None, None)}"
 
-    def _card(self, by: Group | None, normalization: str) -> str:
+    def _card(self, by: Group | None, normalization: str | None) -> str:
         """Table, lines and where the numbers come from, as HTML."""
         head, rows, weights, note = self._table(by, normalization)
         cells: list[list[str]] = []
@@ -179,12 +203,14 @@ class Attributions(SavedResult, list[Attribution]):
         return f'<div class="noiser-att many">{body}</div>'
 
     def _table(
-        self, by: Group | None, normalization: str
+        self, by: Group | None, normalization: str | None
     ) -> tuple[list[str], list[list[str]], list[float], str]:
-        """Heading, lines, each line's mean as a share of the largest, and a note about lines left
-        out.
+        """Heading, lines, each line's mean as a share of the largest, and notes about lines left
+        out and scores that are shares.
         """
-        frame = self.mean_by(by, normalization) if by else self._first_means(normalization)
+        normalization, note = self._comparable(normalization)
+        notes = [note] if note else []
+        frame = self._means(by, normalization) if by else self._first_means(normalization)
         group = str(frame.columns[0])
         head = [group, "mean score", "prompts"]
         records = frame.itertuples(index=False)
@@ -198,18 +224,19 @@ class Attributions(SavedResult, list[Attribution]):
             [label(str(key)), show.with_error(mean, error), str(count)]
             for key, mean, error, count in lines
         ]
-        note = f"the {MAX_GROUPS} strongest of {len(frame)} {group}s"
+        if len(frame) > MAX_GROUPS:
+            notes.append(f"the {MAX_GROUPS} strongest of {len(frame)} {group}s")
         weights = [mean / largest for _, mean, _, _ in lines]
-        return head, rows, weights, note if len(frame) > MAX_GROUPS else ""
+        return head, rows, weights, "; ".join(notes)
 
     def _first_means(self, normalization: str) -> DataFrame:
         """The means by the first kind of group that these units have."""
         for group in ("word", "source", "role"):
             try:
-                return self.mean_by(group, normalization)
+                return self._means(group, normalization)
             except (UnitError, ParameterError):
                 continue
-        return self.mean_by("position", normalization)
+        return self._means("position", normalization)
 
 
 class _SavedAttributions(BaseModel):
@@ -266,7 +293,7 @@ def _keys(att: Attribution, group: Group) -> list[str | int | None]:
 def _name_at(unit: Span, places: Iterable[tuple[str, int, int]]) -> str | None:
     """The name of the first place that shares characters with a unit; None if there is none."""
     for name, start, end in places:
-        if start < unit.end and unit.start < end:
+        if unit.overlaps(start, end):
             return name
     return None
 

@@ -75,7 +75,7 @@ def message_of_units(att: AttributionRecord) -> dict[int, int]:
     messages: dict[int, int] = {}
     for index, start, end in message_places(att):
         for column, unit in enumerate(att.units):
-            if unit.start < end and start < unit.end:
+            if unit.overlaps(start, end):
                 messages[column] = index
     return messages
 

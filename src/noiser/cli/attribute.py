@@ -134,6 +134,14 @@ def cite(
     rule: Annotated[
         bool, typer.Option("--rule", help="The sources that each sentence needs, as a rule.")
     ] = False,
+    contrast: Annotated[
+        bool | None,
+        typer.Option(
+            "--contrast/--no-contrast",
+            help="Writes an answer without the sources, too. Without a switch: beside the "
+            "model's own answer.",
+        ),
+    ] = None,
     check: o.Check = 0,
     max_seconds: o.MaxSeconds = None,
     seed: o.Seed = 0,
@@ -153,6 +161,7 @@ def cite(
     chosen = make_method(method or "occlusion", **parameters) if method or parameters else None
     options: dict[str, Any] = {"answer": answer, "max_new_tokens": max_new_tokens, "unit": unit}
     options |= {"accuracy": accuracy, "check": check, "max_seconds": max_seconds, "rule": rule}
+    options["contrast"] = contrast
     lm = loading.load(model)
     with progress_bar("Citing") as progress:
         found = run(lm, prompt, sources, method=chosen, seed=seed, progress=progress, **options)

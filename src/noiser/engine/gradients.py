@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ COPIES = 4
 On a CPU batches are not limited by memory.
 """
 
+T = TypeVar("T")
 
 Options = Callable[[Context], Mapping[str, Any]]
 """From a clean sequence to the further arguments of a pass over it, changed or not."""
@@ -97,18 +98,28 @@ def differentiate_all(
     limit = pass_tokens(lm)
     while packed:
         taken = _fitting(packed, limit, lm.logit_rows)
-        slopes: list[tuple[int, Slope]] | None = None
-        try:
-            slopes = list(_slopes_of_points(lm, packed[:taken]))
-        except (MemoryError, RuntimeError) as error:
-            if taken == 1 or not is_out_of_memory(error):
-                raise
-        if slopes is None:  # outside of the handler, whose error holds what the pass computed
-            free_memory()
+        pass_of_points = partial(_slopes_of_points, lm, packed[:taken])
+        slopes = _fitting_in_memory(pass_of_points, is_smallest=taken == 1)
+        if slopes is None:
             limit = sum(point.tokens for point in packed[:taken]) // 2
         else:
             yield from slopes
             del packed[:taken]
+
+
+def _fitting_in_memory(run: Callable[[], Iterable[T]], *, is_smallest: bool) -> list[T] | None:
+    """What a pass gives; None where memory ran out and a smaller pass may fit.
+
+    The memory is free again then. Raises what the pass raises where it is the smallest.
+    """
+    try:
+        return list(run())
+    except (MemoryError, RuntimeError) as error:
+        if is_smallest or not is_out_of_memory(error):
+            raise
+    # Outside of the handler, whose error holds what the pass computed.
+    free_memory()
+    return None
 
 
 def pass_tokens(lm: LanguageModel) -> int:
@@ -285,12 +296,19 @@ def logits_of_targets(
         parts = [next(logits_of_branches).float() for _ in each.branches]
         for part in parts:
             check_finite(lm, part.detach().softmax(-1))
-        counts = [len(each.query.positions_read(target)) for target in each.targets]
-        of_targets = [*torch.split(parts[0], counts, 1)]
-        if len(parts) > 1:  # a foil's, beside the one target's
-            of_targets = [torch.cat([of_targets[0], parts[1]], 1)]
-        heads.append(of_targets)
+        heads.append(_split_by_target(each.query, each.targets, parts))
     return heads
+
+
+def _split_by_target(
+    query: Query, targets: Sequence[int], logits: Sequence[Float[Tensor, "copies _ vocab"]]
+) -> list[Float[Tensor, "copies _ vocab"]]:
+    """The logits that each target's score reads, from those of `branches_of_scores`."""
+    counts = [len(query.positions_read(target)) for target in targets]
+    of_targets = [*torch.split(logits[0], counts, 1)]
+    if len(logits) > 1:  # a foil's, beside the one target's
+        of_targets = [torch.cat([of_targets[0], logits[1]], 1)]
+    return of_targets
 
 
 class _Score(NamedTuple):
@@ -366,14 +384,9 @@ def _differentiate_alone(
         waiting = list(group)
         while waiting:
             batch = waiting[:batch_size]
-            slopes: list[Slope] | None = None
-            try:
-                slopes = list(_slopes(lm, query, batch, read, start))
-            except (MemoryError, RuntimeError) as error:
-                if len(batch) == 1 or not is_out_of_memory(error):
-                    raise
-            if slopes is None:  # outside of the handler, whose error holds what the pass computed
-                free_memory()
+            pass_of_batch = partial(_slopes, lm, query, batch, read, start)
+            slopes = _fitting_in_memory(pass_of_batch, is_smallest=len(batch) == 1)
+            if slopes is None:
                 batch_size = len(batch) // 2
             else:
                 yield from slopes
@@ -454,7 +467,7 @@ def differentiating(lm: LanguageModel) -> Generator[None]:
 
     with lm.running(gradients=True):
         for name, module in lm.model.named_modules():
-            if not any(module.children()):
+            if next(module.children(), None) is None:
                 add_hook(lm.model, module, partial(check, f"{name} ({type(module).__name__})"))
         yield
 
@@ -474,22 +487,12 @@ def forward_for_scores(
     clean sequence. A foil of several tokens is a second pass: it begins with the same embeddings,
     as far as its tokens are the target's.
     """
-    positions_of_targets = [query.positions_read(target) for target in targets]
-    positions = [*chain(*positions_of_targets)]
-    logits = _checked_logits(lm, embeddings, positions, start, options(query.context))
-    _check_kernels(lm, logits)
-    tokens_of_targets = [len(positions) for positions in positions_of_targets]
-    parts = [*torch.split(logits, tokens_of_targets, 1)]
-    foil = query.foil_context
-    if query.foil_runs and foil is not None:  # there is one target
-        shared = query.foil_positions[0] + 1
-        own = foil.inputs[None, shared:].expand(len(embeddings), -1, -1).to(embeddings)
-        foil_embeddings = torch.cat([embeddings[:, : shared - start], own], 1)
-        foil_options = options(foil)
-        foil_logits = _checked_logits(
-            lm, foil_embeddings, query.foil_positions, start, foil_options
-        )
-        parts = [torch.cat([parts[0], foil_logits], 1)]
+    logits: list[Tensor] = []
+    for branch in branches_of_scores(query, targets, start, embeddings):
+        arguments = options(branch.context)
+        logits.append(_checked_logits(lm, branch.inputs, branch.wanted, start, arguments))
+    _check_kernels(lm, logits[0])
+    parts = _split_by_target(query, targets, logits)
     inputs_of_targets: list[tuple[Tensor, Tensor, Tensor]] = []
     for target, part in zip(targets, parts, strict=True):
         clean = query.clean_of[target].to(part.device)

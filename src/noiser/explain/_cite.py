@@ -217,6 +217,7 @@ def cite(
         parts = Question(
             prompt=prompt,
             target=answer,
+            is_literal=True,
             sources=sources,
             sources_begin=begin,
             target_unit=target_unit,
@@ -356,7 +357,7 @@ async def _rules(
 
 def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:
     """Whether a unit overlaps with a source."""
-    return any(source.start < unit.end and unit.start < source.end for source in sources)
+    return any(unit.overlaps(source.start, source.end) for source in sources)
 
 
 async def _answer_without_sources(

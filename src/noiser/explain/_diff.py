@@ -309,11 +309,11 @@ def diff(
     check_model(lm)
     before = as_prompt(lm.tokenizer, before)
     after = as_prompt(lm.tokenizer, after)
+    chats = (_messages(before), _messages(after))
     if isinstance(before, str) != isinstance(after, str):
         raise PromptError(
             "One version is a text and the other a chat; expected two texts, or two chats."
         )
-    chats = (_messages(before), _messages(after))
     # Before the texts are aligned, whose time grows with the square of their lengths.
     encoding_before = lm.encode(before)
     encoding = lm.encode(after)

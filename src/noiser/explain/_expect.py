@@ -259,6 +259,7 @@ class _Trial:
         question = Question(
             prompt=prompt,
             target=answer,
+            is_literal=True,
             target_unit="all",
             max_new_tokens=max_new_tokens,
             stop=stop,

@@ -170,7 +170,7 @@ def _misplaced(unit: Span, offsets: Sequence[tuple[int, int]], *, may_touch: boo
     start = min((start for start, _ in places), default=0)
     end = max((end for _, end in places), default=0)
     is_complete = len(places) == len(unit.token_indices)
-    touches = start < unit.end and unit.start < end
+    touches = unit.overlaps(start, end)
     is_same = (start, end) == (unit.start, unit.end)
     if is_complete and (is_same or (may_touch and touches)):
         return None

@@ -363,7 +363,7 @@ class CitationsRecord:
         """The number of the last source that a unit is in; 0 for none."""
         owner = 0
         for number, source in enumerate(self.sources, 1):
-            if source.text and source.start < unit.end and unit.start < source.end:
+            if source.text and unit.overlaps(source.start, source.end):
                 owner = number
         return owner
 

@@ -9,7 +9,8 @@ get a trial for each length that is asked about.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from noiser.errors import ModelError, UnsupportedModelError
-from noiser.model.attention import set_attention
+from noiser.model.attention import callers_attention, is_known_code, set_attention
 from noiser.model.memory import is_out_of_memory
 from noiser.model.packing import Branch, Context, continued
 from noiser.model.runtime import running
@@ -36,12 +37,19 @@ _LIBRARIES = (
     "einops",
     "jaxtyping",
 )
-_KNOWN_CODE = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "torchao")
 _SELECTS = re.compile(
     "window|chunk|block|topk|top_k|index|sparse|stride|segment|bucket|select|compress|local|span"
     "|keep|sink|recent|landmark|anchor|page|evict|budget"
 )
 """Names of settings of attention that does not see everything before a token."""
+
+_IN_MODULES = (
+    "create_causal_mask",
+    "create_sliding_window_causal_mask",
+    "create_masks_for_generate",
+    "eager_attention_forward",
+)
+"""Functions of attention that the modules of transformers' architectures import."""
 
 _SELECTS_NOT = re.compile(
     "expert|moe|group|mlp|mamba|conv|vision|audio|logits|token_id|rope"
@@ -71,6 +79,7 @@ class Abilities:
         supports_cached_prefix: as in `Packing`, on eight tokens.
         is_known: whether longer sequences attend as these do.
         tried: how sequences of other lengths run, where they may differ.
+        found_with: `unknown_code` when that was found: a caller may add hooks later.
     """
 
     embedding_scale: float
@@ -78,6 +87,7 @@ class Abilities:
     supports_cached_prefix: bool = False
     is_known: bool = True
     tried: dict[int, Packing] = field(default_factory=dict[int, Packing], compare=False, repr=False)
+    found_with: list[Any] = field(default_factory=list[Any], compare=False, repr=False)
 
 
 def find_abilities(lm: Any) -> Abilities:
@@ -96,6 +106,10 @@ def find_abilities(lm: Any) -> Abilities:
         output = lm.model(input_ids=pair, use_cache=False)
     except Exception as error:
         raise_failure(lm.model, error)
+    if not isinstance(getattr(output, "logits", None), Tensor):
+        raise UnsupportedModelError(
+            f"{kind} returns no logits of a next token. Load it with AutoModelForCausalLM."
+        )
     logits = output.logits[:, -8:]  # learned prompts have rows in front
     scale = _embedding_scale(lm.model.get_input_embeddings())
     abilities = Abilities(embedding_scale=scale, supports_packing=False)
@@ -135,6 +149,7 @@ def find_abilities(lm: Any) -> Abilities:
             lambda: agree(_go_on(lm, context, 5), logits[0, 5:])
         )
     abilities.is_known = attention_is_known(lm.model)
+    abilities.found_with = unknown_code(lm.model)
     return abilities
 
 
@@ -191,8 +206,8 @@ def _go_on(lm: Any, context: Context, start: int) -> Float[Tensor, "rest vocab"]
 def attention_is_known(model: Any) -> bool:
     """Whether every layer's attention is full or sliding at any length.
 
-    The configuration must have no setting of attention that selects, and all modules must be of
-    known libraries.
+    The configuration must have no setting of attention that selects, and all code that runs in a
+    pass must be of known libraries.
     """
     config: Any = model.config.get_text_config()
     types = setting(config, "layer_types", list | tuple) or ()
@@ -202,20 +217,51 @@ def attention_is_known(model: Any) -> bool:
         is_number = isinstance(value, int | list | tuple) and not isinstance(value, bool)
         if is_number and value and _SELECTS.search(name) and not _SELECTS_NOT.search(name):
             return False
+    return not unknown_code(model)
+
+
+def unknown_code(model: Any) -> list[Any]:
+    """What of a pass is not of known libraries: the name of a caller's attention, classes,
+    functions and hooks.
+    """
+    found: list[Any] = [code for code in _code_of_passes(model) if not is_known_code(code)]
+    name = callers_attention(model)
+    return found if name is None else [name, *found]
+
+
+def _code_of_passes(model: Any) -> Iterator[Any]:
+    """The classes, functions and hooks that run in a pass, and the functions that make masks."""
+    from transformers import AttentionMaskInterface
+
+    masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
+    yield from masks.values()
+    kinds: dict[type[Any], None] = {}
     for module in model.modules():
-        for place in (type(module).__module__, module.forward.__module__):
-            if place.partition(".")[0] not in _KNOWN_CODE:
-                return False
-    return True
+        kinds[type(module)] = None
+        state = vars(module)
+        if "forward" in state:
+            yield state["forward"]
+        if module is not model:  # whose hooks see no more than inputs and logits
+            for hooks in (state["_forward_pre_hooks"], state["_forward_hooks"]):
+                yield from hooks.values()
+    for kind in kinds:
+        yield kind
+        yield kind.forward
+    for name in {kind.__module__ for kind in kinds}:
+        of_architecture = vars(sys.modules[name])
+        yield from (of_architecture[each] for each in _IN_MODULES if each in of_architecture)
 
 
 def try_length(lm: Any, length: int) -> Packing:
     """How sequences of up to that length run, by a trial of that length.
 
     In a whole pass, layers must give their attention the masks that a packed pass uses. The logits
-    of whole, packed and continued passes must be the same.
+    of whole, packed and continued passes must be the same, and of a pass that is full of short
+    sequences: some code depends on how many tokens a pass has.
     """
-    middle = length - 8  # a short rest: a pass of few tokens must attend as a long one does
+    # A short rest: a pass of few tokens must attend as a long one does. Seven, so that sequences
+    # end to end do not stand as blocks of 8 or 16 do.
+    middle = length - 7
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(1, lm.vocabulary_size, (length,), generator=generator)
     inputs = lm.embed(ids)
@@ -235,9 +281,7 @@ def try_length(lm: Any, length: int) -> Packing:
         return own(module, q, k, v, *mask, **more)
 
     def whole() -> Tensor:
-        with running(lm.model):
-            set_attention(lm.model, watch)
-            return lm.output(inputs[None], positions=wanted).logits[0]
+        return lm.output(inputs[None], positions=wanted).logits[0]
 
     def go_on() -> Tensor:
         options = continued(context.cache, middle)
@@ -246,13 +290,23 @@ def try_length(lm: Any, length: int) -> Packing:
 
     try:
         expected = whole()
+        with running(lm.model):
+            set_attention(lm.model, watch)
+            whole()
         if strange:
             return Packing(supports_packing=False, supports_cached_prefix=False)
         (clean,) = lm.run([Branch(context, 0, inputs[None], wanted, record=True)])
         (branch,) = lm.run([Branch(context, middle, inputs[None, middle:], after)])
+        count = max(1, min(lm.batch_tokens // 7, lm.logit_rows))
+        copies = inputs[middle:].expand(count, -1, -1)
+        (many,) = lm.run([Branch(context, middle, copies, [length - 1])])
         late = expected[-len(after) :]
         agree = partial(logits_agree, dtype=lm.dtype)
-        supports_packing = agree(clean[0], expected) and agree(branch[0], late)
+        supports_packing = (
+            agree(clean[0], expected)
+            and agree(branch[0], late)
+            and agree(many[:, 0], late[-1:].expand(count, -1))
+        )
         return Packing(supports_packing, supports_packing and agree(go_on(), late))
     except Exception as error:
         with suppress(ModelError):

@@ -14,6 +14,24 @@ from torch import Tensor, nn
 from noiser.errors import UnsupportedModelError
 from noiser.model.runtime import add_hook, held, put, running
 
+_KNOWN_CODE = ("noiser", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "torchao")
+
+
+def is_known_code(code: Any) -> bool:
+    """Whether a function or class is of a library whose attention is known."""
+    while isinstance(code, partial):
+        code = code.func
+    return str(getattr(code, "__module__", "")).partition(".")[0] in _KNOWN_CODE
+
+
+def callers_attention(model: Any) -> str | None:
+    """The name of a model's attention in transformers' registry; None for those of libraries."""
+    from transformers import AttentionInterface
+
+    functions: Any = AttentionInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
+    name: str = model.config.get_text_config()._attn_implementation
+    return name if name in functions and not is_known_code(functions[name]) else None
+
 
 def attention_maps(
     lm: Any, token_ids: Int[Tensor, " length"]
@@ -22,8 +40,18 @@ def attention_maps(
 
     Row i holds what position i attends to: zero after i, and outside the window of a layer that
     slides.
+
+    Raises UnsupportedModelError where a model gives no weights, or a function of the caller's
+    computes its attention.
     """
     length = len(token_ids)
+    name = callers_attention(lm.model)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"Attention of this {type(lm.model).__name__} is computed by {name!r}, a function of "
+            "your own, which gives no weights. Take a method that does not read them, such as "
+            "'occlusion', or set_attn_implementation('eager') where that computes the same."
+        )
 
     def are_weights(found: Any) -> bool:
         return (
@@ -89,20 +117,24 @@ def share_attention(
 def set_attention(model: Any, attention: Callable[..., Any] | str, *, masked: bool = True) -> None:
     """Replaces the attention while a model runs, by name or by a function (own, module, q, k, v,
     mask, **options).
+
+    `own` is the caller's function if the model has one, and otherwise eager or sdpa.
     """
     if not isinstance(attention, str):
         from transformers import AttentionInterface, AttentionMaskInterface
 
         functions: Any = AttentionInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
         masks: Any = AttentionMaskInterface._global_mapping  # pyright: ignore[reportPrivateUsage]
-        own = "eager" if model.config._attn_implementation == "eager" else "sdpa"
+        own = callers_attention(model)
+        if own is None:
+            own = "eager" if model.config._attn_implementation == "eager" else "sdpa"
         put(
             model,
             functions,
             name := f"noiser-{id(model)}",
             partial(attention, functions.get(own, eager)),
         )
-        if masked:  # transformers makes no mask for a name that is not there
+        if masked and own in masks:  # transformers makes no mask for a name that is not there
             put(model, masks, name, masks[own])
         if (
             torch.backends.cuda.cudnn_sdp_enabled()

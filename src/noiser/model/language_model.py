@@ -23,10 +23,12 @@ from noiser.errors import (
 from noiser.model.abilities import (
     Abilities,
     Packing,
+    attention_is_known,
     find_abilities,
     raise_failure,
     setting,
     try_length,
+    unknown_code,
 )
 from noiser.model.attention import set_attention
 from noiser.model.classes import refuse_other_kinds
@@ -322,12 +324,31 @@ class LanguageModel:
         return nullcontext(_go_on)
 
     def embed(self, token_ids: Int[Tensor, "*batch length"]) -> Float[Tensor, "*batch length dim"]:
-        """The embeddings that the model feeds its first layer, the embedding's factor included."""
+        """The embeddings that the model feeds its first layer, the embedding's factor included.
+
+        Raises ModelError for a token that the model predicts, and has no row for.
+        """
+        largest = int(token_ids.max()) if token_ids.numel() and token_ids.is_cpu else 0
+        if largest >= self.vocabulary_size:
+            raise ModelError(
+                f"{type(self.model).__name__} predicts token id {largest}, which it cannot read: "
+                f"its table has {self.vocabulary_size} rows. Name a target, or give the table a "
+                "row for each token."
+            )
         return self.model.get_input_embeddings()(token_ids.to(self.device))
 
     def packing(self, length: int) -> Packing:
-        """How sequences of up to that many tokens run, found out at first use of such a length."""
+        """How sequences of up to that many tokens run, found out at first use of such a length.
+
+        Lengths are tried anew after a caller has changed the code that runs, such as by a hook.
+        """
         abilities = self.abilities
+        if abilities.supports_packing:
+            code = unknown_code(self.model)
+            if code != abilities.found_with:
+                abilities.found_with = code
+                abilities.is_known = attention_is_known(self.model)
+                abilities.tried.clear()
         if abilities.is_known or not abilities.supports_packing:
             return Packing(abilities.supports_packing, abilities.supports_cached_prefix)
         size = max(64, 1 << (length - 1).bit_length())  # the next power of two
@@ -372,8 +393,7 @@ class LanguageModel:
         """
         with running(self.model):
             if scene is None:
-                ids = torch.tensor(token_ids, device=self.device)
-                inputs = self.model.get_input_embeddings()(ids)
+                inputs = self.embed(torch.tensor(token_ids, dtype=torch.long))
             else:
                 rest = torch.tensor(token_ids[len(scene.clean.inputs) :], dtype=torch.long)
                 inputs = torch.cat([scene.clean.inputs, self.embed(rest).to(scene.clean.inputs)])

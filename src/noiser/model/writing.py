@@ -106,7 +106,7 @@ def write(
             torch.manual_seed(seed)
         try:
             found = network.generate(ids, **asked, **(sampling if given else {}))
-        except (ValueError, TypeError, AssertionError, ImportError) as error:
+        except (ValueError, TypeError, AssertionError, ImportError, IndexError) as error:
             if isinstance(error, NoiserError):
                 raise
             raise generate_failed(lm, settings, f"{type(error).__name__}: {error}") from error

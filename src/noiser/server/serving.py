@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import re
 import secrets
 import threading
@@ -75,6 +76,8 @@ An empty object has two bytes and takes 64 when it is read.
 """
 
 _VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,[{]', re.DOTALL)
+
+logger = logging.getLogger("noiser.server")
 
 _OWN_SITE = ("same-origin", "none")
 """What browsers send as Sec-Fetch-Site with requests of the page, or of the visitor's own
@@ -457,10 +460,10 @@ class Guard:
             return None
         if origin in self._origins and scope["path"].startswith("/v1/"):
             return None
+        logger.warning("Refused a request from the page of %.200r to %.200r", origin, scope["path"])
         text = (
             "The request comes from another site's page. Allow it with --allow-origin; a proxy "
-            "must "
-            "pass on the Host that the browser sent."
+            "must pass on the Host that the browser sent."
         )
         return _refusal(403, "Forbidden", text)
 

@@ -162,8 +162,8 @@ def choose_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[str, dic
 
     A tokenizer may have several named ones, such as Command R's "default", "rag" and "tool_use".
     `chat_template` among the arguments names one, or is a template itself. Without it, the first
-    that reads all arguments is taken: "tool_use" where there are tools, as in transformers, then
-    "default", then the others.
+    that reads all arguments that are not None is taken: "tool_use" where there are tools, as in
+    transformers, then "default", then the others.
 
     Raises:
         ParameterError: an argument that the template does not read, or that noiser sets itself; a
@@ -175,15 +175,16 @@ def choose_template(tokenizer: Any, kwargs: Mapping[str, Any]) -> tuple[str, dic
     if not templates:
         raise PromptError(f"{kind} has no chat template; pass a text, or set one for this chat.")
     arguments = {name: value for name, value in kwargs.items() if name != "chat_template"}
+    passed = [name for name, value in arguments.items() if value is not None]
     preferred = ["default", *templates]
     if arguments.get("tools") is not None:
         preferred = ["tool_use", *preferred]
     order = [name for name in preferred if name in templates]
     for name in order:
-        if all(_reads(templates[name], argument) for argument in arguments):
+        if all(_reads(templates[name], argument) for argument in passed):
             return templates[name], arguments
     first = order[0]
-    unread = [argument for argument in arguments if not _reads(templates[first], argument)]
+    unread = [argument for argument in passed if not _reads(templates[first], argument)]
     which = f"the chat template {first!r}" if len(templates) > 1 else "the chat template"
     raise ParameterError(
         f"chat_template_kwargs has {unread[0]!r}, which noiser sets itself, or which {which} of "
@@ -203,6 +204,8 @@ def _named_templates(tokenizer: Any, choice: Any) -> dict[str, Any]:
     templates: dict[str, Any] = {}
     if isinstance(template, Mapping):
         templates = dict(template)
+    elif isinstance(template, list):  # as tokenizer_config.json holds them
+        templates = {each["name"]: each["template"] for each in template}
     elif template:
         templates = {"default": template}
     if choice is None:

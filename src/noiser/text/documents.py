@@ -23,7 +23,8 @@ def read_documents(documents: object) -> list[Any]:
     Args:
         documents: texts or (title, text) pairs, which stay as they are; {title: text}; a folder or
             a text file, or a list with such paths, as `pathlib.Path`; documents of LangChain
-            (`page_content`) or LlamaIndex (`text`, or a node with a score).
+            (`page_content`) or LlamaIndex (`text`, or a node with a score); dicts with a "text",
+            and perhaps a "title", as chat templates and servers take them.
 
     Raises:
         PromptError: a file does not exist, or is no text. UnitError: the documents have another
@@ -82,7 +83,10 @@ def _text_of(path: Path) -> str:
 
 
 def _of_object(document: Any) -> Any:
-    """The (title, text) of another library's document; anything else as it is."""
+    """The (title, text) of a dict or another library's document; anything else as it is."""
+    if isinstance(document, Mapping):
+        fields = cast("Mapping[str, object]", document)
+        return (fields.get("title") or "", fields["text"]) if "text" in fields else document
     document = getattr(document, "node", document)  # LlamaIndex: a node with a score
     text = getattr(document, "page_content", getattr(document, "text", None))
     if not isinstance(text, str):

@@ -123,6 +123,11 @@ def find_sources(encoding: Encoding, sources: object, begin: int = 0) -> tuple[S
             placed.append(Source(title, "", end, end))
             continue
         source = _find_source(encoding, title, text, end)
+        if source is None and text in encoding.text:
+            raise UnitError(
+                f"Source {number}, {text!r:.60}, has no text of its own in the prompt: special "
+                "tokens and the chat template are never removed. Leave it out."
+            )
         if source is None:
             raise UnitError(
                 f"Source {number}, {text!r:.60}, is not in the prompt, word for word and within "
