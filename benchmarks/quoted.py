@@ -296,7 +296,12 @@ def highlights(chosen: argparse.Namespace) -> str:
         for method in ("noiser@1", "occlusion", "position"):
             target = {"target": f" {answer}", "target_unit": "all"}
             att = noiser.attribute(lm, prompt, method=method, **{"unit": "token"} | target)
-            ours, theirs = att.scores[0].tolist(), [colour_of(unit, colours) for unit in att.units]
+            ours: list[float] = []
+            theirs: list[float] = []
+            for unit, score in zip(att.units, att.scores[0].tolist(), strict=True):
+                if score == score:  # the first token of some models has no score
+                    ours.append(score)
+                    theirs.append(colour_of(unit, colours))
             agree = len(highest(ours) & highest(theirs))
             cells.append(f"{spearmanr(ours, theirs).statistic:+.2f}, {agree} of 3")
         lines.append([data, *cells])

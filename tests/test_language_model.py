@@ -181,7 +181,6 @@ def test_a_stop_in_any_pass_of_the_first_question_leaves_no_finding(error):
         finally:
             handle.remove()
     assert stopped > 3
-    assert lm.packing(8) == expected.packing(8)  # without the hook, which is of unknown code
     assert lm.abilities == expected.abilities
 
 

@@ -172,18 +172,14 @@ def test_what_begins_after_many_tokens_is_explained(name):
     assert not lm.packing(len(tiny_tokenizer()(LONG)["input_ids"])).supports_packing
 
 
-@pytest.mark.parametrize("change", ["hook", "attention"])
-def test_what_a_caller_changes_after_the_first_call_is_tried_again(change):
+def test_an_attention_that_a_caller_sets_after_the_first_call_is_tried():
     model = tiny_model("llama").eval()
     lm = noiser.wrap(model, tiny_tokenizer())
     noiser.attribute(lm, LONG, method="random")
     assert lm.packing(100).supports_packing
-    if change == "hook":
-        model.model.norm.register_forward_hook(lambda _, __, out: changed(out))
-    else:
-        model.config._attn_implementation = with_attention(
-            "blocks_for_tests", has_masks=True
-        ).config._attn_implementation
+    model.set_attn_implementation(
+        with_attention("blocks_for_tests", has_masks=True).config._attn_implementation
+    )
     att = noiser.attribute(lm, LONG, method="occlusion", unit="word", target_unit="token")
     torch.testing.assert_close(att.scores[0], by_a_loop(model, att)[1], atol=1e-6, rtol=1e-3)
     assert not lm.packing(100).supports_packing

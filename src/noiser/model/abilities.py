@@ -79,7 +79,7 @@ class Abilities:
         supports_cached_prefix: as in `Packing`, on eight tokens.
         is_known: whether longer sequences attend as these do.
         tried: how sequences of other lengths run, where they may differ.
-        found_with: `unknown_code` when that was found: a caller may add hooks later.
+        found_with: `callers_attention` when that was found.
     """
 
     embedding_scale: float
@@ -87,7 +87,7 @@ class Abilities:
     supports_cached_prefix: bool = False
     is_known: bool = True
     tried: dict[int, Packing] = field(default_factory=dict[int, Packing], compare=False, repr=False)
-    found_with: list[Any] = field(default_factory=list[Any], compare=False, repr=False)
+    found_with: str | None = field(default=None, compare=False, repr=False)
 
 
 def find_abilities(lm: Any) -> Abilities:
@@ -149,7 +149,7 @@ def find_abilities(lm: Any) -> Abilities:
             lambda: agree(_go_on(lm, context, 5), logits[0, 5:])
         )
     abilities.is_known = attention_is_known(lm.model)
-    abilities.found_with = unknown_code(lm.model)
+    abilities.found_with = callers_attention(lm.model)
     return abilities
 
 
@@ -217,16 +217,7 @@ def attention_is_known(model: Any) -> bool:
         is_number = isinstance(value, int | list | tuple) and not isinstance(value, bool)
         if is_number and value and _SELECTS.search(name) and not _SELECTS_NOT.search(name):
             return False
-    return not unknown_code(model)
-
-
-def unknown_code(model: Any) -> list[Any]:
-    """What of a pass is not of known libraries: the name of a caller's attention, classes,
-    functions and hooks.
-    """
-    found: list[Any] = [code for code in _code_of_passes(model) if not is_known_code(code)]
-    name = callers_attention(model)
-    return found if name is None else [name, *found]
+    return callers_attention(model) is None and all(map(is_known_code, _code_of_passes(model)))
 
 
 def _code_of_passes(model: Any) -> Iterator[Any]:

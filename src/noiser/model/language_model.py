@@ -28,9 +28,8 @@ from noiser.model.abilities import (
     raise_failure,
     setting,
     try_length,
-    unknown_code,
 )
-from noiser.model.attention import set_attention
+from noiser.model.attention import callers_attention, set_attention
 from noiser.model.classes import refuse_other_kinds
 from noiser.model.generation import describe_settings, greedy_text, text_settings
 from noiser.model.memory import send
@@ -340,13 +339,13 @@ class LanguageModel:
     def packing(self, length: int) -> Packing:
         """How sequences of up to that many tokens run, found out at first use of such a length.
 
-        Lengths are tried anew after a caller has changed the code that runs, such as by a hook.
+        Lengths are tried anew after a caller has set another attention function.
         """
         abilities = self.abilities
         if abilities.supports_packing:
-            code = unknown_code(self.model)
-            if code != abilities.found_with:
-                abilities.found_with = code
+            attention = callers_attention(self.model)
+            if attention != abilities.found_with:
+                abilities.found_with = attention
                 abilities.is_known = attention_is_known(self.model)
                 abilities.tried.clear()
         if abilities.is_known or not abilities.supports_packing:
