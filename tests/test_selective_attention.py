@@ -199,10 +199,18 @@ def test_masks_that_a_caller_has_replaced(monkeypatch):
     torch.testing.assert_close(att.scores[0], by_a_loop(model, att)[1], atol=1e-6, rtol=1e-3)
 
 
-def test_weights_of_a_callers_own_attention_are_not_made_up():
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"method": "last_attention"},
+        {"method": "attention_gradient", "unit": "source", "sources": [SHORT]},
+    ],
+    ids=["weights", "gates"],
+)
+def test_weights_of_a_callers_own_attention_are_not_made_up(asked):
     lm = noiser.wrap(with_attention("blocks_for_tests", has_masks=True), tiny_tokenizer())
     with pytest.raises(UnsupportedModelError, match="by 'blocks_for_tests', a function of your"):
-        noiser.attribute(lm, LONG, method="last_attention")
+        noiser.attribute(lm, f"{SHORT} {SHORT}", **asked)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -33,6 +33,17 @@ def callers_attention(model: Any) -> str | None:
     return name if name in functions and not is_known_code(functions[name]) else None
 
 
+def check_weights(model: Any) -> None:
+    """Raises UnsupportedModelError where a function of the caller's computes attention."""
+    name = callers_attention(model)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"Attention of this {type(model).__name__} is computed by {name!r}, a function of "
+            "your own, which gives no weights. Take a method that does not read them, such as "
+            "'occlusion', or set_attn_implementation('eager') where that computes the same."
+        )
+
+
 def attention_maps(
     lm: Any, token_ids: Int[Tensor, " length"]
 ) -> list[Float[Tensor, "length length"]]:
@@ -44,14 +55,8 @@ def attention_maps(
     Raises UnsupportedModelError where a model gives no weights, or a function of the caller's
     computes its attention.
     """
+    check_weights(lm.model)
     length = len(token_ids)
-    name = callers_attention(lm.model)
-    if name is not None:
-        raise UnsupportedModelError(
-            f"Attention of this {type(lm.model).__name__} is computed by {name!r}, a function of "
-            "your own, which gives no weights. Take a method that does not read them, such as "
-            "'occlusion', or set_attn_implementation('eager') where that computes the same."
-        )
 
     def are_weights(found: Any) -> bool:
         return (
