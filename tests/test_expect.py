@@ -1,10 +1,13 @@
 """Prompts under test: expectations, and the file of cases."""
 
 import json
+import re
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import noiser
@@ -78,6 +81,29 @@ def failed(lm, prompt=PROMPT, **expected):
 def test_a_clause_is_taken_out_as_text(text, clause, left):
     clauses = Clauses(text)
     assert clauses.without(clauses.find(clause)) == left
+
+
+CHARACTERS = "ab*\n "
+
+
+@given(st.text(CHARACTERS + "c", max_size=14), st.text(CHARACTERS, min_size=1, max_size=6))
+def test_a_star_stands_for_any_characters_of_a_line(text, clause):
+    pattern = re.escape(clause)
+    if clause not in text:
+        pattern = pattern.replace(r"\*", "[^\n]*")
+    expected = [match.span() for match in re.finditer(pattern, text) if match.group()]
+    found = Clauses(text).find(clause)
+    assert [place[1:] for place in found] == (expected if clause.strip() else [])
+
+
+@pytest.mark.parametrize(
+    "clause",
+    ["*a" * 50 + "*\na", "a " * 2_000_000 + "b", "*" * 5_000_000 + "b"],
+    ids=["many stars", "a long clause", "a long row of stars"],
+)
+def test_a_clause_that_stands_nowhere_is_no_long_search(clause):
+    """By backtracking the first would take years."""
+    assert not Clauses("a " * 150 + "\n\na").find(clause)
 
 
 def test_a_clause_of_a_chat_is_taken_out_of_every_message():

@@ -56,16 +56,24 @@ class Clauses:
         """
         if not clause.strip():
             return []
-        exact = re.escape(clause)
-        pattern = exact
-        if not any(clause in text for text in self.texts):
-            pattern = exact.replace(r"\*", "[^\n]*")
+        pieces = [clause] if self._has(clause) else re.split(r"\*+", clause)
+        if not all(map(self._has, pieces)):
+            return []
+        first, *others = map(re.escape, pieces)
+        # Atomic groups: another place of a piece than the next one finds no more, but takes long.
+        inner = "".join(f"(?>[^\n]*?{piece})" for piece in others[:-1])
+        last = f"[^\n]*{others[-1]}" if others else ""
+        pattern = first + inner + last
         places: list[ClausePlace] = []
         for message, text in enumerate(self.texts):
             for match in re.finditer(pattern, text):
                 if match.end() > match.start():
                     places.append(ClausePlace(message, match.start(), match.end()))
         return places
+
+    def _has(self, text: str) -> bool:
+        """Whether a text stands in a message, word for word."""
+        return any(text in message for message in self.texts)
 
     def found(self, clause: str, name: str) -> list[ClausePlace]:
         """As `find`. Raises PromptError, with the nearest sentence, where it stands nowhere."""
