@@ -12,7 +12,7 @@ from pydantic import Field
 from noiser.checks import check_choice, check_count, check_image_unit, plain
 from noiser.errors import ParameterError
 
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+TorchSeed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 """An integer that torch takes as a seed."""
 
 Place = Annotated[int, Field(ge=0, lt=2**31)]

@@ -14,7 +14,7 @@ from noiser.attribution import store
 from noiser.attribution.info import checked_info
 from noiser.errors import ParameterError, StoredFileError
 from noiser.registry import renamed
-from noiser.types import Message, ModelIdentity, Pair, Place, Seed, Span, Target, Without
+from noiser.types import Message, ModelIdentity, Pair, Place, Span, Target, TorchSeed, Without
 
 
 def _checked_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -30,7 +30,7 @@ class AttributionRecord:
 
     method: Annotated[str, AfterValidator(renamed)]
     parameters: Annotated[Mapping[str, Any], AfterValidator(_checked_parameters)]
-    seed: Seed
+    seed: TorchSeed
     model: ModelIdentity
     versions: Mapping[str, str]
     prompt: str | tuple[Message, ...]

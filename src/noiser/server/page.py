@@ -46,10 +46,10 @@ from noiser.types import (
     ImageUnit,
     Prompt,
     Question,
-    Seed,
     Sources,
     TargetUnitName,
     TextUnitName,
+    TorchSeed,
 )
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class PageForm(AskedPictures):
     target_unit: TargetUnitName | None = None
     foil: BoundedName = ""
     unit: Literal[TextUnitName, AutoUnit, "turn"] = "word"
-    seed: Seed = 0
+    seed: TorchSeed = 0
     sources: BoundedText = ""
     before: BoundedText = ""
 
@@ -374,7 +374,7 @@ class FindRule(AskedPictures):
     model: BoundedName = ""
     answer: dict[str, Any]
     target: int = 0
-    seed: Seed = 0
+    seed: TorchSeed = 0
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """The rule as a line below the heat map, and for its units the class of their ring."""
@@ -399,7 +399,7 @@ class Measure(BaseModel):
     model: BoundedName = ""
     answers: Annotated[list[dict[str, Any]], *items(NAMES)]
     metrics: Names = ["faithfulness"]
-    seed: Seed = 0
+    seed: TorchSeed = 0
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
         """A table of numbers for each attribution."""

@@ -29,9 +29,9 @@ from noiser.types import (
     CitedUnit,
     ImageRemoval,
     SameName,
-    Seed,
     SpanUnit,
     TargetUnitName,
+    TorchSeed,
     UnitName,
 )
 
@@ -61,7 +61,7 @@ class QuestionBody(Body):
     function: ClassVar[str]
 
     model: BoundedName = Field("", description="A model of /v1/models; empty for the first.")
-    seed: Seed = Field(0, description="Of all random numbers.")
+    seed: TorchSeed = Field(0, description="Of all random numbers.")
     offsets: Offsets = "code_points"
 
     def run(self, models: Models, job: QuestionJob) -> dict[str, Any]:
