@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import statistics
@@ -299,7 +300,7 @@ def highlights(chosen: argparse.Namespace) -> str:
             ours: list[float] = []
             theirs: list[float] = []
             for unit, score in zip(att.units, att.scores[0].tolist(), strict=True):
-                if score == score:  # the first token of some models has no score
+                if not math.isnan(score):  # the first token of some models has no score
                     ours.append(score)
                     theirs.append(colour_of(unit, colours))
             agree = len(highest(ours) & highest(theirs))

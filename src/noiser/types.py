@@ -238,7 +238,7 @@ class Question:
     Args:
         sources_begin: the character from which sources are looked for.
         stop: text with which a greedy continuation ends.
-        is_literal: whether a target of text is an answer as it stands, also where it reads as the
+        is_answer: whether a target of text is an answer as it stands, also where it reads as the
             name of an action.
         max_calls: the most requests to a chat model; None for the model's own limit.
         prompt, others: as for `noiser.attribute`, of one prompt; a target may also be a tuple of
@@ -263,7 +263,7 @@ class Question:
     special_tokens: SpecialTokens | None = None
     of: Objective | None = None
     stop: str | None = None
-    is_literal: bool = False
+    is_answer: bool = False
     max_calls: int | None = None
     image_unit: ImageUnit = (4, 4)
     image_removal: ImageRemoval = "grey"

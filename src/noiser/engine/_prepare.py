@@ -235,7 +235,7 @@ def _settle_prompt(
     """
     prompt = as_prompt(lm.tokenizer, question.prompt)
     action = None
-    if not isinstance(prompt, str) and not question.is_literal:
+    if not isinstance(prompt, str) and not question.is_answer:
         action = find_action(lm.tokenizer, prompt, question.target, lm.chat_template_kwargs)
     if action is None:
         return replace(question, prompt=prompt), encoding, False

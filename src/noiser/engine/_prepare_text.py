@@ -53,7 +53,7 @@ async def prepare_text(
     if encoding is None or action is not None:
         encoding = chat.encode(prompt)
     messages = check_messages(prompt)
-    is_named = not question.is_literal and names_action(question.prompt, question.target)
+    is_named = not question.is_answer and names_action(question.prompt, question.target)
     if action is None and is_named:
         # The assistant has yet to act, so its own answer is explained.
         question = replace(question, target=None)
@@ -127,7 +127,7 @@ def _settle_action(question: Question) -> tuple[Any, ChatAnswer | None]:
     from noiser.answers import ChatAnswer
 
     found = None
-    if not isinstance(question.prompt, str) and not question.is_literal:
+    if not isinstance(question.prompt, str) and not question.is_answer:
         found = action_of(question.prompt, question.target)
     if found is None:
         return question.prompt, None

@@ -9,13 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from noiser.engine.objectives import (
-    IdsOfRows,
-    Logits,
-    ObjectiveFn,
-    ReadTogether,
-    at,
-)
+from noiser.engine.objectives import IdsOfRows, Logits, ObjectiveFn, ReadTogether, at
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -195,8 +189,7 @@ def beside_prediction(read: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
 
     def read_both(logits: Tensor, clean: Tensor, ids: Tensor) -> Tensor:
         numbers = read(logits, clean, ids)
-        prediction = _prediction(logits, ids.expand(logits.shape[:-1]), foil_tokens)
-        return torch.cat([numbers, prediction.to(numbers)], -1)
+        return _with_prediction(numbers, logits, ids.expand(logits.shape[:-1]), foil_tokens)
 
     return read_both
 
@@ -204,17 +197,17 @@ def beside_prediction(read: ObjectiveFn, foil_tokens: int = 0) -> ObjectiveFn:
 def _beside_prediction(
     logits: Logits, ids: IdsOfRows, read: ReadTogether, foil_tokens: int
 ) -> Float[Tensor, "*changes numbers"]:
-    """Numbers that come from logits alone, then a `Prediction`."""
-    numbers = read.of(logits, ids)
-    return torch.cat([numbers, _prediction(logits, ids, foil_tokens).to(numbers)], -1)
+    """The numbers of changes of any prompts, then a `Prediction`."""
+    return _with_prediction(read.of(logits, ids), logits, ids, foil_tokens)
 
 
-def _prediction(
+def _with_prediction(
+    numbers: Float[Tensor, "*changes _"],
     logits: Float[Tensor, "*changes samples tokens vocab"],
     ids: Int[Tensor, "*changes samples tokens"],
     foil_tokens: int,
-) -> Float[Tensor, "*changes 3"]:
-    """The numbers of a `Prediction`, of the target's tokens without its foil's."""
+) -> Float[Tensor, "*changes _"]:
+    """Numbers, and after them a `Prediction` of the target's tokens without its foil's."""
     target_tokens = ids.shape[-1] - foil_tokens
     logits = logits[..., :target_tokens, :].float()
     ids = ids[..., 0, :target_tokens]
@@ -229,7 +222,7 @@ def _prediction(
     top_probability = (best - total).exp().gather(-1, first)[..., 0]
     top_token = best_tokens.gather(-1, first)[..., 0]
     is_led = differs.any(-1)
-    return torch.stack(
+    prediction = torch.stack(
         [
             probability,
             torch.where(is_led, top_token, -1).to(probability),
@@ -237,6 +230,7 @@ def _prediction(
         ],
         -1,
     )
+    return torch.cat([numbers, prediction.to(numbers)], -1)
 
 
 def log_odds_margins(

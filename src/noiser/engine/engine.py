@@ -496,9 +496,9 @@ class Engine:
             # Reading makes several copies of the logits, so a quarter of a pass at a time.
             size = max(1, self.lm.logit_rows // 4 // pending_changes[0].count_rows())
             for first in range(0, len(pending_changes), size):
-                part = pending_changes[first : first + size]
-                readings += self._read(part)
-                for pending in part:
+                together = pending_changes[first : first + size]
+                readings += self._read(together)
+                for pending in together:
                     pending.free()
             for pending in pending_changes:
                 pending.work.left -= len(pending.runs)
@@ -564,14 +564,12 @@ def _values_of_prompts(
     """The numbers of the `place`-th of the targets that are read under each change."""
     targets = [(pending.query, pending.targets[place]) for pending in pending_changes]
     number_of = {each: number for number, each in enumerate(dict.fromkeys(targets))}
-    numbers = torch.tensor([number_of[each] for each in targets])
-    numbers = send(numbers, logits.device)
+    numbers = send(torch.tensor([number_of[each] for each in targets]), logits.device)
     ids = torch.stack([query.ids[target] for query, target in number_of])
     known = None
     if read.known is not None:
         clean = torch.stack([query.clean_of[target] for query, target in number_of])
-        known = read.known_of(clean, ids)
-        known = None if known is None else known.index_select(0, numbers)
+        known = read.known(clean, ids, *read.options).index_select(0, numbers)
     of_changes = ids.index_select(0, numbers)[:, None]
     return read.of(logits, of_changes.expand(logits.shape[:-1]), known)
 

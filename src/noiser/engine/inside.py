@@ -31,7 +31,7 @@ from noiser.engine.objectives import ObjectiveFn
 from noiser.engine.perturbations import Perturbation
 from noiser.engine.query import AnswerT, Query, Request
 from noiser.errors import UnsupportedModelError
-from noiser.model.attention import attention_maps, check_weights
+from noiser.model.attention import attention_maps, refuse_callers_attention
 from noiser.model.language_model import AttentionOf, LanguageModel
 from noiser.model.packing import Pass
 from noiser.types import Baseline
@@ -388,7 +388,7 @@ class Gates(WhiteBoxRequest[Tensor]):
         cls, lm: LanguageModel, requests: Sequence[Gates]
     ) -> list[Float64[Tensor, "gates targets length"]]:
         """The slopes; other errors as for `differentiate`."""
-        check_weights(lm.model)
+        refuse_callers_attention(lm.model)
         if any(request.shared_tokens is None for request in requests):
             raise UnsupportedModelError(
                 f"{type(lm.model).__name__} cannot run an answer alone after a cached prompt, so "

@@ -64,14 +64,12 @@ class ReadTogether:
             return self.function(logits, ids, *self.options)
         return self.function(logits, ids, known, *self.options)
 
-    def known_of(self, clean: Tensor, ids: Tensor) -> Float[Tensor, "prompts numbers"] | None:
-        """What the function has to know of some prompts."""
-        return None if self.known is None else self.known(clean, ids, *self.options)
-
     def __call__(self, logits: Logits, clean: LogProbabilities, ids: Ids) -> Tensor:
         """The numbers of one prompt's target."""
-        known = self.known_of(clean[None], ids[None])
-        return self.of(logits, ids.expand(logits.shape[:-1]), None if known is None else known[0])
+        known = None
+        if self.known is not None:
+            known = self.known(clean[None], ids[None], *self.options)[0]
+        return self.of(logits, ids.expand(logits.shape[:-1]), known)
 
 
 @dataclass(frozen=True, kw_only=True)

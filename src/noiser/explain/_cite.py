@@ -217,7 +217,7 @@ def cite(
         parts = Question(
             prompt=prompt,
             target=answer,
-            is_literal=True,
+            is_answer=True,
             sources=sources,
             sources_begin=begin,
             target_unit=target_unit,

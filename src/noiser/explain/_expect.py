@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from noiser.attribution.display import shorten
 from noiser.attribution.store import SavedNumber, restored, to_jsonable
 from noiser.checks import check_count, check_positive, check_seed
 from noiser.engine import Query, prepare, run_one
@@ -17,7 +16,7 @@ from noiser.errors import ExpectationError, ParameterError, PromptError
 from noiser.explain._cite import MEMORY
 from noiser.explain._diff import prompt_edits, prompt_with_edits
 from noiser.explain.calls import called_functions
-from noiser.explain.clauses import ClausePlace, Clauses
+from noiser.explain.clauses import ClausePlace, Clauses, quoted
 from noiser.explain.injected import user_loss
 from noiser.explain.many import run_many
 from noiser.explain.sameness import SHORT
@@ -38,9 +37,6 @@ CONTEXTS = 8
 
 KEPT = 0.75
 """The chance of each other sentence to stand in a random context."""
-
-# Characters of a clause or a sentence in a message.
-_LENGTH = 80
 
 # Of Student's distribution with CONTEXTS - 1 degrees of freedom: 95 % are within so many errors.
 _WIDTH = 2.365
@@ -97,7 +93,7 @@ class Expectations(TabledResult):
         if self.strongest:
             named: list[str] = []
             for text, nats in self.strongest:
-                named.append(f"{shorten(text.strip(), _LENGTH)!r} ({nats:.1f} nats)")
+                named.append(f"{quoted(text.strip())} ({nats:.1f} nats)")
             facts.append(f"the answer follows most from {' and '.join(named)}")
         return facts
 
@@ -200,7 +196,7 @@ def _failure_text(result: Expectations, failing: Sequence[str]) -> str:
     lines = [result.facts()[0]]
     for finding in result.findings:
         if finding.verdict in failing:
-            about = f" {shorten(finding.about, _LENGTH)!r}" if finding.about else ""
+            about = f" {quoted(finding.about)}" if finding.about else ""
             lines.append(f"{finding.verdict} {finding.kind}{about}: {finding.reason}")
     lines += result.facts()[1:]
     lines.append('More: print(noiser.attribute(lm, prompt, unit="sentence"))')
@@ -259,7 +255,7 @@ class _Trial:
         question = Question(
             prompt=prompt,
             target=answer,
-            is_literal=True,
+            is_answer=True,
             target_unit="all",
             max_new_tokens=max_new_tokens,
             stop=stop,

@@ -12,8 +12,13 @@ from noiser.errors import PromptError
 from noiser.text import check_messages, one_text_each, sentence_spans
 from noiser.types import Message, Prompt
 
-# Characters of a clause or a sentence in a message.
-_LENGTH = 80
+_QUOTED = 80
+"""The most characters of a clause or a sentence in a message."""
+
+
+def quoted(text: str) -> str:
+    """A clause or a sentence in a message: in quotes, and cut off where it is long."""
+    return repr(shorten(text, _QUOTED))
 
 
 class ClausePlace(NamedTuple):
@@ -82,8 +87,7 @@ class Clauses:
             return places
         sentences = [self.text(place).strip() for place in self.sentences()]
         near = difflib.get_close_matches(clause, sentences, n=1, cutoff=0.3)
-        shown = shorten(near[0] if near else clause, _LENGTH)
-        hint = f"; nearest: {shown!r}" if near else f": {shown!r}"
+        hint = f"; nearest: {quoted(near[0])}" if near else f": {quoted(clause)}"
         raise PromptError(f"{name} does not stand in the prompt{hint}. Copy it word for word.")
 
     def removable(self, clause: str, name: str) -> list[ClausePlace]:
@@ -91,7 +95,7 @@ class Clauses:
         places = self.found(clause, name)
         if self.is_all(places):
             raise PromptError(
-                f"{name} is all of the prompt: without {shorten(clause, _LENGTH)!r} there is "
+                f"{name} is all of the prompt: without {quoted(clause)} there is "
                 "nothing to ask. Take a part of it."
             )
         return places

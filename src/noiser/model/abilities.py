@@ -280,7 +280,7 @@ def try_length(lm: Any, length: int) -> Packing:
         return lm.output(inputs[None, middle:], positions=positions, **options).logits[0]
 
     try:
-        expected = whole()
+        expected = whole()  # by the model's own attention, and then once more to see its masks
         with running(lm.model):
             set_attention(lm.model, watch)
             whole()

@@ -33,7 +33,7 @@ def callers_attention(model: Any) -> str | None:
     return name if name in functions and not is_known_code(functions[name]) else None
 
 
-def check_weights(model: Any) -> None:
+def refuse_callers_attention(model: Any) -> None:
     """Raises UnsupportedModelError where a function of the caller's computes attention."""
     name = callers_attention(model)
     if name is not None:
@@ -55,7 +55,7 @@ def attention_maps(
     Raises UnsupportedModelError where a model gives no weights, or a function of the caller's
     computes its attention.
     """
-    check_weights(lm.model)
+    refuse_callers_attention(lm.model)
     length = len(token_ids)
 
     def are_weights(found: Any) -> bool:

@@ -327,7 +327,9 @@ class LanguageModel:
 
         Raises ModelError for a token that the model predicts, and has no row for.
         """
-        largest = int(token_ids.max()) if token_ids.numel() and token_ids.is_cpu else 0
+        largest = 0
+        if token_ids.numel() and token_ids.is_cpu:  # elsewhere, looking would wait for the device
+            largest = int(token_ids.max())
         if largest >= self.vocabulary_size:
             raise ModelError(
                 f"{type(self.model).__name__} predicts token id {largest}, which it cannot read: "

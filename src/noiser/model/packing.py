@@ -382,15 +382,12 @@ class Pass:
         keys = self.keys.part(seen)
         in_picture = None if self.picture is None else self._same_picture(block, seen)
         visible = self._visible(queries, keys, window, in_picture)
-        # In its own type from the beginning: float32 does not hold the least float64.
-        least = torch.finfo(dtype).min
-        if self.log_gates is None:
-            mask = torch.zeros(visible.shape, dtype=dtype, device=self.device)
-            return mask.masked_fill_(~visible, least)[None, None]
-        number = queries.number[:, None]
-        is_earlier = keys.position < queries.position[:, None]
-        added = torch.where(is_earlier, self.log_gates[number, keys.position], 0).to(dtype)
-        return torch.where(visible, added, least)[None, None]
+        added = torch.zeros((), device=self.device)
+        if self.log_gates is not None:
+            gates = self.log_gates[queries.number[:, None], keys.position]
+            added = torch.where(keys.position < queries.position[:, None], gates, added)
+        # In its own type before it is filled: float32 does not hold the least float64.
+        return torch.where(visible, added.to(dtype), torch.finfo(dtype).min)[None, None]
 
     def _visible(
         self,
