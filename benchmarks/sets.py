@@ -170,7 +170,7 @@ def cited(citations: noiser.Citations) -> Row:
     return {
         "scores": rounded(scores.tolist()),
         "cited": [citation.number - 1 for citation in sentence.citations],
-        "memory": sentence.loss < citations.memory,
+        "memory": not citations.needs_sources(0),
         "log_p": round(sentence.log_probability, 4),
         "loss": round(sentence.loss, 4),
         "forwards": citations.attribution.info["token_forwards"],

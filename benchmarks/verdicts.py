@@ -15,11 +15,11 @@ Each sentence is given as the answer to a question with six planted documents. I
 The last two should be "not supported". A document that says the same of another person may make an
 invented sentence more probable: then "unclear" is right as well, as is influence without truth.
 
-A verdict follows from what the sentence loses without the documents, and from two limits of its
-tokens' probability without them, in the geometric mean: "memory" from the upper one on, "not
-supported" below the lower one. `limits` tries pairs of limits on wordings 0 to 4 and one half of
-KNOWN, where they were chosen; `table` has the verdicts by the library's limits. Each line of the
-file is one sentence, and is not run again.
+A verdict follows from what the sentence loses without the documents, or without one of them, and
+from two limits of its tokens' probability without them, in the geometric mean: "memory" from the
+upper one on, "not supported" below the lower one. `limits` tries pairs of limits on wordings 0 to 4
+and one half of KNOWN, where they were chosen; `table` has the verdicts by the library's limits.
+Each line of the file is one sentence, and is not run again.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def play(path: Path, part: str, models: Sequence[str]) -> None:
                 "name": case.name,
                 "log_p": sentence.log_probability,
                 "loss": sentence.loss,
+                "needs_sources": found.needs_sources(0),
                 "tokens": len(found.attribution.targets[0].token_ids),
                 "cited": [citation.number for citation in sentence.citations],
-                "least_loss": found.memory,
             }
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -148,7 +148,7 @@ def rows_of(path: Path) -> list[Row]:
 
 def verdict(row: Row, improbable: float, probable: float) -> str:
     """The verdict of a row with other limits than the library's."""
-    if row["loss"] >= row["least_loss"]:
+    if row["needs_sources"]:
         return "used" if row["cited"] else "unclear"
     without = math.exp(min(0.0, (row["log_p"] - row["loss"]) / row["tokens"]))
     if without >= probable:

@@ -113,6 +113,29 @@ def test_a_verdict_follows_from_the_loss_and_the_probability_without_sources(
     assert citations(attribution=att, losses=(loss, 2.9)).sentences[0].verdict == verdict
 
 
+def test_a_sentence_that_falls_far_without_one_source_needs_it_though_others_make_up_for_it():
+    """As where two sources say different things: without both it is more probable than with the
+    other one alone.
+    """
+    att = citations().attribution  # the first source has 4.0 of the first sentence
+    nats = dataclasses.replace(att, parameters={"objective": "logprob"})
+    found = citations(attribution=nats, losses=(1.0, 1.0))
+    assert [s.verdict for s in found.sentences] == ["used", "unsupported"]
+    assert found.sentences[0].mark == "[1][2]"
+    assert [found.needs_sources(row) for row in (0, 1)] == [True, False]
+    higher = citations(attribution=nats, losses=(1.0, 1.0), memory=4.5)
+    assert higher.sentences[0].verdict == "memory"
+    # Other scores are no losses.
+    assert citations(losses=(1.0, 1.0)).sentences[0].verdict == "memory"
+
+
+def test_a_score_that_is_missing_makes_no_sentence_need_sources():
+    att = citations().attribution
+    scores = torch.full_like(att.scores, math.nan)
+    missing = dataclasses.replace(att, scores=scores, parameters={"objective": "logprob"})
+    assert not citations(attribution=missing, losses=(1.0, 1.0)).needs_sources(0)
+
+
 def test_text_and_markdown_have_marks_numbers_units_and_what_a_citation_means():
     nats = dataclasses.replace(citations().attribution, parameters={"objective": "logprob"})
     text = str(citations(attribution=nats))

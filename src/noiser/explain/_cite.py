@@ -19,7 +19,7 @@ from noiser.explain._rule import rules_of
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
-from noiser.explain.citations_record import in_nats
+from noiser.explain.citations_record import NATS, in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -63,8 +63,8 @@ FAST_FROM = 20
 """With fewer sources than this, accuracy="fast" saves no runs."""
 
 MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
-"""A sentence is from memory if its log-probability falls by less than this many nats when all
-sources are removed in this way. Chosen on planted development questions, see
+"""A sentence needs no source if its log-probability falls by less than this many nats when all
+sources are removed in this way, and when each one is. Chosen on planted development questions, see
 docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 
 MEMORY_OF_TEXT = math.log(2)
@@ -145,9 +145,9 @@ def cite(
     The model answers a prompt with the sources, and each source is hidden from question and answer:
     what a sentence's log-probability loses is the source's score. Sources that carry the score are
     then taken apart into sentences. A sentence that loses less than `memory` with all sources
-    hidden is from the model's memory, and cites nothing. A source without which a sentence gains
-    log-probability speaks against it, and is named too. A citation is influence: whether the source
-    says what the sentence says is not checked.
+    hidden, and with each of them, does not need them and cites nothing. A source without which a
+    sentence gains log-probability speaks against it, and is named too. A citation is influence:
+    whether the source says what the sentence says is not checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -240,15 +240,17 @@ def cite(
         min_loss = MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
         if memory is not None:
             min_loss = memory
-        not_from_memory = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
-        # A source is split into sentences where one of the sentences not from memory relies on it.
-        splitting = SplitRule(min(least_share, MIN_SHARE), not_from_memory, "sentence")
+        need_sources = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
+        # A source is split into sentences where a sentence that needs sources relies on it.
+        splitting = SplitRule(min(least_share, MIN_SHARE), need_sources, "sentence")
         attribution = None
         failure = None
         if accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
             attribution, failure = await _fast(lm, query, masks or MASKS, seed, splitting)
         if attribution is None:
             chosen_method = replace(METHOD, removal=removal) if accurate is None else accurate
+            if _scores_in_nats(chosen_method):
+                splitting = splitting._replace(relied_on=min_loss)
             attribution = await attribution_of(lm, query, chosen_method, seed, splitting)
             if failure:
                 info = {**attribution.info, "fell_back": failure}
@@ -256,16 +258,12 @@ def cite(
             elif masks:
                 attribution = await checked_in_time(lm, query, attribution, masks)
 
-        rules: tuple[Rule | None, ...] = ()
-        if rule and len(query.sources) > 1:
-            with suppress(OutOfTimeError):
-                rules = await _rules(lm, query, not_from_memory, seed)
         answer_without = None
         wants_contrast = answer is None if contrast is None else contrast
         if wants_contrast:
             alone = without_sources(request, template, encoding, query.sources)
             answer_without = await _answer_without_sources(lm, alone, writing, query.context.left)
-        return Citations(
+        citations = Citations(
             question=question,
             sources=query.sources,
             answer=answer_text,
@@ -276,8 +274,12 @@ def cite(
             least_share=least_share,
             # A limit in nats says nothing of other scores, such as probabilities.
             against=AGAINST if in_nats(attribution) else math.inf,
-            rules=rules,
         )
+        if rule and len(query.sources) > 1:
+            with suppress(OutOfTimeError):
+                rules = await _rules(lm, query, citations, seed)
+                citations = replace(citations, rules=rules)
+        return citations
 
     questions: Any = plain(question)
     columns: dict[str, Any] = {"sources": plain(sources), "answer": answer}
@@ -309,6 +311,12 @@ def _check_memory(memory: Any) -> None:
         )
 
 
+def _scores_in_nats(method: Method) -> bool:
+    """Whether a method's scores will be such losses as those of all sources, see `in_nats`."""
+    has_slopes = isinstance(method, AttentionGradient)
+    return getattr(method, "objective", None) in NATS and not has_slopes
+
+
 async def _fast(
     lm: LanguageModel, query: Query, masks: int | bool, seed: int, splitting: SplitRule
 ) -> tuple[Attribution | None, str | None]:
@@ -317,11 +325,11 @@ async def _fast(
         attribution = await attribution_of(lm, query, FAST, seed, splitting)
     except UnsupportedModelError as error:
         return None, str(error)
-    not_from_memory = splitting.targets or ()
-    attribution = await check_scores(lm, query, attribution, masks, not_from_memory or None)
+    need_sources = splitting.targets or ()
+    attribution = await check_scores(lm, query, attribution, masks, need_sources or None)
     check = attribution.info["check"]
-    # Where all sentences are from memory, nothing is cited, and no score has to hold.
-    if not_from_memory and not check["predicts"]:
+    # Where no sentence needs the sources, nothing is cited, and no score has to hold.
+    if need_sources and not check["predicts"]:
         return None, check_text(check)
     return attribution, None
 
@@ -338,9 +346,10 @@ async def _losses(query: Query, removal: str) -> tuple[float, ...]:
 
 
 async def _rules(
-    lm: LanguageModel, query: Query, sentences: Sequence[int], seed: int
+    lm: LanguageModel, query: Query, citations: Citations, seed: int
 ) -> tuple[Rule | None, ...]:
-    """The rule of each sentence over whole sources; None for sentences from memory."""
+    """The rule of each sentence over whole sources; None for those that do not need them."""
+    sentences = [row for row in range(len(query.targets)) if citations.needs_sources(row)]
     units = make_units(
         query.encoding, "source", prompt_tokens=query.prompt_tokens, sources=query.sources
     )

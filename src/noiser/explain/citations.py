@@ -43,7 +43,8 @@ class Citations(CitationsRecord, SavedResult):
             sources that carry the score. A source's units add up to its score.
         losses: the loss of each sentence's log-probability when all sources are removed at once,
             in nats.
-        memory: a sentence that loses less than this is from memory.
+        memory: a sentence that loses less than this, without all sources and without each of them,
+            does not need them: it cites nothing.
         least_share: a source is cited for a sentence if it has at least this share of its positive
             scores.
         against: a source speaks against a sentence if without it the log-probability of the

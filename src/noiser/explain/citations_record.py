@@ -41,7 +41,7 @@ VERDICTS: dict[Origin, str] = {
 """Verdicts in words."""
 
 MEANINGS: dict[Origin, str] = {
-    "used": "It loses much without the sources.",
+    "used": "It loses much without the sources, or without one of them.",
     "memory": "The model says it as well without the sources: from what it knows, or from the "
     "sentences before.",
     "unsupported": "Improbable with and without the sources: invented, or taken from elsewhere.",
@@ -139,9 +139,10 @@ class Sentence(NamedTuple):
         end: likewise.
         log_probability: of all its tokens, in nats, given everything before it.
         loss: the fall of its log-probability when all sources are removed at once, in nats.
-        verdict: "used" if it loses much without the sources and cites some; "memory" if it does not
-            and is probable without them; "unsupported" if it does not and is improbable with and
-            without them, so it was invented or taken from elsewhere; "unclear" between these.
+        verdict: "used" if it loses much without the sources, or one of them, and cites some;
+            "memory" if it does not and is probable without them; "unsupported" if it does not and
+            is improbable with and without them, so it was invented or taken from elsewhere;
+            "unclear" between these.
         citations: the sources that it was written from, best first; none unless it is "used".
         pairs: of these sources, the largest first; only some methods find them, see
             `Attribution.pairs`.
@@ -285,8 +286,8 @@ class CitationsRecord:
         """A sentence with the sources that it cites, their pairs, and the sources against it."""
         target = self.attribution.targets[row]
         loss = self.losses[row]
-        needs_sources = loss >= self.memory
         candidates = self._candidates(row)
+        needs_sources = self.needs_sources(row)
 
         cited: set[int] = set()
         if needs_sources:
@@ -324,6 +325,17 @@ class CitationsRecord:
             against=self._opponents(candidates),
             rule=rule,
         )
+
+    def needs_sources(self, row: int) -> bool:
+        """Whether a sentence loses much without all the sources, or without one of them.
+
+        Where two sources say different things, the sentence falls far without the one that says it,
+        for the other is still there; without both it falls less.
+        """
+        largest = self.losses[row]
+        if in_nats(self.attribution):
+            largest = max(largest, *floats(self.scores[row].nan_to_num(-math.inf)))
+        return largest >= self.memory
 
     @property
     def _counts_answers(self) -> bool:
@@ -443,10 +455,11 @@ class CitationsRecord:
                 f"answers. Then from memory: in {PROBABLE:.0%} or more; not supported: in less "
                 f"than {IMPROBABLE:.0%}."
             )
+        or_one = ", or without one" if in_nats(self.attribution) else ""
         return (
-            f"Not used: less than {self.memory:g} nats lost without all sources. Then from memory: "
-            f"a token has a probability of {PROBABLE:.0%} or more without them, in the mean; "
-            f"not supported: less than {IMPROBABLE:.0%}."
+            f"Not used: less than {self.memory:g} nats lost without all sources{or_one}. Then from "
+            f"memory: a token has a probability of {PROBABLE:.0%} or more without them, in the "
+            f"mean; not supported: less than {IMPROBABLE:.0%}."
         )
 
     @property

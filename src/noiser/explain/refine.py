@@ -7,6 +7,7 @@ scored together, and so on down to words, and to short fields of JSON.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -32,12 +33,14 @@ class SplitRule(NamedTuple):
     """The rule for splitting units.
 
     A unit is split if it has `least_share` of the absolute scores of any of the targets, or on
-    average over all targets where `targets` is None.
+    average over all targets where `targets` is None. Beside `targets`, those count for which the
+    unit's score is `relied_on` or more.
     """
 
     least_share: float = MIN_SHARE
     targets: tuple[int, ...] | None = None
     finest: TextUnitName = "word"
+    relied_on: float = math.inf
 
     def splits(self, score: Float[Tensor, " targets"], total: Float[Tensor, " targets"]) -> bool:
         """Whether a unit's scores are large enough, as shares of the total of absolute scores."""
@@ -45,7 +48,9 @@ class SplitRule(NamedTuple):
         if self.targets is None:
             largest = float(shares.mean())
         else:
-            largest = max(floats(shares[list(self.targets)]), default=0.0)
+            counted = score >= self.relied_on
+            counted[list(self.targets)] = True
+            largest = max(floats(shares[counted]), default=0.0)
         return largest >= self.least_share
 
 
