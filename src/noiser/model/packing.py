@@ -94,25 +94,10 @@ class Context:
         self.inputs = self.inputs[:length]
         self.done = min(self.done, length)
 
-    def after(
-        self, start: int, stop: int, layer: int, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, after the cached ones of positions `start` to `stop`.
-
-        All of them are [batch, heads, tokens, dim].
-        """
-        if start >= stop:
-            return key, value
-        clean_key, clean_value = self.cache[layer]
-        all_keys = _after(clean_key[..., start:stop, :], key)
-        all_values = _after(clean_value[..., start:stop, :], value)
-        return all_keys, all_values
-
-
-def _after(clean: Tensor, own: Tensor) -> Tensor:
-    """Clean keys or values, the same for all sequences, before the sequences' own ones."""
-    copies = clean.expand(len(own), -1, -1, -1)
-    return torch.cat([copies.to(own.device), own], -2)
+    def copy_cache(self) -> None:
+        """Copies the keys and values, so that those of other prompts' passes can be freed."""
+        for layer, (key, value) in self.cache.items():
+            self.cache[layer] = (key.clone(), value.clone())
 
 
 def continued(cache: KeysValues, length: int = 0, copies: int = 1) -> dict[str, Any]:
@@ -335,8 +320,8 @@ class Pass:
         self.tokens, self.keys = self._tokens_and_keys()
         self.picture = self._picture_blocks()
         self.hidden = self._hidden_positions()
-        self._recorded = [branch for branch in self.sequences if branch.record]
-        self._recorded_rows = self._rows_of_recorded(lengths)
+        self.recorded = [branch for branch in self.sequences if branch.record]
+        self._recorded_keys = self._keys_of_recorded()
 
     def _tokens_and_keys(self) -> tuple[_Tokens, _Tokens]:
         """What each row is, and each key; places the keys."""
@@ -366,11 +351,24 @@ class Pass:
             hidden[number, list(branch.hidden)] = True
         return send(hidden, self.device)
 
-    def _rows_of_recorded(self, lengths: Sequence[int]) -> Int[Tensor, " rows"]:
-        """The rows of clean sequences that go on."""
-        is_recorded = torch.tensor([branch.record for branch in self.sequences])
-        of_rows = is_recorded.repeat_interleave(torch.tensor(lengths))
-        return send(of_rows.nonzero()[:, 0], self.device)
+    def _keys_of_recorded(self) -> Int[Tensor, " keys"]:
+        """The keys of clean sequences that go on: the cached ones, and those of their rows."""
+        places: list[int] = []
+        for group in self.key_groups:
+            place_of: dict[Context, int] = {}
+            place = group.place
+            for context, count in group.cached.items():
+                place_of[context] = place
+                place += count
+            for number in group.numbers:
+                branch = self.sequences[number]
+                first, end = self.spans[number]
+                if branch.record:
+                    cached = place_of[branch.context]
+                    moved = place - group.begin  # from a row to its key
+                    places += range(cached, cached + branch.start)
+                    places += range(first + moved, end + moved)
+        return send(torch.tensor(places, dtype=torch.long), self.device)
 
     def mask(self, block: _Block, window: int | None, dtype: torch.dtype) -> Tensor:
         """A block's mask, [1, 1, queries, keys that are `seen`].
@@ -490,9 +488,7 @@ class Pass:
         if self.around is not None:
             own = partial(self.around, own)
         layer = int(module.layer_idx)
-        self.record(layer, key, value, sliding_window)
-        keys = self._stacked(layer, 0, key)
-        values = self._stacked(layer, 1, value)
+        keys, values = self.keys_and_values(layer, key, value, sliding_window)
         outputs: list[Tensor] = []
         masks = self._masks(sliding_window, query.dtype)
         for block, mask in zip(self.blocks, masks, strict=True):
@@ -507,6 +503,19 @@ class Pass:
             )
             outputs.append(result[0])
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), None
+
+    def keys_and_values(
+        self, layer: int, key: Tensor, value: Tensor, window: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, [1, heads, keys, dim], from those of the rows.
+
+        Those of clean sequences join their caches.
+        """
+        keys = self._stacked(layer, 0, key)
+        values = self._stacked(layer, 1, value)
+        if self.recorded:
+            self._record(layer, keys, values, window)
+        return keys, values
 
     def _stacked(self, layer: int, which: int, own: Tensor) -> Float[Tensor, "1 heads keys dim"]:
         """All keys (0) or values (1) of a layer, as `key_groups` has them."""
@@ -532,17 +541,15 @@ class Pass:
         self.masks[window] = list(masks)
         return self.masks[window]
 
-    def record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
-        """Adds the keys and values of clean sequences to their caches."""
-        if not self._recorded:
-            return
-        lengths = [branch.inputs.shape[1] for branch in self._recorded]
-        keys = key.index_select(-2, self._recorded_rows.to(key.device)).split(lengths, -2)
-        values = value.index_select(-2, self._recorded_rows.to(value.device)).split(lengths, -2)
-        for branch, new_key, new_value in zip(self._recorded, keys, values, strict=True):
-            context = branch.context
-            context.cache[layer] = context.after(0, branch.start, layer, new_key, new_value)
-            context.windows[layer] = window
+    def _record(self, layer: int, keys: Tensor, values: Tensor, window: int | None) -> None:
+        """Sets the caches of clean sequences: one copy of them all."""
+        lengths = [branch.start + branch.inputs.shape[1] for branch in self.recorded]
+        places = self._recorded_keys.to(keys.device)
+        keys_of = keys.index_select(-2, places).split(lengths, -2)
+        values_of = values.index_select(-2, places).split(lengths, -2)
+        for branch, key, value in zip(self.recorded, keys_of, values_of, strict=True):
+            branch.context.cache[layer] = (key, value)
+            branch.context.windows[layer] = window
 
 
 def _blocks(
