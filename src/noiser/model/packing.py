@@ -234,6 +234,11 @@ class _Block:
             too_old = max(0, self.lowest + 1 - window)
         return slice(keys.place + too_old, keys.place + keys.of_contexts + self.last - keys.begin)
 
+    def seen_of_contexts(self, window: int | None) -> int:
+        """How many of the `seen` keys are cached; they are the first ones."""
+        first_own = self.keys.place + self.keys.of_contexts
+        return max(0, first_own - self.seen(window).start)
+
 
 class _Tokens(NamedTuple):
     """Rows or keys of a pass: for each the context, the sequence, where it starts, the position.
@@ -378,8 +383,7 @@ class Pass:
         seen = block.seen(window)
         queries = self.tokens.part(slice(block.first, block.last))
         keys = self.keys.part(seen)
-        in_picture = None if self.picture is None else self._same_picture(block, seen)
-        visible = self._visible(queries, keys, window, in_picture)
+        visible = self._visible(block, window, queries, keys)
         added = torch.zeros((), device=self.device)
         if self.log_gates is not None:
             gates = self.log_gates[queries.number[:, None], keys.position]
@@ -388,41 +392,35 @@ class Pass:
         return torch.where(visible, added.to(dtype), torch.finfo(dtype).min)[None, None]
 
     def _visible(
-        self,
-        queries: _Tokens,
-        keys: _Tokens,
-        window: int | None,
-        in_picture: Bool[Tensor, "queries keys"] | None,
+        self, block: _Block, window: int | None, queries: _Tokens, keys: _Tokens
     ) -> Bool[Tensor, "queries keys"]:
-        """Which keys each query sees; `in_picture` says which later ones it may."""
+        """Which keys each query of a block sees."""
         of_query = _Tokens(*(each[:, None] for each in queries))
-        own = keys.number == of_query.number
-        is_cached = keys.number < 0
-        clean = is_cached & (keys.context == of_query.context) & (keys.position < of_query.start)
-        distance = of_query.position - keys.position
-        allowed = distance >= 0
-        if in_picture is not None:
-            allowed |= in_picture
-        visible = (own | clean) & allowed
+        count = block.seen_of_contexts(window)
+        cached = keys.part(slice(0, count))
+        own = keys.part(slice(count, None))
+        clean = (cached.context == of_query.context) & (cached.position < of_query.start)
+        allowed = own.position <= of_query.position
+        if self.picture is not None:
+            allowed |= self._same_picture(block, len(own.position))
+        visible = torch.cat([clean, (own.number == of_query.number) & allowed], 1)
         if window:
-            visible &= distance < window
+            visible &= keys.position > of_query.position - window
         if self.hidden is not None:
             is_hidden = self.hidden[of_query.number, keys.position]
-            visible &= ~is_hidden | (distance == 0)  # a token always attends to itself
+            is_itself = keys.position == of_query.position  # a token always attends to itself
+            visible &= ~is_hidden | is_itself
         return visible
 
-    def _same_picture(self, block: _Block, seen: slice) -> Bool[Tensor, "queries keys"]:
-        """Whether a key's row stands in the query's block of a picture.
+    def _same_picture(self, block: _Block, count: int) -> Bool[Tensor, "queries rows"]:
+        """Whether each of a block's last `count` rows stands in the query's block of a picture.
 
         Cached tokens of another sequence's block stand before all of its tokens anyway.
         """
         assert self.picture is not None
-        keys = block.keys
-        cached = self.picture.new_full((keys.of_contexts,), -1)
-        of_keys = torch.cat([cached, self.picture[keys.begin : block.last]])
-        of_keys = of_keys[seen.start - keys.place :]
+        of_rows = self.picture[block.last - count : block.last]
         of_queries = self.picture[block.first : block.last, None]
-        return (of_queries >= 0) & (of_queries == of_keys)
+        return (of_queries >= 0) & (of_queries == of_rows)
 
     def _picture_blocks(self) -> Tensor | None:
         """The numbers of blocks of tokens that see each other, for each row."""
