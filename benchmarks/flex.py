@@ -99,7 +99,8 @@ class _OneCall:
             given = {name: value for name, value in options.items() if value is not None}
             return self.packed.attend(own, module, query, key, value, mask, **given)
         layer = int(module.layer_idx)
-        self.packed.record(layer, key, value, sliding_window)
+        if self.packed.recorded:
+            self.packed.keys_and_values(layer, key, value, sliding_window)
 
         def capped(score: Tensor, *_: Tensor) -> Tensor:
             assert softcap is not None

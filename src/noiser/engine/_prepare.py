@@ -681,6 +681,8 @@ async def _greedy(
         (row,) = await Prefill(context, [len(context.inputs) - 1])
     length = min(len(ids), whole or count)
     context.shorten(len(encoding.token_ids) + length - 1)
+    if len(ids) > 1:  # each token ran in a pass of its own, with other prompts'
+        context.copy_cache()
     return tuple(ids[:length]), torch.stack(rows[:length])
 
 

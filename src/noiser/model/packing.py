@@ -94,25 +94,10 @@ class Context:
         self.inputs = self.inputs[:length]
         self.done = min(self.done, length)
 
-    def after(
-        self, start: int, stop: int, layer: int, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, after the cached ones of positions `start` to `stop`.
-
-        All of them are [batch, heads, tokens, dim].
-        """
-        if start >= stop:
-            return key, value
-        clean_key, clean_value = self.cache[layer]
-        all_keys = _after(clean_key[..., start:stop, :], key)
-        all_values = _after(clean_value[..., start:stop, :], value)
-        return all_keys, all_values
-
-
-def _after(clean: Tensor, own: Tensor) -> Tensor:
-    """Clean keys or values, the same for all sequences, before the sequences' own ones."""
-    copies = clean.expand(len(own), -1, -1, -1)
-    return torch.cat([copies.to(own.device), own], -2)
+    def copy_cache(self) -> None:
+        """Copies the keys and values, so that those of other prompts' passes can be freed."""
+        for layer, (key, value) in self.cache.items():
+            self.cache[layer] = (key.clone(), value.clone())
 
 
 def continued(cache: KeysValues, length: int = 0, copies: int = 1) -> dict[str, Any]:
@@ -249,6 +234,11 @@ class _Block:
             too_old = max(0, self.lowest + 1 - window)
         return slice(keys.place + too_old, keys.place + keys.of_contexts + self.last - keys.begin)
 
+    def seen_of_contexts(self, window: int | None) -> int:
+        """How many of the `seen` keys are cached; they are the first ones."""
+        first_own = self.keys.place + self.keys.of_contexts
+        return max(0, first_own - self.seen(window).start)
+
 
 class _Tokens(NamedTuple):
     """Rows or keys of a pass: for each the context, the sequence, where it starts, the position.
@@ -335,8 +325,8 @@ class Pass:
         self.tokens, self.keys = self._tokens_and_keys()
         self.picture = self._picture_blocks()
         self.hidden = self._hidden_positions()
-        self._recorded = [branch for branch in self.sequences if branch.record]
-        self._recorded_rows = self._rows_of_recorded(lengths)
+        self.recorded = [branch for branch in self.sequences if branch.record]
+        self._recorded_keys = self._keys_of_recorded()
 
     def _tokens_and_keys(self) -> tuple[_Tokens, _Tokens]:
         """What each row is, and each key; places the keys."""
@@ -366,11 +356,24 @@ class Pass:
             hidden[number, list(branch.hidden)] = True
         return send(hidden, self.device)
 
-    def _rows_of_recorded(self, lengths: Sequence[int]) -> Int[Tensor, " rows"]:
-        """The rows of clean sequences that go on."""
-        is_recorded = torch.tensor([branch.record for branch in self.sequences])
-        of_rows = is_recorded.repeat_interleave(torch.tensor(lengths))
-        return send(of_rows.nonzero()[:, 0], self.device)
+    def _keys_of_recorded(self) -> Int[Tensor, " keys"]:
+        """The keys of clean sequences that go on: the cached ones, and those of their rows."""
+        places: list[int] = []
+        for group in self.key_groups:
+            place_of: dict[Context, int] = {}
+            place = group.place
+            for context, count in group.cached.items():
+                place_of[context] = place
+                place += count
+            for number in group.numbers:
+                branch = self.sequences[number]
+                first, end = self.spans[number]
+                if branch.record:
+                    cached = place_of[branch.context]
+                    moved = place - group.begin  # from a row to its key
+                    places += range(cached, cached + branch.start)
+                    places += range(first + moved, end + moved)
+        return send(torch.tensor(places, dtype=torch.long), self.device)
 
     def mask(self, block: _Block, window: int | None, dtype: torch.dtype) -> Tensor:
         """A block's mask, [1, 1, queries, keys that are `seen`].
@@ -380,8 +383,7 @@ class Pass:
         seen = block.seen(window)
         queries = self.tokens.part(slice(block.first, block.last))
         keys = self.keys.part(seen)
-        in_picture = None if self.picture is None else self._same_picture(block, seen)
-        visible = self._visible(queries, keys, window, in_picture)
+        visible = self._visible(block, window, queries, keys)
         added = torch.zeros((), device=self.device)
         if self.log_gates is not None:
             gates = self.log_gates[queries.number[:, None], keys.position]
@@ -390,41 +392,35 @@ class Pass:
         return torch.where(visible, added.to(dtype), torch.finfo(dtype).min)[None, None]
 
     def _visible(
-        self,
-        queries: _Tokens,
-        keys: _Tokens,
-        window: int | None,
-        in_picture: Bool[Tensor, "queries keys"] | None,
+        self, block: _Block, window: int | None, queries: _Tokens, keys: _Tokens
     ) -> Bool[Tensor, "queries keys"]:
-        """Which keys each query sees; `in_picture` says which later ones it may."""
+        """Which keys each query of a block sees."""
         of_query = _Tokens(*(each[:, None] for each in queries))
-        own = keys.number == of_query.number
-        is_cached = keys.number < 0
-        clean = is_cached & (keys.context == of_query.context) & (keys.position < of_query.start)
-        distance = of_query.position - keys.position
-        allowed = distance >= 0
-        if in_picture is not None:
-            allowed |= in_picture
-        visible = (own | clean) & allowed
+        count = block.seen_of_contexts(window)
+        cached = keys.part(slice(0, count))
+        own = keys.part(slice(count, None))
+        clean = (cached.context == of_query.context) & (cached.position < of_query.start)
+        allowed = own.position <= of_query.position
+        if self.picture is not None:
+            allowed |= self._same_picture(block, len(own.position))
+        visible = torch.cat([clean, (own.number == of_query.number) & allowed], 1)
         if window:
-            visible &= distance < window
+            visible &= keys.position > of_query.position - window
         if self.hidden is not None:
             is_hidden = self.hidden[of_query.number, keys.position]
-            visible &= ~is_hidden | (distance == 0)  # a token always attends to itself
+            is_itself = keys.position == of_query.position  # a token always attends to itself
+            visible &= ~is_hidden | is_itself
         return visible
 
-    def _same_picture(self, block: _Block, seen: slice) -> Bool[Tensor, "queries keys"]:
-        """Whether a key's row stands in the query's block of a picture.
+    def _same_picture(self, block: _Block, count: int) -> Bool[Tensor, "queries rows"]:
+        """Whether each of a block's last `count` rows stands in the query's block of a picture.
 
         Cached tokens of another sequence's block stand before all of its tokens anyway.
         """
         assert self.picture is not None
-        keys = block.keys
-        cached = self.picture.new_full((keys.of_contexts,), -1)
-        of_keys = torch.cat([cached, self.picture[keys.begin : block.last]])
-        of_keys = of_keys[seen.start - keys.place :]
+        of_rows = self.picture[block.last - count : block.last]
         of_queries = self.picture[block.first : block.last, None]
-        return (of_queries >= 0) & (of_queries == of_keys)
+        return (of_queries >= 0) & (of_queries == of_rows)
 
     def _picture_blocks(self) -> Tensor | None:
         """The numbers of blocks of tokens that see each other, for each row."""
@@ -490,9 +486,7 @@ class Pass:
         if self.around is not None:
             own = partial(self.around, own)
         layer = int(module.layer_idx)
-        self.record(layer, key, value, sliding_window)
-        keys = self._stacked(layer, 0, key)
-        values = self._stacked(layer, 1, value)
+        keys, values = self.keys_and_values(layer, key, value, sliding_window)
         outputs: list[Tensor] = []
         masks = self._masks(sliding_window, query.dtype)
         for block, mask in zip(self.blocks, masks, strict=True):
@@ -507,6 +501,19 @@ class Pass:
             )
             outputs.append(result[0])
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1), None
+
+    def keys_and_values(
+        self, layer: int, key: Tensor, value: Tensor, window: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, [1, heads, keys, dim], from those of the rows.
+
+        Those of clean sequences join their caches.
+        """
+        keys = self._stacked(layer, 0, key)
+        values = self._stacked(layer, 1, value)
+        if self.recorded:
+            self._record(layer, keys, values, window)
+        return keys, values
 
     def _stacked(self, layer: int, which: int, own: Tensor) -> Float[Tensor, "1 heads keys dim"]:
         """All keys (0) or values (1) of a layer, as `key_groups` has them."""
@@ -532,17 +539,15 @@ class Pass:
         self.masks[window] = list(masks)
         return self.masks[window]
 
-    def record(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
-        """Adds the keys and values of clean sequences to their caches."""
-        if not self._recorded:
-            return
-        lengths = [branch.inputs.shape[1] for branch in self._recorded]
-        keys = key.index_select(-2, self._recorded_rows.to(key.device)).split(lengths, -2)
-        values = value.index_select(-2, self._recorded_rows.to(value.device)).split(lengths, -2)
-        for branch, new_key, new_value in zip(self._recorded, keys, values, strict=True):
-            context = branch.context
-            context.cache[layer] = context.after(0, branch.start, layer, new_key, new_value)
-            context.windows[layer] = window
+    def _record(self, layer: int, keys: Tensor, values: Tensor, window: int | None) -> None:
+        """Sets the caches of clean sequences: one copy of them all."""
+        lengths = [branch.start + branch.inputs.shape[1] for branch in self.recorded]
+        places = self._recorded_keys.to(keys.device)
+        keys_of = keys.index_select(-2, places).split(lengths, -2)
+        values_of = values.index_select(-2, places).split(lengths, -2)
+        for branch, key, value in zip(self.recorded, keys_of, values_of, strict=True):
+            branch.context.cache[layer] = (key, value)
+            branch.context.windows[layer] = window
 
 
 def _blocks(
