@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 INDEX, DESIGN, WHICH = "docs/reproduction/index.md", "design/reproduction.md", "design/which.md"
 MODELS, LONGRA = "reproduction/three_models", "reproduction/longra"
+READINGS = "reproduction/both_readings"  # of the rows of MODELS and of the second reading together
 SENTENCES, EVIDENCE = "reproduction/sentences", "evidence"
 FIRST, LEVEL, BEHIND = "first", "level", "behind"
 
@@ -97,6 +98,31 @@ QUOTED = [
         "wikitext",
         "lds_bernoulli",
         {"joint": (FIRST, FIRST)},
+    ),
+    *(
+        (
+            page,
+            "behind on Gemma; by rank, LDS and insertion area it is behind on all three",
+            READINGS,
+            "known",
+            number,
+            {"noiser_l2": words},
+        )
+        for page in (INDEX, DESIGN)
+        for number, words in (
+            ("faithfulness", (LEVEL, BEHIND, LEVEL)),
+            ("rank_area", (BEHIND,) * 3),
+            ("lds_bernoulli", (BEHIND,) * 3),
+            ("insertion_area", (BEHIND,) * 3),
+        )
+    ),
+    (
+        INDEX,
+        "by rank on Qwen the first is level with the first method",
+        READINGS,
+        "known",
+        "rank_area",
+        {"noiser_certified": (BEHIND, BEHIND, LEVEL)},
     ),
     (
         DESIGN,
