@@ -118,7 +118,7 @@ QUOTED = [
     ),
     (
         INDEX,
-        "by rank on Qwen the first is level with the first method",
+        "by rank on Qwen the first reading is level with the first method",
         READINGS,
         "known",
         "rank_area",
