@@ -306,7 +306,7 @@ def citations_table(rows: Sequence[Row]) -> list[Row]:
                 "model": model,
                 "category": category,
                 "n": len(here),
-                "from memory": share([row["memory"] for row in here]),
+                "needs no source": share([row["memory"] for row in here]),
                 "a gold source cited": one,
                 "all gold sources cited": whole,
                 "another cited": share([bool(cited - gold) for gold, cited in golds]),

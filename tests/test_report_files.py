@@ -63,7 +63,7 @@ PACKS["reproduction/both_readings"] = ["reproduction/three_models", "reproductio
 @pytest.mark.parametrize("pack", PACKS)
 def test_committed_glance_is_that_of_its_rows(pack, monkeypatch):
     """To write it again: noiser report docs/PACK/rows | sed '/^## How to read/,$d' >
-    docs/PACK/glance.md
+    docs/PACK/glance.md; of both readings with the rows of both.
     """
     monkeypatch.setattr(bootstrap, "_interval", INTERVAL)
     found, committed = (

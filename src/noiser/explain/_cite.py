@@ -19,13 +19,21 @@ from noiser.explain._rule import rules_of
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
-from noiser.explain.citations_record import NATS, in_nats
+from noiser.explain.citations_record import in_nats, scores_in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.explain.rule_record import Rule
 from noiser.explain.sameness import Sameness
-from noiser.methods import AttentionGradient, Method, Occlusion, Search, for_text, make_method
+from noiser.methods import (
+    AttentionGradient,
+    Method,
+    Occlusion,
+    Search,
+    describe,
+    for_text,
+    make_method,
+)
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
 from noiser.tensors import floats
@@ -240,16 +248,17 @@ def cite(
         min_loss = MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
         if memory is not None:
             min_loss = memory
-        need_sources = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
+        lost_without_all = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
         # A source is split into sentences where a sentence that needs sources relies on it.
-        splitting = SplitRule(min(least_share, MIN_SHARE), need_sources, "sentence")
+        splitting = SplitRule(min(least_share, MIN_SHARE), lost_without_all, "sentence")
         attribution = None
         failure = None
         if accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
             attribution, failure = await _fast(lm, query, masks or MASKS, seed, splitting)
         if attribution is None:
             chosen_method = replace(METHOD, removal=removal) if accurate is None else accurate
-            if _scores_in_nats(chosen_method):
+            # Those that need one source, and lose less without all, are known by their scores.
+            if scores_in_nats(*describe(chosen_method)):
                 splitting = splitting._replace(relied_on=min_loss)
             attribution = await attribution_of(lm, query, chosen_method, seed, splitting)
             if failure:
@@ -311,12 +320,6 @@ def _check_memory(memory: Any) -> None:
         )
 
 
-def _scores_in_nats(method: Method) -> bool:
-    """Whether a method's scores will be such losses as those of all sources, see `in_nats`."""
-    has_slopes = isinstance(method, AttentionGradient)
-    return getattr(method, "objective", None) in NATS and not has_slopes
-
-
 async def _fast(
     lm: LanguageModel, query: Query, masks: int | bool, seed: int, splitting: SplitRule
 ) -> tuple[Attribution | None, str | None]:
@@ -325,11 +328,11 @@ async def _fast(
         attribution = await attribution_of(lm, query, FAST, seed, splitting)
     except UnsupportedModelError as error:
         return None, str(error)
-    need_sources = splitting.targets or ()
-    attribution = await check_scores(lm, query, attribution, masks, need_sources or None)
+    lost_without_all = splitting.targets or ()
+    attribution = await check_scores(lm, query, attribution, masks, lost_without_all or None)
     check = attribution.info["check"]
     # Where no sentence needs the sources, nothing is cited, and no score has to hold.
-    if need_sources and not check["predicts"]:
+    if lost_without_all and not check["predicts"]:
         return None, check_text(check)
     return attribution, None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -58,8 +58,13 @@ Chosen with `benchmarks/verdicts.py`; design/citations.md has how often they are
 
 def in_nats(attribution: Attribution) -> bool:
     """Whether a score is a sentence's loss of log-probability, or log odds, without the unit."""
-    slopes = unversioned(attribution.method) == "attention_gradient"
-    return attribution.parameters.get("objective") in NATS and not slopes
+    return scores_in_nats(attribution.method, attribution.parameters)
+
+
+def scores_in_nats(method: str, parameters: Mapping[str, Any]) -> bool:
+    """The same of the scores that a method will give, from its name and its hyper-parameters."""
+    slopes = unversioned(method) == "attention_gradient"
+    return parameters.get("objective") in NATS and not slopes
 
 
 class Quote(NamedTuple):

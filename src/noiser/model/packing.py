@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -213,6 +213,19 @@ class _Keys:
         """How many keys there are."""
         return self.of_contexts + self.end - self.begin
 
+    def cached_key(self, context: Context) -> int:
+        """Where the first cached key of a context stands among all keys of the pass."""
+        place = self.place
+        for other, count in self.cached.items():
+            if other is context:
+                break
+            place += count
+        return place
+
+    def key_of(self, row: int) -> int:
+        """Where the key of a row of the pass stands among all keys of the pass."""
+        return self.place + self.of_contexts + row - self.begin
+
 
 @dataclass(eq=False)
 class _Block:
@@ -232,11 +245,11 @@ class _Block:
         too_old = 0
         if window and len(keys.cached) == 1:  # the first keys stand at positions 0, 1, 2, ...
             too_old = max(0, self.lowest + 1 - window)
-        return slice(keys.place + too_old, keys.place + keys.of_contexts + self.last - keys.begin)
+        return slice(keys.place + too_old, keys.key_of(self.last))
 
     def seen_of_contexts(self, window: int | None) -> int:
         """How many of the `seen` keys are cached; they are the first ones."""
-        first_own = self.keys.place + self.keys.of_contexts
+        first_own = self.keys.key_of(self.keys.begin)
         return max(0, first_own - self.seen(window).start)
 
 
@@ -326,7 +339,6 @@ class Pass:
         self.picture = self._picture_blocks()
         self.hidden = self._hidden_positions()
         self.recorded = [branch for branch in self.sequences if branch.record]
-        self._recorded_keys = self._keys_of_recorded()
 
     def _tokens_and_keys(self) -> tuple[_Tokens, _Tokens]:
         """What each row is, and each key; places the keys."""
@@ -356,23 +368,21 @@ class Pass:
             hidden[number, list(branch.hidden)] = True
         return send(hidden, self.device)
 
-    def _keys_of_recorded(self) -> Int[Tensor, " keys"]:
-        """The keys of clean sequences that go on: the cached ones, and those of their rows."""
+    @cached_property
+    def _recorded_keys(self) -> Int[Tensor, " keys"]:
+        """The keys of clean sequences that go on: the cached ones, and those of their rows.
+
+        Made where the first layer asks: most passes record nothing.
+        """
         places: list[int] = []
         for group in self.key_groups:
-            place_of: dict[Context, int] = {}
-            place = group.place
-            for context, count in group.cached.items():
-                place_of[context] = place
-                place += count
             for number in group.numbers:
                 branch = self.sequences[number]
-                first, end = self.spans[number]
                 if branch.record:
-                    cached = place_of[branch.context]
-                    moved = place - group.begin  # from a row to its key
+                    cached = group.cached_key(branch.context)
+                    first, end = self.spans[number]
                     places += range(cached, cached + branch.start)
-                    places += range(first + moved, end + moved)
+                    places += range(group.key_of(first), group.key_of(end))
         return send(torch.tensor(places, dtype=torch.long), self.device)
 
     def mask(self, block: _Block, window: int | None, dtype: torch.dtype) -> Tensor:
