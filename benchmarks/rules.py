@@ -10,7 +10,8 @@ r"""Are rules right? Planted prompts, of which the logic is known, and inputs th
 sentences: on all 64, by weight). Of six sentences it also stores the pairs of `joint` and the
 interactions of shapiq's KernelSHAPIQ (order 2) on the same game. "stays" has a bit for each of
 these inputs, in the order of `further_inputs`, so that other methods can be added without a model.
-It stops after `--seconds`; a prompt that is in the file is not played again.
+It stops after `--seconds`, and a kind of prompt at `--most` that were played; a prompt that is in
+the file is not played again.
 
 `anchors` adds what alibi's AnchorTabular finds on the stored games of six sentences. alibi 0.9.6
 wants numpy 1, so give it an environment of its own. `table` shows the measures with 95 % intervals
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -198,7 +200,7 @@ def play(path: Path, options: argparse.Namespace) -> None:
     stored = {(row["model"], row["id"]) for row in rows_of(path)}
     for model in options.models:
         name = Path(model).stem
-        lm = noiser.load_model(model, dtype="float32", device="cpu")
+        lm = noiser.load_model(model, dtype=options.dtype, device="cpu")
         cells = [
             draw(category, sentences, seed, wording)
             for seed in options.seeds
@@ -207,14 +209,23 @@ def play(path: Path, options: argparse.Namespace) -> None:
             for sentences in options.sentences
             if category != "combined" or wording == 0
         ]
+        played_of = Counter(
+            (row["category"], row["sentences"])
+            for row in rows_of(path)
+            if row["model"] == name and "rule" in row
+        )
         for number, example in enumerate(in_turn(cells)):
-            if (name, example.id) in stored:
+            cell = example.category, example.meta["sentences"]
+            if (name, example.id) in stored or played_of[cell] >= options.most:
                 continue
             if time.monotonic() - begin > options.seconds:
                 return
             row = {"model": name, "id": example.id, "category": example.category}
             row |= {"sentences": example.meta["sentences"], "wording": example.meta["wording"]}
+            if options.dtype != "float32":
+                row["dtype"] = options.dtype
             found = played(lm, example, number)
+            played_of[cell] += found is not None
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row | (found or {})) + "\n")
 
@@ -368,6 +379,8 @@ def main() -> None:
     parser.add_argument("--sentences", nargs="+", type=int, default=[6])
     parser.add_argument("--wordings", nargs="+", type=int, default=[0])
     parser.add_argument("--seeds", nargs="+", type=int, default=[9001])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--most", type=int, default=60, help="prompts of a model, kind and length")
     parser.add_argument("--seconds", type=float, default=240)
     options = parser.parse_args()
     if options.step == "play":

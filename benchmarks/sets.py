@@ -12,8 +12,8 @@ for each prompt why its label is not true of the model, or nothing; it stops whe
 true. `scores` takes these prompts, of all wordings in turn, with every sentence a source; for each
 way it stores the score of every source (`--encoder FOLDER` for the encoder). `table` shows the
 share of labels that are not true; how often a gold source comes first, and where two are gold,
-their share among the first two; what `noiser.cite` cites; and which sources would speak against the
-answer at several limits. Equal scores share their places. A line of the file is not computed again.
+their share among the first two; what `noiser.cite` cites; and which source it names as taking the
+place of those. Equal scores share their places. A line of the file is not computed again.
 
 Wordings 0 to 4 are for development, 5 to 9 for reporting. The encoder is a folder, see
 `encoder.py`.
@@ -46,7 +46,6 @@ from noiser.types import Question
 SENTENCES = 6
 SETS = ("once", "twice", "shared", "contradiction", "two", "none", "irrelevant")
 TWO_GOLD = ("twice", "two")
-LIMITS = (0.05, 0.1, 0.2, 0.5, 1.0)  # nats from which a source might speak against an answer
 AT_ONCE = 5  # prompts between two writes to the file
 
 WAYS: dict[str, Any] = {
@@ -170,6 +169,7 @@ def cited(citations: noiser.Citations) -> Row:
     return {
         "scores": rounded(scores.tolist()),
         "cited": [citation.number - 1 for citation in sentence.citations],
+        "alternatives": [alternative.number - 1 for alternative in sentence.alternatives],
         "memory": not citations.needs_sources(0),
         "log_p": round(sentence.log_probability, 4),
         "loss": round(sentence.loss, 4),
@@ -315,28 +315,26 @@ def citations_table(rows: Sequence[Row]) -> list[Row]:
     return lines
 
 
-def against_table(rows: Sequence[Row]) -> list[Row]:
-    """For limits in nats, on how many prompts the other side speaks against the answer, and any
-    other source does.
+def alternatives_table(rows: Sequence[Row]) -> list[Row]:
+    """How often the other side of a contradiction takes the place of the cited source, and any
+    other source does; of prompts on which something is cited.
     """
     lines: list[Row] = []
-    some = [row for row in rows if row["way"] == "cite"]
+    some = [row for row in rows if row["way"] == "cite" and row["cited"]]
     for (model, category), here in grouped(some, "model", "category").items():
-        for limit in LIMITS:
-            named = [{i for i, s in enumerate(row["scores"]) if s <= -limit} for row in here]
-            sides = [{*row["other_side"]} for row in here]
-            right = [bool(side & found) for side, found in zip(sides, named, strict=True) if side]
-            wrong = [bool(found - side) for side, found in zip(sides, named, strict=True)]
-            lines.append(
-                {
-                    "model": model,
-                    "category": category,
-                    "limit": limit,
-                    "n": len(here),
-                    "other side named": share(right) if right else "",
-                    "another source named": share(wrong),
-                }
-            )
+        named = [{*row["alternatives"]} for row in here]
+        sides = [{*row["other_side"]} for row in here]
+        right = [bool(side & found) for side, found in zip(sides, named, strict=True) if side]
+        other = [bool(found - side) for side, found in zip(sides, named, strict=True)]
+        lines.append(
+            {
+                "model": model,
+                "category": category,
+                "n": len(here),
+                "the other side named": share(right) if right else "",
+                "another source named": share(other),
+            }
+        )
     return lines
 
 
@@ -369,7 +367,7 @@ def main() -> None:
     shown = [row for row in rows if row["wording"] in options.wordings]
     labels, scores = ([row for row in shown if row["part"] == part] for part in ("label", "score"))
     tables = [labels_table(labels)]
-    tables += [table(scores) for table in (scores_table, citations_table, against_table)]
+    tables += [table(scores) for table in (scores_table, citations_table, alternatives_table)]
     print(*(markdown(lines) for lines in tables if lines), sep="\n\n")
 
 

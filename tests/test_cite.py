@@ -14,6 +14,7 @@ from attribution_for_tests import make, spans_of
 from chat_for_tests import chat_model
 from engine_for_tests import query_of
 from noiser.attribution.summary import as_text
+from noiser.engine import prepare, run_one
 from noiser.errors import (
     NoiserError,
     ParameterError,
@@ -22,10 +23,12 @@ from noiser.errors import (
     TargetError,
     UnitError,
 )
-from noiser.explain.citations_record import in_nats
+from noiser.explain import alternatives
+from noiser.explain.alternatives import find_alternatives
+from noiser.explain.citations_record import Alternative, in_nats
 from noiser.explain.citations_summary import about_citations
-from noiser.text import read_documents
-from noiser.types import Pair, Source, Target
+from noiser.text import read_documents, token_texts
+from noiser.types import Pair, Question, Source, Target
 from test_engine import masked
 from tiny import tiny
 
@@ -170,57 +173,35 @@ def test_a_page_shows_the_question(question):
     )
 
 
-def test_a_source_without_which_a_sentence_gains_speaks_against_it():
-    first, second = citations(against=1.0).sentences
-    assert [(o.number, o.score) for o in first.against] == [(3, -2.0)]
-    assert first.against[0].stderr == pytest.approx(0.1)
-    assert second.against == ()
-    assert first.mark == "[1][2]"  # it is not cited
-    assert [s.against for s in citations(against=2.1).sentences] == [(), ()]
-    assert [s.against for s in citations().sentences] == [(), ()]  # where scores are not in nats
-    memory = citations(against=1.0, losses=(0.0, 0.0)).sentences[0]
-    assert (memory.mark, len(memory.against)) == ("(from memory)", 1)
+ALTERNATIVES = ((Alternative(3, " barn", 0.985, 4.2),), ())
 
 
-@pytest.mark.parametrize(("stderr", "named"), [(0.9, True), (1.1, False), (math.nan, True)])
-def test_what_speaks_against_a_sentence_is_beyond_two_standard_errors(stderr, named):
-    att = citations().attribution
-    errors = torch.tensor([[0.3, 0.4, 0.1, stderr]] * 2)
-    changed = citations(against=1.0, attribution=dataclasses.replace(att, stderr=errors))
-    assert bool(changed.sentences[0].against) is named
-
-
-def test_the_strongest_opponent_is_named_first():
-    scores = torch.tensor([[3.0, 1.0, -4.0, -2.0], [0.1, 0.2, 0.3, 0.4]])
-    att = dataclasses.replace(citations().attribution, scores=scores)
-    found = citations(against=1.0, attribution=att).sentences[0]
-    assert [(o.number, o.score) for o in found.against] == [(2, -4.0), (3, -2.0)]
-
-
-def test_what_speaks_against_a_sentence_stands_in_every_form():
-    nats = dataclasses.replace(citations().attribution, parameters={"objective": "logprob"})
+def test_alternatives_stand_in_every_form():
     first, second, third = citations().sources
     named = (first, second, third._replace(title="News"))
-    found = citations(attribution=nats, against=1.0, sources=named)
-    assert "\n  Speaks against it: [3] News (-2.00 ± 0.10 nats)\n" in str(found)
-    assert "\nSpeaks against it: without this source the sentence gains 1 nats or more." in str(
+    found = citations(alternatives=ALTERNATIVES, sources=named)
+    assert [sentence.alternatives for sentence in found.sentences] == [ALTERNATIVES[0], ()]
+    assert found.sentences[0].mark == "[1][2]"  # it is not cited
+    assert "\n  Otherwise “barn” (98 %), from [3] News\n" in str(found)
+    assert "\nOtherwise: what the model says without the sources that the sentence cites" in str(
         found
     )
-    assert "Speaks against it" not in str(citations(attribution=nats))
-    assert "  - Speaks against it: \\[3\\] News" in found.to_markdown()
-    assert 'against it: <a href="#noiser-3">[3]</a>' in found.to_html()
-    assert "against it:" not in citations().to_html()
-    assert found.to_dataframe()["against"].tolist() == [False, False, True, False, False, False]
+    assert "Otherwise" not in str(citations())
+    assert "  - Otherwise “barn” (98 %), from \\[3\\] News" in found.to_markdown()
+    assert 'otherwise “barn” <a href="#noiser-3">[3]</a>' in found.to_html()
+    assert "otherwise" not in citations().to_html()
+    assert found.to_dataframe()["alternative"].tolist() == [False, False, True, False, False, False]
     data = found.to_dict()
-    error = pytest.approx(0.1)
-    assert data["sentences"][0]["against"] == [{"number": 3, "score": -2.0, "stderr": error}]
-    again = noiser.Citations.from_dict(data)
-    assert again.sentences == found.sentences
-    del data["against"]  # a file of before
-    assert noiser.Citations.from_dict(data).sentences[0].against == ()
+    alternative = {"number": 3, "says": " barn", "probability": 0.985, "loss": 4.2}
+    assert data["sentences"][0]["alternatives"] == [alternative]
+    assert noiser.Citations.from_dict(data).sentences == found.sentences
+    del data["alternatives"]  # a file of before
+    assert noiser.Citations.from_dict(data).sentences[0].alternatives == ()
+    with pytest.raises(ParameterError, match="There are 1 alternatives; expected 2"):
+        citations(alternatives=ALTERNATIVES[:1])
 
 
-def test_a_source_that_speaks_against_a_sentence_is_not_folded():
+def test_an_alternative_is_not_folded():
     pieces = tuple(f"S{i}." for i in range(9))
     att = make(
         pieces,
@@ -230,30 +211,62 @@ def test_a_source_that_speaks_against_a_sentence_is_not_folded():
     )
     sources = tuple(Source("", unit.text, unit.start, unit.end) for unit in att.units)
     fields = {"attribution": att, "sources": sources, "answer": " It.", "losses": (20.0,)}
-    shown, folded = citations(against=1.0, **fields).to_html().split("7 sources not cited")
+    alternatives = ((Alternative(2, " He", 0.9, 3.0),),)
+    shown, folded = (
+        citations(alternatives=alternatives, **fields).to_html().split("7 sources not cited")
+    )
     assert 'id="noiser-2"' in shown
     assert 'id="noiser-2"' not in folded
 
 
-@pytest.mark.parametrize(
-    ("method", "named"),
-    [
-        (None, True),
-        ("occlusion:objective=logprob", True),
-        ("occlusion", False),  # probabilities
-    ],
-)
-def test_cite_names_opponents_where_scores_are_differences_in_nats(monkeypatch, method, named):
-    monkeypatch.setattr(importlib.import_module("noiser.explain._cite"), "AGAINST", 1e-6)
-    options = {"answer": ANSWER, "unit": "source", "contrast": False, "method": method}
-    found = noiser.cite(tiny("llama"), QUESTION, SOURCES, **options)
-    expected = [
-        sorted((i for i in range(3) if row[i] <= -1e-6), key=lambda i: row[i])
-        for row in found.scores.tolist()
-    ]
-    assert any(expected)
-    numbers = [[o.number - 1 for o in sentence.against] for sentence in found.sentences]
-    assert numbers == (expected if named else [[], []])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
+def test_alternatives_are_what_the_model_says_with_rows_of_sources_zero(family, monkeypatch):
+    """Beside a slow computation: the whole sequence once for each set of sources that are gone."""
+    monkeypatch.setattr(alternatives, "LEAST_PROBABILITY", 0.0)
+    monkeypatch.setattr(alternatives, "RESTS_ON", 1e-3)
+    lm = tiny(family)
+    texts = ["The fox sings. A dog plays.", "It rains.", "The trains run late."]
+    prompt = "\n".join([*texts, QUESTION])
+    fields = {"prompt": prompt, "sources": texts, "unit": "source", "continuation_units": False}
+    whole = run_one(lm, prepare(lm, Question(**fields, max_new_tokens=12, target_unit="all")))
+    length = len(whole.target_texts[0])
+    halves = [(0, length // 2), (length // 2, length)]
+    fields["target_unit"] = halves
+    query = run_one(lm, prepare(lm, Question(**fields, target=whole.target_texts[0])))
+    cited = [[0], [1, 2]]
+    found = run_one(lm, find_alternatives(lm.tokenizer, query, "zero", cited))
+    assert any(found)
+
+    def log_p(gone, row):
+        ids = query.token_ids[None]
+        rows = lm.model.get_input_embeddings()(ids).clone()
+        for source in gone:
+            rows[0, list(query.positions[source])] = 0
+        with torch.no_grad():
+            logits = lm.model(inputs_embeds=rows).logits[0].float()
+        return logits[[*query.positions_read(row)]].log_softmax(-1)
+
+    for row, (target, gone) in enumerate(zip(query.targets, cited, strict=True)):
+        with_all = log_p([], row)
+        without = log_p(gone, row)
+        leaves = [
+            (place, int(without[place].argmax()))
+            for place, own in enumerate(target.token_ids)
+            if with_all[place].argmax() == own != without[place].argmax()
+        ]
+        losses = {}
+        for place, token in leaves[:1]:
+            for other in {0, 1, 2} - {*gone}:
+                loss = without[place, token] - log_p([*gone, other], row)[place, token]
+                if loss >= 1e-3:
+                    losses[other + 1] = float(loss)
+        numbers = sorted(losses, key=lambda number: -losses[number])
+        assert [each.number for each in found[row]] == numbers
+        for each in found[row]:
+            place, token = leaves[0]
+            assert each.loss == pytest.approx(losses[each.number], abs=1e-4)
+            assert each.probability == pytest.approx(float(without[place, token].exp()), rel=1e-3)
+            assert each.says == token_texts(lm.tokenizer, [token])[0]
 
 
 @pytest.mark.parametrize(

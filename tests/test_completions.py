@@ -14,6 +14,7 @@ import torch
 
 import noiser
 from noiser.errors import ModelError
+from noiser.explain import alternatives
 from noiser.model.writing import write
 from noiser.server.upstream import Upstream
 from noiser.server.writing import Answer
@@ -65,7 +66,8 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
     web, family, accuracy, monkeypatch
 ):
     monkeypatch.setattr(citing, "FAST_FROM", 1)
-    monkeypatch.setattr(citing, "AGAINST", 1e-4)
+    monkeypatch.setattr(alternatives, "LEAST_PROBABILITY", 0.0)
+    monkeypatch.setattr(alternatives, "RESTS_ON", 1e-3)
     chunks = list(complete(web, stream=True, model=family, accuracy=accuracy))
     text = generated(family)
     assert text_of(chunks) == text
@@ -97,10 +99,10 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
                 (quote["text"], given[quote["start"] : quote["end"]]) for quote in source["quotes"]
             ]
             assert quotes == [(quote.text, quote.text) for quote in citation.quotes]
-        others = [("d-7", "d-9")[other.number - 1] for other in sentence.against]
-        assert [other["id"] for other in found["against"]] == others
-        scores = [other.score for other in sentence.against]
-        assert [other["score"] for other in found["against"]] == pytest.approx(scores, abs=1e-5)
+        others = [("d-7", "d-9")[other.number - 1] for other in sentence.alternatives]
+        assert [other["id"] for other in found["alternatives"]] == others
+        losses = [other.loss for other in sentence.alternatives]
+        assert [other["loss"] for other in found["alternatives"]] == pytest.approx(losses, abs=1e-4)
     assert chunks[-1].usage.completion_tokens == 12
 
 
@@ -212,9 +214,13 @@ def test_one_object_has_what_the_stream_has(web):
     for one, other in zip(
         whole.citations, last.citations, strict=True
     ):  # sentences may have been cited by twos
-        for name in ("sources", "against"):
-            scores = [source.pop("score") for source in other[name]]
-            assert [each.pop("score") for each in one[name]] == pytest.approx(scores, abs=1e-4)
+        for name, number in [
+            ("sources", "score"),
+            ("alternatives", "loss"),
+            ("alternatives", "probability"),
+        ]:
+            numbers = [source.pop(number) for source in other[name]]
+            assert [each.pop(number) for each in one[name]] == pytest.approx(numbers, abs=1e-4)
         assert one == other
     assert complete(web, documents=[]).citations == []
     assert complete(web, max_tokens=None).usage.total_tokens <= chatty("llama").context_length

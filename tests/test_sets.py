@@ -12,7 +12,7 @@ import noiser
 import sets
 from labels import faults, is_what_it_says, says_a_documents_word
 from noiser.data.planted import draw
-from sets import against_table, citations_table, examples_of, found, true_labels
+from sets import alternatives_table, citations_table, examples_of, found, true_labels
 from tiny import tiny
 
 
@@ -127,29 +127,26 @@ def test_labels_are_asked_until_enough_are_true_and_none_twice(monkeypatch):
     assert list(sets.new_rows(None, "m", OPTIONS, rows)) == []
 
 
-def cite_row(category, scores, cited, gold=(0,), other_side=()):
-    row = {"model": "m", "category": category, "way": "cite", "memory": False, "scores": scores}
-    return row | {"cited": cited, "gold": [*gold], "other_side": [*other_side]}
+def cite_row(category, cited, alternatives=(), gold=(0,), other_side=()):
+    row = {"model": "m", "category": category, "way": "cite", "memory": False, "cited": cited}
+    return row | {"alternatives": alternatives, "gold": [*gold], "other_side": [*other_side]}
 
 
 def test_tables_count_prompts_whose_other_side_is_named_and_others_that_are():
     rows = [
-        cite_row("contradiction", [3.0, -0.3, 0.0], [0], other_side=[1]),
-        cite_row("contradiction", [3.0, -0.07, -0.6], [0, 2], other_side=[1]),
-        cite_row("once", [2.0, 0.0, -0.06], [1]),
+        cite_row("contradiction", [0], [1], other_side=[1]),
+        cite_row("contradiction", [0, 2], [1, 3], other_side=[1]),
+        cite_row("contradiction", [0], [2], other_side=[1]),
+        cite_row("contradiction", [0], other_side=[1]),
+        cite_row("contradiction", [], other_side=[1]),  # cites nothing: not asked
+        cite_row("once", [1], [2]),
     ]
-    lines = {(line["category"], line["limit"]): line for line in against_table(rows)}
-    right = {
-        key: line["other side named"].split()[0]
-        for key, line in lines.items()
-        if key[0] == "contradiction"
-    }
-    assert [*right.values()] == ["1.00", "0.50", "0.50", "0.00", "0.00"]
-    wrong = {key: line["another source named"].split()[0] for key, line in lines.items()}
-    assert [wrong["contradiction", limit] for limit in (0.05, 0.5, 1.0)] == ["0.50", "0.50", "0.00"]
-    assert (wrong["once", 0.05], wrong["once", 0.1]) == ("1.00", "0.00")
-    assert lines["once", 0.1]["other side named"] == ""
+    contradiction, once = alternatives_table(rows)
+    assert (contradiction["n"], once["n"]) == (4, 1)
+    assert contradiction["the other side named"].startswith("0.50")
+    assert contradiction["another source named"].startswith("0.50")
+    assert (once["the other side named"], once["another source named"][:4]) == ("", "1.00")
     first, second = citations_table(rows)
-    assert first["a gold source cited"].startswith("1.00")
-    assert first["another cited"].startswith("0.50")
+    assert first["a gold source cited"].startswith("0.80")
+    assert first["another cited"].startswith("0.20")
     assert second["a gold source cited"].startswith("0.00")

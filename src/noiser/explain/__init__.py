@@ -25,8 +25,8 @@ from noiser.explain._tolerance import Tolerance as Tolerance
 from noiser.explain._tolerance import tolerance as tolerance
 from noiser.explain._without import without as without
 from noiser.explain.citations import Citations as Citations
+from noiser.explain.citations_record import Alternative as Alternative
 from noiser.explain.citations_record import Citation as Citation
-from noiser.explain.citations_record import Opponent as Opponent
 from noiser.explain.citations_record import Quote as Quote
 from noiser.explain.citations_record import Sentence as Sentence
 from noiser.explain.games import Game as Game

@@ -16,10 +16,11 @@ from noiser.engine import Predict, Query, prepare, remover, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
 from noiser.explain._rule import rules_of
+from noiser.explain.alternatives import find_alternatives
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
-from noiser.explain.citations_record import in_nats, scores_in_nats
+from noiser.explain.citations_record import scores_in_nats
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -78,11 +79,6 @@ docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 MEMORY_OF_TEXT = math.log(2)
 """`MEMORY` for a model of which the text alone is known: without sources a sentence is said half as
 often."""
-
-AGAINST = math.inf
-"""A source speaks against a sentence whose log-probability rises by this many nats without it. None
-does until a limit has been measured: half a nat names distractors, too, where the model is not
-certain (design/sets.md)."""
 
 
 class CiteOptions(TypedDict, total=False):
@@ -153,9 +149,10 @@ def cite(
     The model answers a prompt with the sources, and each source is hidden from question and answer:
     what a sentence's log-probability loses is the source's score. Sources that carry the score are
     then taken apart into sentences. A sentence that loses less than `memory` with all sources
-    hidden, and with each of them, does not need them and cites nothing. A source without which a
-    sentence gains log-probability speaks against it, and is named too. A citation is influence:
-    whether the source says what the sentence says is not checked.
+    hidden, and with each of them, does not need them and cites nothing. What the
+    model says without the cited sources is named, too, where it rests on another source: that may
+    say the opposite. A citation is influence: whether the source says what the sentence says is not
+    checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -281,13 +278,16 @@ def cite(
             losses=losses,
             memory=min_loss,
             least_share=least_share,
-            # A limit in nats says nothing of other scores, such as probabilities.
-            against=AGAINST if in_nats(attribution) else math.inf,
         )
-        if rule and len(query.sources) > 1:
-            with suppress(OutOfTimeError):
+        with suppress(OutOfTimeError):
+            if rule and len(query.sources) > 1:
                 rules = await _rules(lm, query, citations, seed)
                 citations = replace(citations, rules=rules)
+            # Of a model whose text alone is known, no token beside the answer is.
+            if not lm.is_text_only:
+                cited = _cited(citations)
+                alternatives = await find_alternatives(lm.tokenizer, query, removal, cited)
+                citations = replace(citations, alternatives=alternatives)
         return citations
 
     questions: Any = plain(question)
@@ -365,6 +365,14 @@ async def _rules(
         for sentence, of_sentence in zip(sentences, found, strict=True):
             rules[sentence] = of_sentence
     return tuple(rules)
+
+
+def _cited(citations: Citations) -> list[list[int]]:
+    """For each sentence the indices of the sources that it cites."""
+    cited: list[list[int]] = []
+    for sentence in citations.sentences:
+        cited.append([citation.number - 1 for citation in sentence.citations])
+    return cited
 
 
 def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:

@@ -15,13 +15,13 @@ from noiser.attribution.store import restored, to_jsonable
 from noiser.explain.citations_html import fragment, page
 from noiser.explain.citations_record import (
     NATS,
+    Alternative,
     Citation,
     CitationsRecord,
-    Opponent,
     SourcePair,
 )
 from noiser.files import write_if
-from noiser.numbers import NumberFormat, number_format
+from noiser.numbers import NumberFormat, number_format, percentage
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -47,9 +47,8 @@ class Citations(CitationsRecord, SavedResult):
             does not need them: it cites nothing.
         least_share: a source is cited for a sentence if it has at least this share of its positive
             scores.
-        against: a source speaks against a sentence if without it the log-probability of the
-            sentence rises by at least this, in nats, and by more than two standard errors.
-            Infinite where scores are not such differences.
+        alternatives: for each sentence the sources that take the place of those that it cites;
+            empty where the model was not asked.
         rules: for each sentence the rule of the sources that it needs, None for one from memory;
             empty unless it was asked.
     """
@@ -89,8 +88,8 @@ class Citations(CitationsRecord, SavedResult):
                 yield 1, _line_of_pair(pair)
             if sentence.rule is not None:
                 yield 1, f"Needs: {sentence.rule.summary}"
-            for opponent in sentence.against:
-                yield 1, self._line_of_opponent(opponent)
+            for alternative in sentence.alternatives:
+                yield 1, self._line_of_alternative(alternative)
             yield 1, self.numbers_of(sentence)
         if self.answer_without is not None:
             yield 0, f"Answer without the sources: {label(open_ended(self.answer_without))}"
@@ -116,11 +115,11 @@ class Citations(CitationsRecord, SavedResult):
         for quote in citation.quotes[:_QUOTED]:
             yield 2, f"“{label(quote.text)}” {show(quote.score)}"
 
-    def _line_of_opponent(self, opponent: Opponent) -> str:
-        """The line of a source that speaks against a sentence."""
-        amount = number_format([opponent.score]).with_error(opponent.score, opponent.stderr)
-        title = self._title(opponent.number)
-        return f"Speaks against it: [{opponent.number}]{title} ({amount}{self._nats})"
+    def _line_of_alternative(self, alternative: Alternative) -> str:
+        """The line of a source that takes the place of the cited ones."""
+        says = f"“{label(alternative.says)}” ({percentage(alternative.probability)})"
+        title = self._title(alternative.number)
+        return f"Otherwise {says}, from [{alternative.number}]{title}"
 
     def __repr__(self) -> str:
         marks = ", ".join(sentence.mark for sentence in self.sentences)
@@ -131,14 +130,14 @@ class Citations(CitationsRecord, SavedResult):
 
         Columns: sentence_index, sentence, log_probability, loss, verdict, number (the source's,
         from 1 on), title, start, end, score, stderr, share (of the sentence's positive scores),
-        cited, against (whether it speaks against the sentence).
+        cited, alternative (whether it takes the place of those that are cited).
         """
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
         for index, sentence in enumerate(self.sentences):
             cited = {citation.number for citation in sentence.citations}
-            opponents = {opponent.number for opponent in sentence.against}
+            alternatives = {alternative.number for alternative in sentence.alternatives}
             for candidate, source in zip(self._candidates(index), self.sources, strict=True):
                 rows.append(
                     {
@@ -155,7 +154,7 @@ class Citations(CitationsRecord, SavedResult):
                         "stderr": candidate.stderr,
                         "share": candidate.share,
                         "cited": candidate.number in cited,
-                        "against": candidate.number in opponents,
+                        "alternative": candidate.number in alternatives,
                     }
                 )
         return pd.DataFrame(rows)
@@ -178,7 +177,7 @@ class Citations(CitationsRecord, SavedResult):
             "answer_without",
             "memory",
             "least_share",
-            "against",
+            "alternatives",
             "losses",
             "sentences",
             "sources",

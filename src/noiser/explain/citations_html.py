@@ -168,10 +168,10 @@ def _sentence(citations: CitationsRecord, row: int, identifier: str, strength: _
         titles = [MEANINGS[sentence.verdict]]
         style = ""
         kind = ""
-    if sentence.against:
-        numbers = "".join(f"[{opponent.number}]" for opponent in sentence.against)
-        links = _linked(numbers, identifier)
-        mark += f" <span class=memory>against it: {links}</span>"
+    for alternative in sentence.alternatives:
+        link = _linked(f"[{alternative.number}]", identifier)
+        says = escape(label(alternative.says))
+        mark += f" <span class=memory>otherwise “{says}” {link}</span>"
     title = escape("\n".join([*titles, citations.numbers_of(sentence)]))
     return (
         f'<span class="s s{row}{kind}"{style} title="{title}">'
@@ -187,11 +187,11 @@ def _linked(mark: str, identifier: str) -> str:
 def _sources(citations: CitationsRecord, identifier: str, strength: _Strength) -> str:
     """All sources; in a long list, the sources that no sentence names are folded."""
     cited: set[int] = set()
-    against: set[int] = set()
+    alternatives: set[int] = set()
     for sentence in citations.sentences:
         cited.update(citation.number for citation in sentence.citations)
-        against.update(opponent.number for opponent in sentence.against)
-    mentioned = cited | against
+        alternatives.update(each.number for each in sentence.alternatives)
+    mentioned = cited | alternatives
     titles = _titles(citations, strength)
     shown = ""
     folded = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
@@ -121,18 +121,23 @@ class SourcePair(NamedTuple):
     kind: Literal["together", "either"]
 
 
-class Opponent(NamedTuple):
-    """A source that speaks against a sentence: without it the sentence would be more probable.
+class Alternative(NamedTuple):
+    """A source that takes the place of those that a sentence cites.
+
+    Without the cited ones the model says something else, and that rests on this source. The source
+    may contradict the sentence, or be about something else.
 
     Attributes:
         number: of the source, from 1 on.
-        score: the sentence's loss without the source, below 0.
-        stderr: standard error of the score; NaN if the method has none.
+        says: the token with which the model leaves the sentence.
+        probability: of that token, without the cited sources.
+        loss: what its log-probability loses without this source as well, in nats.
     """
 
     number: int
-    score: float
-    stderr: float
+    says: str
+    probability: float
+    loss: float
 
 
 class Sentence(NamedTuple):
@@ -151,7 +156,7 @@ class Sentence(NamedTuple):
         citations: the sources that it was written from, best first; none unless it is "used".
         pairs: of these sources, the largest first; only some methods find them, see
             `Attribution.pairs`.
-        against: the sources that speak against it, the strongest first, whatever the verdict.
+        alternatives: the sources that take the place of these, the strongest first.
         rule: which sources it needs; None unless it was asked.
     """
 
@@ -163,7 +168,7 @@ class Sentence(NamedTuple):
     verdict: Origin
     citations: tuple[Citation, ...]
     pairs: tuple[SourcePair, ...] = ()
-    against: tuple[Opponent, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     rule: Rule | None = None
 
     @property
@@ -246,14 +251,17 @@ class CitationsRecord:
     losses: tuple[SavedNumber, ...]
     memory: SavedNumber
     least_share: SavedNumber
-    against: SavedNumber = math.inf
+    alternatives: tuple[tuple[Alternative, ...], ...] = ()
     rules: tuple[Annotated[Rule, BeforeValidator(Rule.from_dict)] | None, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rules and len(self.rules) != len(self.losses):
-            raise ParameterError(
-                f"There are {len(self.rules)} rules; expected {len(self.losses)}, one per sentence."
-            )
+        for name in ("rules", "alternatives"):
+            values = getattr(self, name)
+            if values and len(values) != len(self.losses):
+                raise ParameterError(
+                    f"There are {len(values)} {name}; expected {len(self.losses)}, one per "
+                    "sentence."
+                )
         if len(self.losses) != len(self.attribution.targets):
             raise ParameterError(
                 f"There are {len(self.losses)} losses; "
@@ -288,7 +296,7 @@ class CitationsRecord:
         return tuple(self._sentence(row) for row in range(len(self.losses)))
 
     def _sentence(self, row: int) -> Sentence:
-        """A sentence with the sources that it cites, their pairs, and the sources against it."""
+        """A sentence with the sources that it cites, their pairs, and alternatives to them."""
         target = self.attribution.targets[row]
         loss = self.losses[row]
         candidates = self._candidates(row)
@@ -327,7 +335,7 @@ class CitationsRecord:
             verdict=_verdict(needs_sources, bool(citations), without),
             citations=tuple(sorted(citations, key=lambda citation: -citation.score)),
             pairs=pairs,
-            against=self._opponents(candidates),
+            alternatives=self.alternatives[row] if self.alternatives else (),
             rule=rule,
         )
 
@@ -354,16 +362,6 @@ class CitationsRecord:
         with_all = math.exp(sentence.log_probability)
         with_none = math.exp(sentence.log_probability - sentence.loss)
         return f"in {with_all:.0%} of the answers, without any source in {with_none:.0%}"
-
-    def _opponents(self, candidates: Sequence[Citation]) -> tuple[Opponent, ...]:
-        """The sources that speak against a sentence, the strongest first."""
-        opponents: list[Opponent] = []
-        for candidate in candidates:
-            # Written so that a standard error of NaN, which is none, passes.
-            within_error = candidate.score + 2 * candidate.stderr >= 0
-            if candidate.score <= -self.against and not within_error:
-                opponents.append(Opponent(candidate.number, candidate.score, candidate.stderr))
-        return tuple(sorted(opponents, key=lambda opponent: opponent.score))
 
     def _pairs(self, row: int) -> tuple[SourcePair, ...]:
         """Pairs of a sentence's units that are in two sources: the first, largest, of each two."""
@@ -432,10 +430,11 @@ class CitationsRecord:
             f"{self._about_scores} Cited: at least {self.least_share:.0%} of the positive scores. "
             f"{self._about_memory}",
         ]
-        if any(sentence.against for sentence in self.sentences):
+        if any(sentence.alternatives for sentence in self.sentences):
             texts.append(
-                "Speaks against it: without this source the sentence gains "
-                f"{self.against:g} nats or more."
+                "Otherwise: what the model says without the sources that the sentence cites, and "
+                "the source that this rests on. It may contradict the sentence, or be about "
+                "something else."
             )
         if any(rule is not None for rule in self.rules):
             texts.append(

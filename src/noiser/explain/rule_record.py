@@ -59,7 +59,8 @@ class Rule(SavedResult):
         text: the prompt; of a chat, as the template writes it.
         units: the parts of the prompt.
         unit: the name of the segmentation, or "spans".
-        terms: the rule; empty where none is clearly right more often than "always" or "never".
+        terms: the rule; empty where none is clearly right more often than "always" or "never", or
+            none on .85 of the inputs.
         best: the rule that was tried: `terms`, or the one that failed.
         same: when an answer is the same: "tokens", "logprob", "text", "foil", or the name of the
             caller's function.

@@ -78,6 +78,12 @@ async def _play(
         table.add(rows, values[table.target])
 
 
+LEAST_RIGHT = 0.85
+"""A rule that is right on a smaller share of all inputs leaves too much open to be named. "Exactly
+one of two units", which no rule can say, is often met by one that is right on .75 to .81, far more
+often than a constant."""
+
+
 class TruthTable:
     """The inputs of one target, and whether the answer stays after each of them.
 
@@ -165,8 +171,9 @@ class TruthTable:
         """The fields of a `Rule` that the inputs say.
 
         There is a rule only where it is right more often than the better constant: on fresh inputs
-        by the lower end of its interval; on all inputs, to which it was fitted, where it is wrong
-        on fewer than half as many as the constant.
+        by the lower end of its interval, and on `LEAST_RIGHT` of all that were run; on all ways to
+        take parts out, to which it was fitted, where it is wrong on fewer than half as many as the
+        constant.
         """
         kept = self._kept[self.trial_places].numpy()
         stays = self._stays[self.trial_places].numpy()
@@ -175,7 +182,8 @@ class TruthTable:
         base = max(stayed, tries - stayed)
         hits = int((holds(self.terms, kept) == stays).sum())
         if self.is_sampled:
-            is_better = wilson(hits, tries)[0] > base / tries
+            rights = holds(self.terms, self._kept.numpy()) == self._stays.numpy()
+            is_better = wilson(hits, tries)[0] > base / tries and rights.mean() >= LEAST_RIGHT
         else:
             is_better = 2 * (tries - hits) < tries - base
         best = tuple(self._in_all_units(term) for term in self.terms)

@@ -286,14 +286,15 @@ class CompletionBody(NeutralFields):
                     "stderr": pair.stderr,
                 }
             )
-        against: list[Event] = []
-        for source in sentence.against:
-            against.append(
+        alternatives: list[Event] = []
+        for source in sentence.alternatives:
+            alternatives.append(
                 {
                     "id": ids[source.number - 1],
                     "number": source.number,
-                    "score": source.score,
-                    "stderr": source.stderr,
+                    "says": source.says,
+                    "probability": source.probability,
+                    "loss": source.loss,
                 }
             )
         return to_jsonable(
@@ -305,7 +306,7 @@ class CompletionBody(NeutralFields):
                 "loss": sentence.loss,
                 "sources": sources,
                 "pairs": pairs,
-                "against": against,
+                "alternatives": alternatives,
                 "verdict": sentence.verdict,
                 "method": cited.attribution.method,
                 "check": _check_of_row(cited.attribution.info.get("check"), row),

@@ -155,12 +155,13 @@ class SourcePairReply(Reply):
     kind: Literal["together", "either"]
 
 
-class OpponentReply(Reply):
-    """A source that speaks against a sentence."""
+class AlternativeReply(Reply):
+    """A source that takes the place of those that a sentence cites."""
 
     number: int
-    score: float
-    stderr: StandardError
+    says: str = Field(description="With which token it leaves the sentence, without those.")
+    probability: float = Field(description="Of that token.")
+    loss: float = Field(description="Of its log-probability without this source too, in nats.")
 
 
 class SentenceReply(Reply):
@@ -174,7 +175,7 @@ class SentenceReply(Reply):
     verdict: Origin
     citations: list[CitationReply] = Field(description="The best first.")
     pairs: list[SourcePairReply]
-    against: list[OpponentReply]
+    alternatives: list[AlternativeReply]
     rule: str | None = Field(description="As text; `rules` has the objects.")
 
 
@@ -250,7 +251,7 @@ class CitationsReply(WarnedReply):
     answer_without: str | None = Field(description="The model's answer without the sources.")
     memory: float | Infinite
     least_share: float
-    against: float | Infinite
+    alternatives: list[list[AlternativeReply]]
     losses: list[float]
     sentences: list[SentenceReply]
     sources: list[SourceReply]
@@ -344,13 +345,14 @@ class DocumentPair(Reply):
     stderr: StandardError
 
 
-class DocumentOpponent(Reply):
-    """A document that speaks against a sentence."""
+class DocumentAlternative(Reply):
+    """A document that takes the place of those that a sentence cites."""
 
     id: str
     number: int
-    score: float
-    stderr: StandardError
+    says: str = Field(description="With which token it leaves the sentence, without those.")
+    probability: float = Field(description="Of that token.")
+    loss: float = Field(description="Of its log-probability without this document too, in nats.")
 
 
 class SentenceCheck(Reply):
@@ -373,7 +375,7 @@ class CitedSentence(Reply):
     loss: float = Field(description="What it loses without all documents, in nats.")
     sources: list[DocumentCitation] = Field(description="The best first.")
     pairs: list[DocumentPair]
-    against: list[DocumentOpponent]
+    alternatives: list[DocumentAlternative]
     verdict: Origin
     method: str
     check: SentenceCheck | None
