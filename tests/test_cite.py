@@ -182,14 +182,14 @@ def test_alternatives_stand_in_every_form():
     found = citations(alternatives=ALTERNATIVES, sources=named)
     assert [sentence.alternatives for sentence in found.sentences] == [ALTERNATIVES[0], ()]
     assert found.sentences[0].mark == "[1][2]"  # it is not cited
-    assert "\n  Otherwise “barn” (98 %), from [3] News\n" in str(found)
-    assert "\nOtherwise: what the model says without the sources that the sentence cites" in str(
+    assert "\n  Without [1][2]: “barn” (98 %), from [3] News\n" in str(found)
+    assert "\nWithout [1]: what the model says without the sources that the sentence cites" in str(
         found
     )
-    assert "Otherwise" not in str(citations())
-    assert "  - Otherwise “barn” (98 %), from \\[3\\] News" in found.to_markdown()
-    assert 'otherwise “barn” <a href="#noiser-3">[3]</a>' in found.to_html()
-    assert "otherwise" not in citations().to_html()
+    assert "Without [" not in str(citations())
+    assert "  - Without \\[1\\]\\[2\\]: “barn” (98 %), from \\[3\\] News" in found.to_markdown()
+    assert 'without these: “barn” <a href="#noiser-3">[3]</a>' in found.to_html()
+    assert "without these" not in citations().to_html()
     assert found.to_dataframe()["alternative"].tolist() == [False, False, True, False, False, False]
     data = found.to_dict()
     alternative = {"number": 3, "says": " barn", "probability": 0.985, "loss": 4.2}

@@ -18,6 +18,7 @@ from noiser.explain.citations_record import (
     Alternative,
     Citation,
     CitationsRecord,
+    Sentence,
     SourcePair,
 )
 from noiser.files import write_if
@@ -89,7 +90,7 @@ class Citations(CitationsRecord, SavedResult):
             if sentence.rule is not None:
                 yield 1, f"Needs: {sentence.rule.summary}"
             for alternative in sentence.alternatives:
-                yield 1, self._line_of_alternative(alternative)
+                yield 1, self._line_of_alternative(alternative, sentence)
             yield 1, self.numbers_of(sentence)
         if self.answer_without is not None:
             yield 0, f"Answer without the sources: {label(open_ended(self.answer_without))}"
@@ -115,11 +116,12 @@ class Citations(CitationsRecord, SavedResult):
         for quote in citation.quotes[:_QUOTED]:
             yield 2, f"“{label(quote.text)}” {show(quote.score)}"
 
-    def _line_of_alternative(self, alternative: Alternative) -> str:
+    def _line_of_alternative(self, alternative: Alternative, sentence: Sentence) -> str:
         """The line of a source that takes the place of the cited ones."""
+        cited = "".join(f"[{number}]" for number in sorted(c.number for c in sentence.citations))
         says = f"“{label(alternative.says)}” ({percentage(alternative.probability)})"
         title = self._title(alternative.number)
-        return f"Otherwise {says}, from [{alternative.number}]{title}"
+        return f"Without {cited}: {says}, from [{alternative.number}]{title}"
 
     def __repr__(self) -> str:
         marks = ", ".join(sentence.mark for sentence in self.sentences)

@@ -171,7 +171,7 @@ def _sentence(citations: CitationsRecord, row: int, identifier: str, strength: _
     for alternative in sentence.alternatives:
         link = _linked(f"[{alternative.number}]", identifier)
         says = escape(label(alternative.says))
-        mark += f" <span class=memory>otherwise “{says}” {link}</span>"
+        mark += f" <span class=memory>without these: “{says}” {link}</span>"
     title = escape("\n".join([*titles, citations.numbers_of(sentence)]))
     return (
         f'<span class="s s{row}{kind}"{style} title="{title}">'

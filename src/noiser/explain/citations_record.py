@@ -432,7 +432,7 @@ class CitationsRecord:
         ]
         if any(sentence.alternatives for sentence in self.sentences):
             texts.append(
-                "Otherwise: what the model says without the sources that the sentence cites, and "
+                "Without [1]: what the model says without the sources that the sentence cites, and "
                 "the source that this rests on. It may contradict the sentence, or be about "
                 "something else."
             )
