@@ -164,10 +164,11 @@ def measured(
     for attention in attentions:
         named = common | {"attention": attention}
         with flex.one_call(lm) if attention == "flex" else nullcontext():
-            for row in passes.short_rows(lm, prompts, top):
+            compiles = attention == "flex"
+            for row in passes.short_rows(lm, prompts, top, compiles=compiles):
                 rows.append(say(named | row))
             for tokens in long:
-                for row in passes.long_rows(lm, tokens, top):
+                for row in passes.long_rows(lm, tokens, top, compiles=compiles):
                     rows.append(say(named | row))
     readable = lm.model.config.max_position_embeddings
     rows.append(say(common | longest(lm, readable if limit is None else min(limit, readable))))

@@ -11,10 +11,11 @@ returned NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import pad
 
 from noiser.model import LanguageModel
-from noiser.model.packing import Context, Pass
+from noiser.model.language_model import AttentionOf, attention_of_pass
+from noiser.model.packing import Branch, Context, Pass
 
 BLOCK = 128
 EVERY_POSITION = 2**30
@@ -34,13 +36,20 @@ UNUSED |= {"position_embeddings", "output_attentions"}
 
 @contextmanager
 def one_call(lm: LanguageModel) -> Generator[None]:
-    """Within it the passes of a model attend by one call a layer."""
+    """Within it the passes of a model attend by one call a layer, but those with gradients, which
+    FlexAttention does not have on a CPU, and with an attention of their own, such as gates.
+    """
     run = lm.run_packed
-    lm.run_packed = partial(run, attention=attention)  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+
+    def run_packed(
+        branches: Sequence[Branch], chosen: AttentionOf = attention_of_pass, *, gradients: bool
+    ) -> list[Tensor]:
+        if chosen is attention_of_pass and not gradients:
+            chosen = attention
+        return run(branches, chosen, gradients=gradients)
+
+    with patch.object(lm, "run_packed", run_packed):
         yield
-    finally:
-        del lm.run_packed
 
 
 def attention(packed: Pass) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -94,11 +95,8 @@ def counted_passes(lm: LanguageModel, count: KernelCount) -> Generator[None]:
         with count:
             return run(*args, **options)
 
-    lm.run_packed = counted  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    with patch.object(lm, "run_packed", counted):
         yield
-    finally:
-        del lm.run_packed
 
 
 def kernels_of_model(lm: LanguageModel, tokens: int = 64) -> int:
@@ -115,7 +113,9 @@ def finish(lm: LanguageModel) -> None:
         torch.cuda.synchronize(lm.device)
 
 
-def cost(lm: LanguageModel, run: Callable[[], object], top: float) -> dict[str, Any]:
+def cost(
+    lm: LanguageModel, run: Callable[[], object], top: float, *, counts_kernels: bool
+) -> dict[str, Any]:
     """Seconds, passes, kernels and the share of the peak of a call, after one that warms up."""
     run()
     finish(lm)
@@ -124,28 +124,37 @@ def cost(lm: LanguageModel, run: Callable[[], object], top: float) -> dict[str, 
         run()
         finish(lm)
         took, work = time.perf_counter() - begin, time.process_time() - host
-    count = KernelCount()
-    with counted_passes(lm, count):
-        run()
-    return {
+    row = {
         "seconds": took,
         "host seconds": work,
         "passes": clock.passes,
         "token-forwards": clock.tokens,
-        "kernels a pass": count.count / max(1, clock.passes),
-        "beside the model's": count.count / max(1, clock.passes) / kernels_of_model(lm),
         "share of peak, %": 100 * operations(lm, clock.tokens, clock.rows) / took / top,
     }
+    if counts_kernels:
+        count = KernelCount()
+        with counted_passes(lm, count):
+            run()
+        kernels = count.count / max(1, clock.passes)
+        row |= {"kernels a pass": kernels, "beside the model's": kernels / kernels_of_model(lm)}
+    return row
 
 
-def short_rows(lm: LanguageModel, prompts: Sequence[str], top: float) -> list[dict[str, Any]]:
-    """A row for each method of short prompts as one list, and the usual way."""
+def short_rows(
+    lm: LanguageModel, prompts: Sequence[str], top: float, *, compiles: bool = False
+) -> list[dict[str, Any]]:
+    """A row for each method of short prompts as one list, and the usual way.
+
+    Where attention compiles, kernels cannot be counted; the usual way, which is the same, is not
+    run again.
+    """
     rows: list[dict[str, Any]] = []
     for name, (method, unit) in SHORT.items():
         run = partial(noiser.attribute, lm, list(prompts), method=method, unit=unit)
-        rows.append(
-            {"workload": f"{len(prompts)} short prompts", "method": name} | cost(lm, run, top)
-        )
+        measured = cost(lm, run, top, counts_kernels=not compiles)
+        rows.append({"workload": f"{len(prompts)} short prompts", "method": name} | measured)
+    if compiles:
+        return rows
     begin = time.perf_counter()
     tokens = sum(leave_one_out(lm, prompt) for prompt in prompts)
     finish(lm)
@@ -177,8 +186,10 @@ def leave_one_out(lm: LanguageModel, prompt: str) -> int:
     return length * (length + 1)
 
 
-def long_rows(lm: LanguageModel, tokens: int, top: float) -> list[dict[str, Any]]:
-    """A row for each method of one long prompt by sentence, and the usual way."""
+def long_rows(
+    lm: LanguageModel, tokens: int, top: float, *, compiles: bool = False
+) -> list[dict[str, Any]]:
+    """The same of one long prompt by sentence."""
     prompt, notes = long_prompt(lm.tokenizer, tokens)
     asked: dict[str, Any] = {"target": ANSWER, "target_unit": "all", "unit": "sentence"}
     rows: list[dict[str, Any]] = []
@@ -187,7 +198,10 @@ def long_rows(lm: LanguageModel, tokens: int, top: float) -> list[dict[str, Any]
         def run(method: Method = method) -> object:
             return noiser.attribute(lm, prompt, method=method, **asked)
 
-        rows.append({"workload": f"{tokens} tokens", "method": name} | cost(lm, run, top))
+        measured = cost(lm, run, top, counts_kernels=not compiles)
+        rows.append({"workload": f"{tokens} tokens", "method": name} | measured)
+    if compiles:
+        return rows
     begin = time.perf_counter()
     ran = delete_sentences(lm, prompt, notes[:MOST_INPUTS])
     finish(lm)

@@ -101,6 +101,22 @@ def assert_close(found, expected, relative=1e-5):
 
 
 @each_method
+def test_noise_that_removes_is_that_of_the_seed(name):
+    method = method_of(name)
+    if "removal" not in describe(method)[1]:
+        return
+    method = dataclasses.replace(method, removal="noise")
+    asked = {"method": method} | units_of(name)
+    torch.manual_seed(1)
+    first = noiser.attribute(tiny("llama"), PROMPT, **{"unit": "token"} | asked)
+    torch.manual_seed(2)
+    again = noiser.attribute(tiny("llama"), PROMPT, **{"unit": "token"} | asked)
+    other = noiser.attribute(tiny("llama"), PROMPT, **{"unit": "token"} | asked, seed=1)
+    assert torch.equal(first.scores.nan_to_num(), again.scores.nan_to_num())
+    assert not torch.equal(first.scores.nan_to_num(), other.scores.nan_to_num())
+
+
+@each_method
 @pytest.mark.parametrize("family", ["gemma3", "falcon", "mamba"])
 def test_scores_every_visible_unit_of_every_target(name, family):
     lm = tiny(family)

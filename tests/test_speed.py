@@ -3,6 +3,7 @@ checks do.
 """
 
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import transformers
 
 import devices
+import flex
 import many_prompts
 import measuring
 import methods_speed
@@ -90,6 +92,13 @@ def test_passes_cost_what_their_kernels_say():
     for row in of_occlusion:
         assert row["beside the model's"] < 1.5
         assert row["passes"] <= 3
+    with warnings.catch_warnings(), flex.one_call(lm):
+        warnings.simplefilter("ignore")  # FlexAttention is not compiled here
+        compiled = passes.short_rows(lm, many_prompts.PROMPTS[:1], top=1e12, compiles=True)
+        compiled += passes.long_rows(lm, tokens=60, top=1e12, compiles=True)
+    assert [row["method"] for row in compiled] == [*passes.SHORT, *passes.LONG]
+    assert all("kernels a pass" not in row for row in compiled)
+    assert "run_packed" not in vars(lm)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])

@@ -129,13 +129,14 @@ def _by_row(
 
 
 def _by_noise(query: Query, rng: torch.Generator | None = None, samples: int = 1) -> Removal:
-    """Every token gets noise of twice the size of its embedding."""
+    """Every token gets noise of twice the size of its embedding; without `rng` always the same."""
+    generator = torch.Generator().manual_seed(0) if rng is None else rng
     drawn: list[Tensor] = []
 
     def disturb(positions: Iterable[int], targets: Sequence[int] | None) -> Perturbation:
         if not drawn:
             shape = samples, len(query.token_ids), query.embedding_dim
-            numbers = torch.randn(shape, generator=rng, dtype=torch.float32)
+            numbers = torch.randn(shape, generator=generator, dtype=torch.float32)
             drawn.append(numbers.to(query.device))
         return noise(positions, drawn[0], NOISE_SIZE, targets, relative=True, by_position=True)
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from noiser.engine import Call, LiveGame, Query, remover, run_one
+from noiser.engine import Call, LiveGame, Query, run_one
 from noiser.integrations.common import LibraryMethod, check_keywords, imported, names_of, seeded
 from noiser.methods.protocol import ObjectiveName, RemovalName, Scores, TwoOrMore
-from noiser.methods.removal import scatter_to_units, to_all_units
+from noiser.methods.removal import removal_of, scatter_to_units, to_all_units
 from noiser.model.language_model import LanguageModel
 from noiser.registry import version_of
 
@@ -62,7 +62,7 @@ class ShapiqMethod(LibraryMethod):
         )
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
-        game = LiveGame(query, self.objective, remover(query, self.removal))
+        game = LiveGame(query, self.objective, removal_of(query, self.removal, rng))
         rows = await Call(query, partial(self._play, game=game, rng=rng))
         return Scores(scores=scatter_to_units(game, rows), info={"shapiq": version_of("shapiq")})
 

@@ -15,11 +15,17 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from noiser.checks import check_choice
-from noiser.engine import OBJECTIVES, LiveGame, Query, StoredGame, remover
+from noiser.engine import OBJECTIVES, LiveGame, Query, StoredGame
 from noiser.errors import OutOfTimeError
 from noiser.methods.pairs import PlayedInputs, find_pairs, key_of_mirrored, t_widening
 from noiser.methods.protocol import Parameters, RemovalName, Scores, TwoOrMore
-from noiser.methods.removal import check_enough, scatter_to_units, unchanged, with_single_removals
+from noiser.methods.removal import (
+    check_enough,
+    removal_of,
+    scatter_to_units,
+    unchanged,
+    with_single_removals,
+)
 from noiser.tensors import integers, solve
 from noiser.types import Pair
 
@@ -92,17 +98,13 @@ class Joint(Parameters):
     pairs: TwoOrMore | Literal["free"] | None = "free"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
-        noise_rng = rng
-        if self.removal == "noise":
-            # The noise takes a number for each token; the drawn inputs must not depend on how many.
-            noise_seed = int(torch.randint(2**62, (), generator=rng))
-            noise_rng = torch.Generator().manual_seed(noise_seed)
+        removal = removal_of(query, self.removal, rng)
         name = "logit" if self.objective == "root" else self.objective
         # Only a game that is given a name has `objective`, by which `_value` knows that log odds
         # become p^¼. A caller's number and a contrast stay as they are.
         has_own_number = query.of is not None or query.foil is not None
         read = query.objective(name) if has_own_number else name
-        game = LiveGame(query, read, remover(query, self.removal, noise_rng))
+        game = LiveGame(query, read, removal)
         scores = await self.score_game(game, rng)
         if self.objective == "root" and query.of is None:
             score_units: list[str] = []

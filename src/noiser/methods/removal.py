@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from noiser.engine import LiveGame, Query, Steps, StoredGame, remover
+from noiser.engine.removals import Removal
 from noiser.errors import OutOfTimeError
 from noiser.methods.protocol import ObjectiveName, Parameters, RemovalName, Scores
 from noiser.tensors import floats
@@ -34,6 +35,18 @@ _RATE_OF: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]
 """From an objective's value to a rate, and back."""
 
 
+def removal_of(query: Query, name: str, rng: torch.Generator) -> Removal:
+    """The removal of this name; noise is drawn with a seed that `rng` gives.
+
+    Noise takes a number for each token, and what a method draws itself must not depend on how many
+    there are.
+    """
+    if name != "noise":
+        return remover(query, name)
+    seed = int(torch.randint(2**62, (), generator=rng))
+    return remover(query, name, torch.Generator().manual_seed(seed))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RemovalMethod(Parameters):
     """A method that scores the game in which units are removed; `score_game` says how.
@@ -45,7 +58,8 @@ class RemovalMethod(Parameters):
     objective: ObjectiveName = "prob"
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
-        game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
+        removal = removal_of(query, self.removal, rng)
+        game = LiveGame(query, query.objective(self.objective), removal)
         state = rng.get_state()
         scores = await self.score_game(game, rng)
         if scores.stderr is None:

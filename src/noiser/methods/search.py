@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noiser.engine import LiveGame, Query, StoredGame, remover
+from noiser.engine import LiveGame, Query, StoredGame
 from noiser.errors import OutOfTimeError, ParameterError
 from noiser.methods.protocol import Scores
 from noiser.methods.references import question_of, word_overlap
-from noiser.methods.removal import RemovalMethod, binomial_errors, scatter_to_units
+from noiser.methods.removal import RemovalMethod, binomial_errors, removal_of, scatter_to_units
 from noiser.tensors import floats, integers
 from noiser.types import Pair
 
@@ -57,7 +57,8 @@ class Search(RemovalMethod):
                 "search asks whether the answer stays, which a number of your own does not say. "
                 "Take another method, such as 'joint'."
             )
-        game = LiveGame(query, query.objective(self.objective), remover(query, self.removal))
+        removal = removal_of(query, self.removal, rng)
+        game = LiveGame(query, query.objective(self.objective), removal)
         related = word_overlap([unit.text for unit in query.units], question_of(query))
         scores = await self.score_game(game, rng, related)
         scores = replace(scores, without=game.without())
