@@ -166,7 +166,8 @@ def cite(
         accuracy: "accurate": every source is hidden, see above. "fast": question and answer run
             forward twice and backward once; a check of 8 random halves of the sources says whether
             that predicts what hiding does. Where it does not, with fewer than 20 sources, or where
-            the model cannot be read so, as "accurate".
+            the model cannot be read so, as "accurate". What the model says without the cited
+            sources is not looked for.
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`,
             the cheapest; one source at a time, it gives little to two sources that say the same.
             `ContextCite(removal="hidden")` and `KernelShap(removal="hidden")` see that.
@@ -284,7 +285,7 @@ def cite(
                 rules = await _rules(lm, query, citations, seed)
                 citations = replace(citations, rules=rules)
             # Of a model whose text alone is known, no token beside the answer is.
-            if not lm.is_text_only:
+            if accuracy == "accurate" and not lm.is_text_only:
                 cited = _cited(citations)
                 alternatives = await find_alternatives(lm.tokenizer, query, removal, cited)
                 citations = replace(citations, alternatives=alternatives)
