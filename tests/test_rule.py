@@ -538,6 +538,38 @@ def test_citations_have_a_rule_for_each_sentence_that_is_not_from_memory():
     assert torch.equal(plain.scores, citations.scores)
 
 
+@pytest.mark.parametrize("empty", [0, 1, 3])
+def test_a_rule_has_the_numbers_of_sources_also_where_one_is_empty(empty):
+    """A source without text is not in the prompt, and keeps its number."""
+    lm = tiny("llama")
+    texts = ["The fox sings.", "It rains.", "The trains run late."]
+    with_empty = [*texts[:empty], "", *texts[empty:]]
+    numbers = [number for number in range(1, 5) if number != empty + 1]
+
+    def renumbered(terms):
+        return tuple(
+            tuple((1 if n > 0 else -1) * numbers[abs(n) - 1] for n in term) for term in terms
+        )
+
+    for question in ("Who sings?", "What rains?", "Who runs late?"):
+        options = {"template": "{sources}\n{question}", "rule": True, "answer": " The fox"}
+        options |= {"memory": -1e9, "contrast": False, "unit": "source"}
+        plain, found = (
+            noiser.cite(lm, question, sources, **options).rules[0]
+            for sources in (texts, with_empty)
+        )
+        assert found.best == renumbered(plain.best)
+        assert found.terms == renumbered(plain.terms)
+        assert [trial.units for trial in found.trials] == [
+            renumbered([trial.units])[0] for trial in plain.trials
+        ]
+        assert [unit.text for unit in found.units][empty] == ""
+        assert len(found.units) == 4
+        assert (found.hits, found.tries, found.inputs) == (plain.hits, plain.tries, plain.inputs)
+        assert "<sup></sup>" not in found.to_html()
+        assert noiser.Rule.from_dict(found.to_dict()) == found
+
+
 def test_one_source_has_no_rule():
     citations = noiser.cite(tiny("llama"), "Where?", SOURCES[:1], rule=True, memory=0.0)
     assert citations.rules == ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ from noiser.types import (
     Progress,
     Prompt,
     Question,
+    Source,
+    Span,
     TargetUnit,
     Unit,
 )
@@ -222,7 +225,7 @@ async def tried_rule(sameness: Sameness, table: TruthTable, seed: int) -> Rule:
     """The rule of a target, whose claims are tried on prompts that are written anew."""
     query = sameness.query
     findings = table.findings()
-    return Rule(
+    found = Rule(
         answer=query.targets[table.target].text,
         foil=None if query.foil is None else query.foil.text,
         text=query.encoding.text[: query.prompt_length],
@@ -234,6 +237,33 @@ async def tried_rule(sameness: Sameness, table: TruthTable, seed: int) -> Rule:
         model=query.model,
         headings=_headings(query),
         **findings,
+    )
+    return _numbered_as_sources(found, query.sources) if query.unit == "source" else found
+
+
+def _numbered_as_sources(rule: Rule, sources: Sequence[Source]) -> Rule:
+    """The rule with a unit for each source, so that its numbers are those of the sources.
+
+    A source without text is no unit of the query, but keeps its number: of three sources, the
+    second one empty, the units [1] and [2] are the sources [1] and [3].
+    """
+    with_text = [number for number, source in enumerate(sources, 1) if source.text]
+    if len(with_text) == len(sources):
+        return rule
+
+    def renumbered(numbers: Iterable[int]) -> Term:
+        return tuple(with_text[abs(number) - 1] * (1 if number > 0 else -1) for number in numbers)
+
+    units = [Span("", source.start, source.start, ()) for source in sources]
+    for number, unit in zip(with_text, rule.units, strict=True):
+        units[number - 1] = unit
+    return replace(
+        rule,
+        units=tuple(units),
+        terms=tuple(renumbered(term) for term in rule.terms),
+        best=tuple(renumbered(term) for term in rule.best),
+        always_there=renumbered(rule.always_there),
+        trials=tuple(trial._replace(units=renumbered(trial.units)) for trial in rule.trials),
     )
 
 

@@ -346,6 +346,8 @@ class Rule(SavedResult):
         """The prompt with a number before each unit, and a ring around those in the rule."""
         position = 0
         for index, unit in _in_order(self.units):
+            if not unit.text:  # a source without text
+                continue
             is_region = self.text[unit.start : unit.end] == MARK
             if unit.start < position and not is_region:  # shares characters with the unit before
                 continue
