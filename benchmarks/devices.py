@@ -163,8 +163,8 @@ def measured(
     ]
     for attention in attentions:
         named = common | {"attention": attention}
-        with flex.one_call(lm) if attention == "flex" else nullcontext():
-            compiles = attention == "flex"
+        compiles = attention == "flex"
+        with flex.one_call(lm) if compiles else nullcontext():
             for row in passes.short_rows(lm, prompts, top, compiles=compiles):
                 rows.append(say(named | row))
             for tokens in long:

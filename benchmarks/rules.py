@@ -197,7 +197,8 @@ def predicted_by_shapiq(
 def play(path: Path, options: argparse.Namespace) -> None:
     """Plays prompts of all cells in turn, until the time is over."""
     begin = time.monotonic()
-    stored = {(row["model"], row["id"]) for row in rows_of(path)}
+    rows = rows_of(path)
+    stored = {(row["model"], row["id"]) for row in rows}
     for model in options.models:
         name = Path(model).stem
         lm = noiser.load_model(model, dtype=options.dtype, device="cpu")
@@ -211,7 +212,7 @@ def play(path: Path, options: argparse.Namespace) -> None:
         ]
         played_of = Counter(
             (row["category"], row["sentences"])
-            for row in rows_of(path)
+            for row in rows
             if row["model"] == name and "rule" in row
         )
         for number, example in enumerate(in_turn(cells)):

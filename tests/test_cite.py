@@ -27,6 +27,7 @@ from noiser.explain import alternatives
 from noiser.explain.alternatives import find_alternatives
 from noiser.explain.citations_record import Alternative, in_nats
 from noiser.explain.citations_summary import about_citations
+from noiser.explain.source_removal import SourceRemoval
 from noiser.text import read_documents, token_texts
 from noiser.types import Pair, Question, Source, Target
 from test_engine import masked
@@ -234,7 +235,7 @@ def test_alternatives_are_what_the_model_says_with_rows_of_sources_zero(family, 
     fields["target_unit"] = halves
     query = run_one(lm, prepare(lm, Question(**fields, target=whole.target_texts[0])))
     cited = [[0], [1, 2]]
-    found = run_one(lm, find_alternatives(lm.tokenizer, query, "zero", cited))
+    found = run_one(lm, find_alternatives(lm.tokenizer, query, SourceRemoval(query, "zero"), cited))
     assert any(found)
 
     def log_p(gone, row):

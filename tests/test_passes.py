@@ -171,7 +171,13 @@ def test_short_prompts_attend_together(monkeypatch):
 
 
 PACKED = [family for family in FAMILIES if family not in ("falcon", "mamba")]  # these two run whole
-QUICK = [("llama", "joint"), ("gpt2", "zero"), ("gemma2", "hidden"), ("gemma3", "delete")]
+QUICK = [
+    ("llama", "zero"),
+    ("llama", "joint"),
+    ("gpt2", "zero"),
+    ("gemma2", "hidden"),  # softcaps
+    ("gemma3", "delete"),  # windows
+]
 WAYS = {
     "zero": noiser.Occlusion(),
     "hidden": noiser.Occlusion(removal="hidden"),
@@ -200,7 +206,7 @@ def test_one_call_a_layer_gives_the_scores_of_the_loop(family, way):
     with flex.one_call(lm):
         found = noiser.attribute(lm, PROMPTS[:2], **asked)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.scores, other.scores, atol=1e-5, rtol=0, equal_nan=True)
+        torch.testing.assert_close(one.scores, other.scores, atol=1e-6, rtol=1e-4, equal_nan=True)
 
 
 # ---- gradients of many prompts -------------------------------------------------------------------

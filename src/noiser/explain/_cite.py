@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from typing import Any, TypedDict, Unpack, get_args, overload
 
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
 from noiser.checks import check_choice, check_positive, check_probability, check_seed, plain
-from noiser.engine import Predict, Query, prepare, remover, run_one
+from noiser.engine import Predict, Query, prepare, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
 from noiser.explain._rule import rules_of
@@ -26,6 +25,7 @@ from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
 from noiser.explain.rule_record import Rule
 from noiser.explain.sameness import Sameness
+from noiser.explain.source_removal import SourceRemoval
 from noiser.methods import (
     AttentionGradient,
     Method,
@@ -53,8 +53,6 @@ from noiser.types import (
     Prompt,
     Prompts,
     Question,
-    Source,
-    Span,
     TargetUnit,
 )
 
@@ -149,10 +147,9 @@ def cite(
     The model answers a prompt with the sources, and each source is hidden from question and answer:
     what a sentence's log-probability loses is the source's score. Sources that carry the score are
     then taken apart into sentences. A sentence that loses less than `memory` with all sources
-    hidden, and with each of them, does not need them and cites nothing. What the
-    model says without the cited sources is named, too, where it rests on another source: that may
-    say the opposite. A citation is influence: whether the source says what the sentence says is not
-    checked.
+    hidden, and with each of them, does not need them and cites nothing. What the model says without
+    the cited sources is named, too, where it rests on another source: that may say the opposite. A
+    citation is influence: whether the source says what the sentence says is not checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -242,7 +239,8 @@ def cite(
             )
 
         removal = removal_for(lm, query, hide=True)
-        losses = await _losses(query, removal)
+        source_removal = SourceRemoval(query, removal)
+        losses = await _losses(query, source_removal)
         min_loss = MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
         if memory is not None:
             min_loss = memory
@@ -287,7 +285,7 @@ def cite(
             # Of a model whose text alone is known, no token beside the answer is.
             if accuracy == "accurate" and not lm.is_text_only:
                 cited = _cited(citations)
-                alternatives = await find_alternatives(lm.tokenizer, query, removal, cited)
+                alternatives = await find_alternatives(lm.tokenizer, query, source_removal, cited)
                 citations = replace(citations, alternatives=alternatives)
         return citations
 
@@ -338,13 +336,10 @@ async def _fast(
     return attribution, None
 
 
-async def _losses(query: Query, removal: str) -> tuple[float, ...]:
+async def _losses(query: Query, sources: SourceRemoval) -> tuple[float, ...]:
     """The log-probability that each sentence loses without any source, in nats."""
-    in_sources = [unit for unit in query.units if _is_in_a_source(unit, query.sources)]
     objective = query.objective("logprob")
-    remove = remover(query, removal)
-    positions = chain.from_iterable(remove.positions(query.with_units(in_sources)))
-    (values,) = await Predict(query, [remove.perturbation(positions, None)], objective)
+    (values,) = await Predict(query, [sources.without(sources.with_text)], objective)
     losses = query.read_clean(objective) - values[:, 0]
     return tuple(floats(losses))
 
@@ -374,11 +369,6 @@ def _cited(citations: Citations) -> list[list[int]]:
     for sentence in citations.sentences:
         cited.append([citation.number - 1 for citation in sentence.citations])
     return cited
-
-
-def _is_in_a_source(unit: Span, sources: Sequence[Source]) -> bool:
-    """Whether a unit overlaps with a source."""
-    return any(unit.overlaps(source.start, source.end) for source in sources)
 
 
 async def _answer_without_sources(

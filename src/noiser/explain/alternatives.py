@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Perturbation, Predict, Query, remover
+from noiser.engine import Perturbation, Predict, Query
 from noiser.engine.objectives import Ids, Logits, LogProbabilities
 from noiser.explain.citations_record import Alternative
+from noiser.explain.source_removal import SourceRemoval
 from noiser.tensors import floats
 from noiser.text import token_texts
 
@@ -43,7 +45,7 @@ class _Turn(NamedTuple):
 
 
 async def find_alternatives(
-    tokenizer: Any, query: Query, removal: str, cited: Sequence[Sequence[int]]
+    tokenizer: Any, query: Query, sources: SourceRemoval, cited: Sequence[Sequence[int]]
 ) -> tuple[tuple[Alternative, ...], ...]:
     """The sources that take the place of those that a sentence cites, the strongest first.
 
@@ -53,58 +55,49 @@ async def find_alternatives(
     Args:
         tokenizer: the model's.
         query: the question, its targets being sentences.
-        removal: how sources are removed.
+        sources: how sources are removed.
         cited: for each sentence the indices of the sources that it cites; empty for one that is not
             looked at.
     """
-    sources = _Sources(query, removal)
-    looked_at = [row for row, indices in enumerate(cited) if indices]
-    without = [sources.removed(cited[row], row) for row in looked_at]
-    alternatives: list[tuple[Alternative, ...]] = [()] * len(cited)
-    for row, numbers in zip(looked_at, await Predict(query, without, _read_turn), strict=True):
+    turns = await _probable_turns(query, sources, cited)
+
+    # Without each other source, too; all sentences side by side.
+    asked: list[tuple[int, int]] = []
+    changes: list[Perturbation] = []
+    for row, turn in turns.items():
+        read = partial(_log_probability_at, turn.place, turn.token)
+        for other in sources.with_text:
+            if other not in cited[row]:
+                asked.append((row, other))
+                changes.append(replace(sources.without([*cited[row], other], [row]), read=read))
+    values = await Predict(query, changes, _read_turn)
+
+    found: list[list[Alternative]] = [[] for _ in cited]
+    for (row, other), value in zip(asked, values, strict=True):
+        turn = turns[row]
+        loss = turn.log_p - float(value[0])
+        if loss >= RESTS_ON:
+            (says,) = token_texts(tokenizer, [turn.token])
+            found[row].append(Alternative(other + 1, says, math.exp(turn.log_p), loss))
+    return tuple(tuple(sorted(row, key=lambda each: -each.loss)) for row in found)
+
+
+async def _probable_turns(
+    query: Query, sources: SourceRemoval, cited: Sequence[Sequence[int]]
+) -> dict[int, _Turn]:
+    """Where the model leaves a sentence without the sources that it cites, by the sentence's index;
+    none where it goes on saying it, or the other token is improbable.
+    """
+    rows = [row for row, indices in enumerate(cited) if indices]
+    without = [sources.without(cited[row], [row]) for row in rows]
+    turns: dict[int, _Turn] = {}
+    for row, numbers in zip(rows, await Predict(query, without, _read_turn), strict=True):
         place, token, log_p = floats(numbers[0].flatten())
         turn = _Turn(int(place), int(token), log_p)
-        says_the_same = query.targets[row].token_ids[turn.place] == turn.token
-        if says_the_same or math.exp(turn.log_p) < LEAST_PROBABILITY:
-            continue
-        read = partial(_log_probability_at, turn.place, turn.token)
-        others = [index for index in sources.with_text if index not in cited[row]]
-        changes = [sources.removed([*cited[row], other], row) for other in others]
-        (text,) = token_texts(tokenizer, [turn.token])
-        found: list[Alternative] = []
-        for other, value in zip(others, await Predict(query, changes, read), strict=True):
-            loss = turn.log_p - float(value[0])
-            if loss >= RESTS_ON:
-                found.append(Alternative(other + 1, text, math.exp(turn.log_p), loss))
-        alternatives[row] = tuple(sorted(found, key=lambda alternative: -alternative.loss))
-    return tuple(alternatives)
-
-
-class _Sources:
-    """The sources of a query, and the changes without some of them.
-
-    Attributes:
-        with_text: the indices of the sources that have text.
-    """
-
-    def __init__(self, query: Query, removal: str) -> None:
-        self._remover = remover(query, removal)
-        self._positions: list[set[int]] = []
-        positions_of_units = self._remover.positions(query)
-        for source in query.sources:
-            positions: set[int] = set()
-            for unit, of_unit in zip(query.units, positions_of_units, strict=True):
-                if source.text and unit.overlaps(source.start, source.end):
-                    positions.update(of_unit)
-            self._positions.append(positions)
-        self.with_text = [index for index, found in enumerate(self._positions) if found]
-
-    def removed(self, indices: Sequence[int], target: int) -> Perturbation:
-        """The change without some sources, read at one target."""
-        positions: set[int] = set()
-        for index in indices:
-            positions |= self._positions[index]
-        return self._remover.perturbation(positions, [target])
+        leaves = query.targets[row].token_ids[turn.place] != turn.token
+        if leaves and math.exp(turn.log_p) >= LEAST_PROBABILITY:
+            turns[row] = turn
+    return turns
 
 
 def _read_turn(

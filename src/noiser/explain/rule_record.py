@@ -57,7 +57,7 @@ class Rule(SavedResult):
         answer: what is explained.
         foil: the rule says when the answer is more probable than this; None without a foil.
         text: the prompt; of a chat, as the template writes it.
-        units: the parts of the prompt.
+        units: the parts of the prompt; where they are sources, those without text as well.
         unit: the name of the segmentation, or "spans".
         terms: the rule; empty where none is clearly right more often than "always" or "never", or
             none on .85 of the inputs.

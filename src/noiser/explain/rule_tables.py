@@ -29,6 +29,11 @@ from noiser.tensors import integers
 PER_UNIT = 6
 """Inputs to fit a rule to, for each unit; once more where two rules are not told apart."""
 
+LEAST_RIGHT = 0.85
+"""A rule that is right on a smaller share of all inputs leaves too much open to be named. "Exactly
+one of two units", which no rule can say, is often met by one that is right on .75 to .81, far more
+often than a constant."""
+
 
 def most_inputs(units: int, fresh: int) -> int:
     """The most inputs of the rule of one target with so many units, all of which take part."""
@@ -76,12 +81,6 @@ async def _play(
     values = await game.values(of_targets)
     for table, rows in zip(tables, inputs, strict=True):
         table.add(rows, values[table.target])
-
-
-LEAST_RIGHT = 0.85
-"""A rule that is right on a smaller share of all inputs leaves too much open to be named. "Exactly
-one of two units", which no rule can say, is often met by one that is right on .75 to .81, far more
-often than a constant."""
 
 
 class TruthTable:

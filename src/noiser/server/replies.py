@@ -159,7 +159,7 @@ class AlternativeReply(Reply):
     """A source that takes the place of those that a sentence cites."""
 
     number: int
-    says: str = Field(description="With which token it leaves the sentence, without those.")
+    says: str = Field(description="The token with which the model leaves the sentence then.")
     probability: float = Field(description="Of that token.")
     loss: float = Field(description="Of its log-probability without this source too, in nats.")
 
@@ -350,7 +350,7 @@ class DocumentAlternative(Reply):
 
     id: str
     number: int
-    says: str = Field(description="With which token it leaves the sentence, without those.")
+    says: str = Field(description="The token with which the model leaves the sentence then.")
     probability: float = Field(description="Of that token.")
     loss: float = Field(description="Of its log-probability without this document too, in nats.")
 
