@@ -81,6 +81,20 @@ def test_a_unit_that_is_only_the_first_token_is_scored_by_deleting_it(family):
     assert "its own score is the effect of deleting it" in str(att).replace("\n  ", " ")
 
 
+@pytest.mark.parametrize("method", ["occlusion", "joint"])
+def test_the_deletion_of_the_first_token_runs_beside_the_other_inputs(method):
+    """One pass reads the prompt, and one all inputs, as for a model with a start token."""
+    passes = []
+    for lm in (without_start_token("llama"), noiser.wrap(tiny_model("llama"), tiny_tokenizer())):
+        noiser.attribute(lm, PROMPT, method=method, unit="token")  # settles what the model can do
+        count = []
+        handle = lm.model.register_forward_pre_hook(lambda *_, count=count: count.append(1))
+        noiser.attribute(lm, PROMPT, method=method, unit="token")
+        handle.remove()
+        passes.append(len(count))
+    assert passes[0] == passes[1]
+
+
 # Attention to single tokens of a prompt is not scored.
 TOKEN_METHODS = [name for name in METHODS.names() if name != "attention_gradient"]
 

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64
@@ -132,6 +133,8 @@ class LiveGame(StoredGame):
             score.
         removal: how units are removed, see `noiser.engine.remover`.
         mask: the units that a target plays with; None for all before it.
+        asks_without_first: whether `without_first` will be asked for. Its inputs then run with the
+            first ones of the game, and not in a pass of their own.
     """
 
     def __init__(
@@ -140,6 +143,8 @@ class LiveGame(StoredGame):
         read: ObjectiveFn | str,
         removal: Removal,
         mask: Bool[Tensor, "targets units"] | None = None,
+        *,
+        asks_without_first: bool = False,
     ) -> None:
         name = None if callable(read) else read
         self.query = query
@@ -151,6 +156,8 @@ class LiveGame(StoredGame):
         # For inputs without one unit. Others are read without a prediction, which saves time.
         self._read_both = beside_prediction(self._read, len(query.foil_ids))
         self._predictions: dict[tuple[int, int], Prediction] = {}
+        self._without_first: dict[tuple[int, int], float] = {}
+        self._waiting = self._deletions() if asks_without_first else []
         tokens = [1 + len(target.rest) for target in query.targets]
         whole = query.read_clean(self._read)
         super().__init__(mask, whole, name, evaluate=self._run, target_tokens=tokens)
@@ -173,7 +180,19 @@ class LiveGame(StoredGame):
         Such a unit does not play. What it does can still be said by taking its text out: the next
         token then stands first.
         """
+        deletions = self._waiting or self._deletions()
+        if not self._without_first and deletions:
+            changes = [deletion.change for deletion in deletions]
+            answers = await Predict(self.query, changes, self._read)
+            self._keep_without_first(deletions, answers)
         values = torch.full(self.mask.shape, torch.nan, dtype=torch.float64)
+        for (target, unit), value in self._without_first.items():
+            values[target, unit] = value
+        return values
+
+    def _deletions(self) -> list[_Deletion]:
+        """The text of each unit that is only the sink taken out, for the targets after it."""
+        deletions: list[_Deletion] = []
         positions_of_targets = self.query.target_positions
         only_sink = self.query.before & ~self.removal.players(self.query)
         for unit in true_indices(only_sink.any(0)):
@@ -182,16 +201,21 @@ class LiveGame(StoredGame):
                 # A target after a prompt of one token has nothing left to be predicted from.
                 if positions_of_targets[target][0] > 0:
                     targets.append(target)
-            if not targets:
+            if targets:
+                change = delete(self.query.units[unit].token_indices, targets)
+                deletions.append(_Deletion(unit, targets, replace(change, read=self._read_both)))
+        return deletions
+
+    def _keep_without_first(
+        self, deletions: Sequence[_Deletion], answers: Sequence[Tensor | None]
+    ) -> None:
+        """Keeps what is predicted without units that are only the sink, where it was run."""
+        for deletion, answer in zip(deletions, answers, strict=True):
+            if answer is None:
                 continue
-            perturbation = delete(self.query.units[unit].token_indices, targets)
-            (answer,) = await Predict(
-                self.query, [replace(perturbation, read=self._read_both)], self._read
-            )
-            for target, numbers in zip(targets, answer, strict=True):
-                self._predictions[target, unit] = Prediction(*floats(numbers[-_NUMBERS:]))
-            values[targets, unit] = answer[:, :-_NUMBERS].mean(1)
-        return values
+            for target, numbers in zip(deletion.targets, float_rows(answer), strict=True):
+                self._predictions[target, deletion.unit] = Prediction(*numbers[-_NUMBERS:])
+                self._without_first[target, deletion.unit] = fmean(numbers[:-_NUMBERS])
 
     async def _run(self, coalitions: Sequence[Coalition]) -> Mapping[Coalition, float]:
         """The values of some coalitions, each of one target.
@@ -211,12 +235,16 @@ class LiveGame(StoredGame):
             if any(map(_is_without_one, readers.values())):
                 perturbation = replace(perturbation, read=self._read_both)
             perturbations.append(perturbation)
+        deletions, self._waiting = self._waiting, []
+        changes = [*perturbations, *(deletion.change for deletion in deletions)]
         try:
-            answers = await Predict(self.query, perturbations, self._read)
+            answers = await Predict(self.query, changes, self._read)
         except OutOfTimeError as error:
-            values = self._values_of(inputs, perturbations, error.found)
+            values = self._values_of(inputs, perturbations, error.found[: len(perturbations)])
+            self._keep_without_first(deletions, error.found[len(perturbations) :])
             raise OutOfTimeError(str(error), values) from error
-        return self._values_of(inputs, perturbations, answers)
+        self._keep_without_first(deletions, answers[len(perturbations) :])
+        return self._values_of(inputs, perturbations, answers[: len(perturbations)])
 
     def _values_of(
         self,
@@ -244,6 +272,14 @@ class LiveGame(StoredGame):
                     numbers = numbers[:-_NUMBERS]
                 values[target, coalition] = fmean(numbers)
         return values
+
+
+class _Deletion(NamedTuple):
+    """The text of a unit taken out, and the targets that are read without it."""
+
+    unit: int
+    targets: Sequence[int]
+    change: Perturbation
 
 
 class _Inputs:

@@ -60,7 +60,8 @@ async def _without(
 ) -> Attribution:
     query = await restore(lm, att, prompt)
     rng = torch.Generator().manual_seed(att.seed)
-    game = LiveGame(query, "logprob", remover(query, removal, rng))
+    way = remover(query, removal, rng)
+    game = LiveGame(query, "logprob", way, asks_without_first=True)
     await game(~torch.eye(len(query.units), dtype=torch.bool))
     await game.without_first()
     predictions = game.without()

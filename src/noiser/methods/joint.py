@@ -104,7 +104,7 @@ class Joint(Parameters):
         # become p^¼. A caller's number and a contrast stay as they are.
         has_own_number = query.of is not None or query.foil is not None
         read = query.objective(name) if has_own_number else name
-        game = LiveGame(query, read, removal)
+        game = LiveGame(query, read, removal, asks_without_first=True)
         scores = await self.score_game(game, rng)
         if self.objective == "root" and query.of is None:
             score_units: list[str] = []

@@ -59,7 +59,8 @@ class RemovalMethod(Parameters):
 
     async def __call__(self, query: Query, rng: torch.Generator) -> Scores:
         removal = removal_of(query, self.removal, rng)
-        game = LiveGame(query, query.objective(self.objective), removal)
+        objective = query.objective(self.objective)
+        game = LiveGame(query, objective, removal, asks_without_first=True)
         state = rng.get_state()
         scores = await self.score_game(game, rng)
         if scores.stderr is None:
