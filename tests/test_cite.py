@@ -23,7 +23,7 @@ from noiser.errors import (
     TargetError,
     UnitError,
 )
-from noiser.explain import alternatives
+from noiser.explain import alternatives, decisive
 from noiser.explain.alternatives import find_alternatives
 from noiser.explain.citations_record import Alternative, in_nats
 from noiser.explain.citations_summary import about_citations
@@ -202,6 +202,70 @@ def test_alternatives_stand_in_every_form():
         citations(alternatives=ALTERNATIVES[:1])
 
 
+def test_a_source_without_which_the_model_says_something_else_is_cited():
+    """Whatever its share; and the sentence needs sources, whatever it loses."""
+    small = {"losses": (1.0, 1.0), "least_share": 0.2}
+    assert [s.verdict for s in citations(**small).sentences] == ["memory", "unsupported"]
+    found = citations(decisive=((0,), (2,)), **small)
+    assert [s.mark for s in found.sentences] == ["[1]", "[3][1][2]"]
+    assert [s.mark for s in citations(decisive=((2,), ()), **small).sentences] == [
+        "[1][2]",
+        "(not supported)",
+    ]
+    alone = citations(decisive=((), (2,)), losses=(1.0, 1.0), least_share=1.0)
+    assert [s.mark for s in alone.sentences] == ["(from memory)", "[2]"]
+    assert alone.to_dataframe()["decisive"].tolist() == [False] * 4 + [True, False]
+    assert "or without it the model says something else. Not used:" in str(found)
+    assert "and still said" in str(found)
+    assert "still said" not in str(citations())
+    data = found.to_dict()
+    assert noiser.Citations.from_dict(data).sentences == found.sentences
+    del data["decisive"]  # a file of before
+    assert noiser.Citations.from_dict(data).decisive == ()
+    with pytest.raises(ParameterError, match="There are 1 decisive; expected 2"):
+        citations(decisive=((),))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
+def test_a_sentence_is_decided_where_its_token_is_no_longer_the_first(family, monkeypatch):
+    """Beside a slow computation; a random model's tokens fall by little."""
+    monkeypatch.setattr(decisive, "LEAST_FALL", 0.01)
+    lm = tiny(family)
+    query, log_p = three_sources(lm)
+    sources = SourceRemoval(query, "zero")
+
+    def falls(gone, row):
+        """Of the tokens that were the most probable ones, and no longer are."""
+        with_all, without = log_p([], row), log_p(gone, row)
+        places = enumerate(query.targets[row].token_ids)
+        return [
+            float(with_all[place, own] - without[place, own])
+            for place, own in places
+            if with_all[place].argmax() == own != without[place].argmax()
+        ]
+
+    losses, turned = run_one(lm, decisive.losses_without_all(query, sources))
+    found = run_one(lm, decisive.find_decisive(query, sources, [[0, 1, 2], [2, 1]]))
+    assert any(found)
+    for row, candidates in enumerate([[0, 1, 2], [1, 2]]):
+        assert (row in turned) == (max(falls([0, 1, 2], row), default=0) >= 0.01)
+        expected = [i for i in candidates if max(falls([i], row), default=0) >= 0.01]
+        assert sorted(found[row]) == expected
+        own = list(enumerate(query.targets[row].token_ids))
+        all_gone = log_p([0, 1, 2], row)
+        loss = sum(
+            float(log_p([], row)[place, token] - all_gone[place, token]) for place, token in own
+        )
+        assert losses[row] == pytest.approx(loss, abs=1e-3)
+
+
+def test_a_limit_of_the_caller_s_own_says_alone_which_sentences_need_sources():
+    lm = tiny("llama")
+    options = {"answer": ANSWER, "contrast": False, "unit": "source"}
+    assert noiser.cite(lm, QUESTION, SOURCES, memory=3.0, **options).decisive == ()
+    assert len(noiser.cite(lm, QUESTION, SOURCES, **options).decisive) == 2
+
+
 def test_an_alternative_is_not_folded():
     pieces = tuple(f"S{i}." for i in range(9))
     att = make(
@@ -220,12 +284,10 @@ def test_an_alternative_is_not_folded():
     assert 'id="noiser-2"' not in folded
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
-def test_alternatives_are_what_the_model_says_with_rows_of_sources_zero(family, monkeypatch):
-    """Beside a slow computation: the whole sequence once for each set of sources that are gone."""
-    monkeypatch.setattr(alternatives, "LEAST_PROBABILITY", 0.0)
-    monkeypatch.setattr(alternatives, "RESTS_ON", 1e-3)
-    lm = tiny(family)
+def three_sources(lm):
+    """A model's own words in two halves, after three sources; and a slow computation of their
+    log-probabilities: the whole sequence with the rows of some sources zero.
+    """
     texts = ["The fox sings. A dog plays.", "It rains.", "The trains run late."]
     prompt = "\n".join([*texts, QUESTION])
     fields = {"prompt": prompt, "sources": texts, "unit": "source", "continuation_units": False}
@@ -234,9 +296,6 @@ def test_alternatives_are_what_the_model_says_with_rows_of_sources_zero(family, 
     halves = [(0, length // 2), (length // 2, length)]
     fields["target_unit"] = halves
     query = run_one(lm, prepare(lm, Question(**fields, target=whole.target_texts[0])))
-    cited = [[0], [1, 2]]
-    found = run_one(lm, find_alternatives(lm.tokenizer, query, SourceRemoval(query, "zero"), cited))
-    assert any(found)
 
     def log_p(gone, row):
         ids = query.token_ids[None]
@@ -246,6 +305,20 @@ def test_alternatives_are_what_the_model_says_with_rows_of_sources_zero(family, 
         with torch.no_grad():
             logits = lm.model(inputs_embeds=rows).logits[0].float()
         return logits[[*query.positions_read(row)]].log_softmax(-1)
+
+    return query, log_p
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
+def test_alternatives_are_what_the_model_says_with_rows_of_sources_zero(family, monkeypatch):
+    """Beside a slow computation: the whole sequence once for each set of sources that are gone."""
+    monkeypatch.setattr(alternatives, "LEAST_PROBABILITY", 0.0)
+    monkeypatch.setattr(alternatives, "RESTS_ON", 1e-3)
+    lm = tiny(family)
+    query, log_p = three_sources(lm)
+    cited = [[0], [1, 2]]
+    found = run_one(lm, find_alternatives(lm.tokenizer, query, SourceRemoval(query, "zero"), cited))
+    assert any(found)
 
     for row, (target, gone) in enumerate(zip(query.targets, cited, strict=True)):
         with_all = log_p([], row)

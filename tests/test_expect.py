@@ -171,6 +171,15 @@ def test_from_memory(lm, rule, loss, memory):
     assert failed(lm, from_memory=not memory)
 
 
+def test_an_answer_that_changes_is_not_from_memory(lm, rule, monkeypatch):
+    """However little it loses: with the question alone another answer is the most probable one."""
+    rule(lambda text: 0.0 if "attic" in text else -1.0)
+    assert noiser.expect(lm, PROMPT, from_memory=True).verdict == "pass"
+    monkeypatch.setattr(_Trial, "_effects", lambda _, prompts: [_Effect(-1.0, False)] * len(prompts))
+    assert noiser.expect(lm, PROMPT, from_memory=False).verdict == "pass"
+    assert "with the question alone changes and loses 1.0 nats" in str(failed(lm, from_memory=True))
+
+
 def test_a_failure_names_the_edit_that_broke_it(lm, rule):
     rule(lambda text: 0.0 if "attic" in text or "cellar" in text else -5.0)
     before = PROMPT.replace("Anna", "Eve").replace("Be brief.", "Be brief!")

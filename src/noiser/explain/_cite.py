@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, get_args, overload
 from noiser.attribution import Attribution
 from noiser.attribution.display import check_text
 from noiser.checks import check_choice, check_positive, check_probability, check_seed, plain
-from noiser.engine import Predict, Query, prepare, run_one
+from noiser.engine import Query, prepare, run_one
 from noiser.errors import OutOfTimeError, ParameterError, TargetError, UnsupportedModelError
 from noiser.explain._attribute import attribution_of, checked_in_time
 from noiser.explain._rule import rules_of
@@ -19,7 +19,8 @@ from noiser.explain.alternatives import find_alternatives
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
-from noiser.explain.citations_record import scores_in_nats
+from noiser.explain.citations_record import in_nats, scores_in_nats
+from noiser.explain.decisive import ALL, LEAST_FALL, find_decisive, losses_without_all
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -37,7 +38,7 @@ from noiser.methods import (
 )
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.tensors import floats
+from noiser.tensors import true_indices
 from noiser.text import (
     TEMPLATE,
     make_units,
@@ -147,9 +148,10 @@ def cite(
     The model answers a prompt with the sources, and each source is hidden from question and answer:
     what a sentence's log-probability loses is the source's score. Sources that carry the score are
     then taken apart into sentences. A sentence that loses less than `memory` with all sources
-    hidden, and with each of them, does not need them and cites nothing. What the model says without
-    the cited sources is named, too, where it rests on another source: that may say the opposite. A
-    citation is influence: whether the source says what the sentence says is not checked.
+    hidden, and with each of them, and that the model still says then, does not need them and cites
+    nothing. What the model says without the cited sources is named, too, where it rests on another
+    source: that may say the opposite. A citation is influence: whether the source says what the
+    sentence says is not checked.
 
     Args:
         lm: from `noiser.load_model` or `noiser.wrap`.
@@ -177,8 +179,9 @@ def cite(
             the sources already stand in `question`, which is the whole prompt, word for word.
         unit: "auto" scores sources, and the sentences of those that carry a sentence's score;
             "source" only the former; "sentence" all sentences of all sources.
-        memory: see above, in nats; None for `MEMORY`.
-        least_share: a source is cited if it has this share of a sentence's positive scores.
+        memory: see above, in nats, which alone counts then; None for `MEMORY`.
+        least_share: a source is cited if it has this share of a sentence's positive scores; or if
+            the model says something else without it.
         contrast: whether the model also answers without the sources. None: only where it writes the
             answer itself, since writing takes far more passes than citing an answer that is given.
         rule: whether each sentence gets a rule of the sources that it needs, such as "[1] and [4],
@@ -240,11 +243,18 @@ def cite(
 
         removal = removal_for(lm, query, hide=True)
         source_removal = SourceRemoval(query, removal)
-        losses = await _losses(query, source_removal)
+        losses, turned = await losses_without_all(query, source_removal)
         min_loss = MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
+        # A limit of the caller's own says alone which sentences need sources. Of a model whose text
+        # alone is known, no token beside the answer is, so none can turn.
+        looks_for_decisive = memory is None and not lm.is_text_only
         if memory is not None:
             min_loss = memory
-        lost_without_all = tuple(row for row, loss in enumerate(losses) if loss >= min_loss)
+        lost_without_all = tuple(
+            row
+            for row, loss in enumerate(losses)
+            if loss >= min_loss or (looks_for_decisive and row in turned)
+        )
         # A source is split into sentences where a sentence that needs sources relies on it.
         splitting = SplitRule(min(least_share, MIN_SHARE), lost_without_all, "sentence")
         attribution = None
@@ -274,11 +284,17 @@ def cite(
             answer=answer_text,
             answer_without=answer_without,
             attribution=attribution,
-            losses=losses,
+            losses=tuple(losses),
             memory=min_loss,
             least_share=least_share,
         )
+        if looks_for_decisive:
+            decisive = [(ALL,) if row in turned else () for row in range(len(losses))]
+            citations = replace(citations, decisive=tuple(decisive))
         with suppress(OutOfTimeError):
+            if looks_for_decisive and accuracy == "accurate":
+                found = await find_decisive(query, source_removal, _candidates(citations))
+                citations = replace(citations, decisive=_with_numbers(citations.decisive, found))
             if rule and len(query.sources) > 1:
                 rules = await _rules(lm, query, citations, seed)
                 citations = replace(citations, rules=rules)
@@ -336,12 +352,25 @@ async def _fast(
     return attribution, None
 
 
-async def _losses(query: Query, sources: SourceRemoval) -> tuple[float, ...]:
-    """The log-probability that each sentence loses without any source, in nats."""
-    objective = query.objective("logprob")
-    (values,) = await Predict(query, [sources.without(sources.with_text)], objective)
-    losses = query.read_clean(objective) - values[:, 0]
-    return tuple(floats(losses))
+def _candidates(citations: Citations) -> list[list[int]]:
+    """For each sentence the indices of the sources that may decide it, by their scores."""
+    nats = in_nats(citations.attribution)
+    candidates: list[list[int]] = []
+    for scores in citations.scores:
+        positive = scores.nan_to_num(0.0).clamp_min(0)
+        least = LEAST_FALL if nats else MIN_SHARE * float(positive.sum())
+        candidates.append(true_indices((positive > 0) & (positive >= least)))
+    return candidates
+
+
+def _with_numbers(
+    decisive: Sequence[tuple[int, ...]], indices: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """What is decisive for each sentence, and the numbers of sources with some indices."""
+    rows: list[tuple[int, ...]] = []
+    for known, found in zip(decisive, indices, strict=True):
+        rows.append((*known, *(index + 1 for index in sorted(found))))
+    return tuple(rows)
 
 
 async def _rules(

@@ -390,8 +390,8 @@ class _Trial:
             )
         (effect,) = self._effects([self.clauses.without(places)])
         loss = self.whole.log_p - effect.log_p
-        is_memory = loss < MEMORY["delete"]
-        reason = f"with the question alone {_loss_text(loss)}"
+        is_memory = loss < MEMORY["delete"] and not self._changes(effect)
+        reason = f"with the question alone {self._change_text(effect)}"
         verdict = _verdict(is_memory == expected)
         return Finding("from_memory", str(expected).lower(), verdict, loss, reason)
 

@@ -45,9 +45,12 @@ class Citations(CitationsRecord, SavedResult):
         losses: the loss of each sentence's log-probability when all sources are removed at once,
             in nats.
         memory: a sentence that loses less than this, without all sources and without each of them,
-            does not need them: it cites nothing.
+            and is still said then, does not need them: it cites nothing.
         least_share: a source is cited for a sentence if it has at least this share of its positive
-            scores.
+            scores, or is decisive.
+        decisive: for each sentence the numbers of the sources without which the model no longer
+            says it, each by itself; 0 stands for all of them at once. Empty where that was not
+            looked for.
         alternatives: for each sentence the sources that take the place of those that it cites;
             empty where the model was not asked.
         rules: for each sentence the rule of the sources that it needs, None for one from memory;
@@ -132,13 +135,15 @@ class Citations(CitationsRecord, SavedResult):
 
         Columns: sentence_index, sentence, log_probability, loss, verdict, number (the source's,
         from 1 on), title, start, end, score, stderr, share (of the sentence's positive scores),
-        cited, alternative (whether it takes the place of those that are cited).
+        cited, decisive (whether without it the sentence is no longer said),
+        alternative (whether it takes the place of those that are cited).
         """
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
         for index, sentence in enumerate(self.sentences):
             cited = {citation.number for citation in sentence.citations}
+            decisive = self.decisive[index] if self.decisive else ()
             alternatives = {alternative.number for alternative in sentence.alternatives}
             for candidate, source in zip(self._candidates(index), self.sources, strict=True):
                 rows.append(
@@ -156,6 +161,7 @@ class Citations(CitationsRecord, SavedResult):
                         "stderr": candidate.stderr,
                         "share": candidate.share,
                         "cited": candidate.number in cited,
+                        "decisive": candidate.number in decisive,
                         "alternative": candidate.number in alternatives,
                     }
                 )
@@ -179,6 +185,7 @@ class Citations(CitationsRecord, SavedResult):
             "answer_without",
             "memory",
             "least_share",
+            "decisive",
             "alternatives",
             "losses",
             "sentences",

@@ -19,6 +19,7 @@ from noiser.attribution.display import label, notes, provenance
 from noiser.attribution.relations import WORDS
 from noiser.attribution.store import SavedNumber
 from noiser.errors import ParameterError
+from noiser.explain.decisive import ALL
 from noiser.explain.rule_record import Rule
 from noiser.methods.rules import in_words
 from noiser.registry import unversioned
@@ -41,7 +42,8 @@ VERDICTS: dict[Origin, str] = {
 """Verdicts in words."""
 
 MEANINGS: dict[Origin, str] = {
-    "used": "It loses much without the sources, or without one of them.",
+    "used": "It loses much without the sources, or without one of them; or the model says "
+    "something else then.",
     "memory": "The model says it as well without the sources: from what it knows, or from the "
     "sentences before.",
     "unsupported": "Improbable with and without the sources: invented, or taken from elsewhere.",
@@ -149,10 +151,10 @@ class Sentence(NamedTuple):
         end: likewise.
         log_probability: of all its tokens, in nats, given everything before it.
         loss: the fall of its log-probability when all sources are removed at once, in nats.
-        verdict: "used" if it loses much without the sources, or one of them, and cites some;
-            "memory" if it does not and is probable without them; "unsupported" if it does not and
-            is improbable with and without them, so it was invented or taken from elsewhere;
-            "unclear" between these.
+        verdict: "used" if it loses much without the sources, or one of them, or is no longer said
+            then, and cites some; "memory" if it does not and is probable without them;
+            "unsupported" if it does not and is improbable with and without them, so it was invented
+            or taken from elsewhere; "unclear" between these.
         citations: the sources that it was written from, best first; none unless it is "used".
         pairs: of these sources, the largest first; only some methods find them, see
             `Attribution.pairs`.
@@ -251,11 +253,12 @@ class CitationsRecord:
     losses: tuple[SavedNumber, ...]
     memory: SavedNumber
     least_share: SavedNumber
+    decisive: tuple[tuple[int, ...], ...] = ()
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
     rules: tuple[Annotated[Rule, BeforeValidator(Rule.from_dict)] | None, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("rules", "alternatives"):
+        for name in ("decisive", "rules", "alternatives"):
             values = getattr(self, name)
             if values and len(values) != len(self.losses):
                 raise ParameterError(
@@ -307,6 +310,7 @@ class CitationsRecord:
             for candidate in candidates:
                 if candidate.score > 0 and candidate.share >= self.least_share:
                     cited.add(candidate.number)
+            cited.update(number for number in self._decisive(row) if number != ALL)
         # A source that acts as a pair with a cited one is cited too.
         pairs = tuple(pair for pair in self._pairs(row) if not cited.isdisjoint(pair.numbers))
         for pair in pairs:
@@ -339,12 +343,19 @@ class CitationsRecord:
             rule=rule,
         )
 
+    def _decisive(self, row: int) -> tuple[int, ...]:
+        """The sources without which the sentence is no longer said."""
+        return self.decisive[row] if self.decisive else ()
+
     def needs_sources(self, row: int) -> bool:
-        """Whether a sentence loses much without all the sources, or without one of them.
+        """Whether a sentence loses much without all the sources, or without one of them, or is no
+        longer said then.
 
         Where two sources say different things, the sentence falls far without the one that says it,
         for the other is still there; without both it falls less.
         """
+        if self._decisive(row):
+            return True
         largest = self.losses[row]
         if in_nats(self.attribution):
             largest = max(largest, *floats(self.scores[row].nan_to_num(-math.inf)))
@@ -427,8 +438,8 @@ class CitationsRecord:
         att = self.attribution
         texts = [
             "[1]: written under the influence of this source; not checked against it.",
-            f"{self._about_scores} Cited: at least {self.least_share:.0%} of the positive scores. "
-            f"{self._about_memory}",
+            f"{self._about_scores} Cited: at least {self.least_share:.0%} of the positive scores"
+            f"{self._or_decisive}. {self._about_memory}",
         ]
         if any(sentence.alternatives for sentence in self.sentences):
             texts.append(
@@ -460,11 +471,17 @@ class CitationsRecord:
                 f"than {IMPROBABLE:.0%}."
             )
         or_one = ", or without one" if in_nats(self.attribution) else ""
+        still_said = ", and still said" if self.decisive else ""
         return (
-            f"Not used: less than {self.memory:g} nats lost without all sources{or_one}. Then from "
-            f"memory: a token has a probability of {PROBABLE:.0%} or more without them, in the "
-            f"mean; not supported: less than {IMPROBABLE:.0%}."
+            f"Not used: less than {self.memory:g} nats lost without all sources{or_one}"
+            f"{still_said}. Then from memory: a token has a probability of {PROBABLE:.0%} or more "
+            f"without them, in the mean; not supported: less than {IMPROBABLE:.0%}."
         )
+
+    @property
+    def _or_decisive(self) -> str:
+        """The other reason to cite a source, where it was looked for."""
+        return ", or without it the model says something else" if self.decisive else ""
 
     @property
     def _about_scores(self) -> str:

@@ -251,6 +251,9 @@ class CitationsReply(WarnedReply):
     answer_without: str | None = Field(description="The model's answer without the sources.")
     memory: float | Infinite
     least_share: float
+    decisive: list[list[int]] = Field(
+        description="Of each sentence the sources without which it is no longer said; 0: all."
+    )
     alternatives: list[list[AlternativeReply]]
     losses: list[float]
     sentences: list[SentenceReply]
