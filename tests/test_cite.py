@@ -23,9 +23,9 @@ from noiser.errors import (
     TargetError,
     UnitError,
 )
-from noiser.explain import alternatives, decisive
+from noiser.explain import _cite, alternatives, decisive
 from noiser.explain.alternatives import find_alternatives
-from noiser.explain.citations_record import Alternative, in_nats
+from noiser.explain.citations_record import Alternative, SourcePair, in_nats
 from noiser.explain.citations_summary import about_citations
 from noiser.explain.source_removal import SourceRemoval
 from noiser.text import read_documents, token_texts
@@ -229,7 +229,8 @@ def test_a_source_without_which_the_model_says_something_else_is_cited():
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
 def test_a_sentence_is_decided_where_its_token_is_no_longer_the_first(family, monkeypatch):
     """Beside a slow computation; a random model's tokens fall by little."""
-    monkeypatch.setattr(decisive, "LEAST_FALL", 0.01)
+    for name, limit in (("LEAST_FALL", 0.01), ("LEAST_PROBABILITY", 1e-9), ("SHORT", 99)):
+        monkeypatch.setattr(decisive, name, limit)
     lm = tiny(family)
     query, log_p = three_sources(lm)
     sources = SourceRemoval(query, "zero")
@@ -257,6 +258,74 @@ def test_a_sentence_is_decided_where_its_token_is_no_longer_the_first(family, mo
             float(log_p([], row)[place, token] - all_gone[place, token]) for place, token in own
         )
         assert losses[row] == pytest.approx(loss, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("with_all", "without", "fall"),
+    [
+        ([[0.6, 0.3, 0.1]], [[0.1, 0.8, 0.1]], math.log(6)),  # from 60 % to 10 %
+        ([[0.6, 0.3, 0.1]], [[0.4, 0.3, 0.3]], -math.inf),  # still the first
+        ([[0.19, 0.18, 0.18]], [[0.01, 0.8, 0.1]], -math.inf),  # a guess
+        ([[0.3, 0.6, 0.1]], [[0.1, 0.8, 0.1]], -math.inf),  # given, not said
+        ([[0.6, 0.3, 0.1], [0.9, 0.1, 0]], [[0.2, 0.7, 0.1], [0.1, 0.9, 0]], math.log(9)),
+        ([[0.6, 0.3, 0.1], [0.1, 0.9, 0]], [[0.2, 0.7, 0.1], [0.1, 0.9, 0]], -math.inf),
+        ([[0.6, 0.3, 0.1]] * 6, [[0.1, 0.8, 0.1]] * 6, -math.inf),  # too long
+    ],
+)
+def test_which_tokens_turn(with_all, without, fall):
+    """Targets of the token 0; what is left of a row's sum of 1 is of no token here."""
+    clean = torch.tensor(with_all).log()
+    rest = 1 - torch.tensor(without).sum(-1, keepdim=True)
+    logits = torch.cat([torch.tensor(without), rest.clamp_min(0)], -1).log()[None]
+    clean = torch.cat([clean, torch.full_like(clean[:, :1], -9.0)], -1)
+    ids = torch.zeros(len(with_all), dtype=torch.long)
+    assert decisive._fall_of_turned(logits, clean, ids).tolist() == pytest.approx([fall])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3"])
+def test_two_sources_of_which_either_would_do_are_found(family, monkeypatch):
+    """Beside a slow computation; pairs with the sources that are named, each once."""
+    for name, limit in (("LEAST_FALL", 0.01), ("LEAST_PROBABILITY", 1e-9), ("SHORT", 99)):
+        monkeypatch.setattr(decisive, name, limit)
+    lm = tiny(family)
+    query, log_p = three_sources(lm)
+    asked = [[0, 2], []]
+    found = run_one(lm, decisive.find_repeats(query, SourceRemoval(query, "zero"), asked))
+    assert found[1] == []
+    own = list(enumerate(query.targets[0].token_ids))
+    with_all = log_p([], 0)
+    expected = {}
+    for pair in [(0, 1), (0, 2), (1, 2)]:
+        without = log_p(pair, 0)
+        losses = {place: float((with_all - without)[place, token]) for place, token in own}
+        turned = [
+            losses[place]
+            for place, token in own
+            if with_all[place].argmax() == token != without[place].argmax()
+        ]
+        if max(turned, default=0) >= 0.01:
+            expected[pair] = sum(losses.values())
+    assert expected
+    assert {each.sources: each.loss for each in found[0]} == pytest.approx(expected, abs=1e-3)
+
+
+def test_either_of_two_sources_is_a_pair_in_every_form():
+    repeats = ((SourcePair((1, 3), -2.5, 0.0, "either"),), ())
+    found = citations(repeats=repeats)
+    assert found.sentences[0].mark == "[1] or [3], [2]"
+    assert found.sentences[0].pairs == repeats[0]
+    assert "\n  either would do: [1] or [3] (-2.50)\n" in str(found)
+    assert noiser.Citations.from_dict(found.to_dict()).sentences == found.sentences
+    # A sentence that does not need sources cites none, whatever is stored.
+    assert citations(repeats=((), repeats[0])).sentences[1].mark == "(not supported)"
+
+
+def test_a_copy_is_named_where_neither_source_is_decisive():
+    """The pair's interaction must turn the sentence by itself."""
+    scores = torch.tensor([[0.1, 0.5, 2.0]])
+    found = [[decisive.Repeat((0, 1), 4.0), decisive.Repeat((1, 2), 2.8)]]
+    (pairs,) = _cite._pairs_of(SimpleNamespace(scores=scores), found)
+    assert pairs == (SourcePair((1, 2), pytest.approx(-3.4), 0.0, "either"),)
 
 
 def test_a_limit_of_the_caller_s_own_says_alone_which_sentences_need_sources():
@@ -295,7 +364,7 @@ def three_sources(lm):
     length = len(whole.target_texts[0])
     halves = [(0, length // 2), (length // 2, length)]
     fields["target_unit"] = halves
-    query = run_one(lm, prepare(lm, Question(**fields, target=whole.target_texts[0])))
+    query = run_one(lm, prepare(lm, Question(**fields, target=tuple(whole.target_ids))))
 
     def log_p(gone, row):
         ids = query.token_ids[None]

@@ -175,7 +175,9 @@ def test_an_answer_that_changes_is_not_from_memory(lm, rule, monkeypatch):
     """However little it loses: with the question alone another answer is the most probable one."""
     rule(lambda text: 0.0 if "attic" in text else -1.0)
     assert noiser.expect(lm, PROMPT, from_memory=True).verdict == "pass"
-    monkeypatch.setattr(_Trial, "_effects", lambda _, prompts: [_Effect(-1.0, False)] * len(prompts))
+    monkeypatch.setattr(
+        _Trial, "_effects", lambda _, prompts: [_Effect(-1.0, False)] * len(prompts)
+    )
     assert noiser.expect(lm, PROMPT, from_memory=False).verdict == "pass"
     assert "with the question alone changes and loses 1.0 nats" in str(failed(lm, from_memory=True))
 

@@ -19,8 +19,15 @@ from noiser.explain.alternatives import find_alternatives
 from noiser.explain.announce import announce
 from noiser.explain.check import check_masks, check_scores, removal_for
 from noiser.explain.citations import Citations
-from noiser.explain.citations_record import in_nats, scores_in_nats
-from noiser.explain.decisive import ALL, LEAST_FALL, find_decisive, losses_without_all
+from noiser.explain.citations_record import SourcePair, in_nats, scores_in_nats
+from noiser.explain.decisive import (
+    ALL,
+    LEAST_FALL,
+    Repeat,
+    find_decisive,
+    find_repeats,
+    losses_without_all,
+)
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
 from noiser.explain.refine import MIN_SHARE, SplitRule
@@ -295,6 +302,9 @@ def cite(
             if looks_for_decisive and accuracy == "accurate":
                 found = await find_decisive(query, source_removal, _candidates(citations))
                 citations = replace(citations, decisive=_with_numbers(citations.decisive, found))
+                if method is None:
+                    repeats = await find_repeats(query, source_removal, _undecided(citations))
+                    citations = replace(citations, repeats=_pairs_of(citations, repeats))
             if rule and len(query.sources) > 1:
                 rules = await _rules(lm, query, citations, seed)
                 citations = replace(citations, rules=rules)
@@ -370,6 +380,39 @@ def _with_numbers(
     rows: list[tuple[int, ...]] = []
     for known, found in zip(decisive, indices, strict=True):
         rows.append((*known, *(index + 1 for index in sorted(found))))
+    return tuple(rows)
+
+
+def _undecided(citations: Citations) -> list[list[int]]:
+    """For each sentence that needs sources, and that none of them decides alone, the indices of the
+    best two that it cites.
+    """
+    undecided: list[list[int]] = []
+    for sentence, decisive in zip(citations.sentences, citations.decisive, strict=True):
+        best: list[int] = []
+        if not any(number != ALL for number in decisive):
+            best = [citation.number - 1 for citation in sentence.citations[:2]]
+        undecided.append(best)
+    return undecided
+
+
+def _pairs_of(
+    citations: Citations, repeats: Sequence[Sequence[Repeat]]
+) -> tuple[tuple[SourcePair, ...], ...]:
+    """The pairs of each sentence, the largest first; scores are losses without single sources.
+
+    Their interaction, what both lose less the losses without each, must be a turn's, too: a source
+    that nearly decides the sentence alone does so with any other one.
+    """
+    rows: list[tuple[SourcePair, ...]] = []
+    for scores, found in zip(citations.scores, repeats, strict=True):
+        pairs: list[SourcePair] = []
+        for repeat in found:
+            first, second = repeat.sources
+            interaction = float(scores[first] + scores[second]) - repeat.loss
+            if interaction <= -LEAST_FALL:
+                pairs.append(SourcePair((first + 1, second + 1), interaction, 0.0, "either"))
+        rows.append(tuple(sorted(pairs, key=lambda pair: pair.score)))
     return tuple(rows)
 
 

@@ -51,6 +51,9 @@ class Citations(CitationsRecord, SavedResult):
         decisive: for each sentence the numbers of the sources without which the model no longer
             says it, each by itself; 0 stands for all of them at once. Empty where that was not
             looked for.
+        repeats: for each sentence the pairs of sources of which either would do: without the first
+            the model still says it, without both no longer. Empty where they were not looked for,
+            which is where a source is decisive, or the method is not the default.
         alternatives: for each sentence the sources that take the place of those that it cites;
             empty where the model was not asked.
         rules: for each sentence the rule of the sources that it needs, None for one from memory;
@@ -186,6 +189,7 @@ class Citations(CitationsRecord, SavedResult):
             "memory",
             "least_share",
             "decisive",
+            "repeats",
             "alternatives",
             "losses",
             "sentences",

@@ -156,8 +156,8 @@ class Sentence(NamedTuple):
             "unsupported" if it does not and is improbable with and without them, so it was invented
             or taken from elsewhere; "unclear" between these.
         citations: the sources that it was written from, best first; none unless it is "used".
-        pairs: of these sources, the largest first; only some methods find them, see
-            `Attribution.pairs`.
+        pairs: of these sources, the largest first. The default method finds two sources of which
+            either would do; other methods those of `Attribution.pairs`.
         alternatives: the sources that take the place of these, the strongest first.
         rule: which sources it needs; None unless it was asked.
     """
@@ -254,11 +254,12 @@ class CitationsRecord:
     memory: SavedNumber
     least_share: SavedNumber
     decisive: tuple[tuple[int, ...], ...] = ()
+    repeats: tuple[tuple[SourcePair, ...], ...] = ()
     alternatives: tuple[tuple[Alternative, ...], ...] = ()
     rules: tuple[Annotated[Rule, BeforeValidator(Rule.from_dict)] | None, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("decisive", "rules", "alternatives"):
+        for name in ("decisive", "repeats", "rules", "alternatives"):
             values = getattr(self, name)
             if values and len(values) != len(self.losses):
                 raise ParameterError(
@@ -375,9 +376,13 @@ class CitationsRecord:
         return f"in {with_all:.0%} of the answers, without any source in {with_none:.0%}"
 
     def _pairs(self, row: int) -> tuple[SourcePair, ...]:
-        """Pairs of a sentence's units that are in two sources: the first, largest, of each two."""
+        """Its `repeats`, and pairs of its units that are in two sources: the first, largest, of
+        each two.
+        """
         owners = [self._owner(unit) for unit in self.attribution.units]
         pairs: dict[tuple[int, int], SourcePair] = {}
+        if self.repeats:
+            pairs = {pair.numbers: pair for pair in self.repeats[row]}
         for pair in self.attribution.pairs:
             first, second = sorted(owners[unit] for unit in pair.units)
             if pair.target == row and 0 < first < second:

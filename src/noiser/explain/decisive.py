@@ -1,4 +1,4 @@
-"""Sources that decide a sentence: without them the model no longer says it."""
+"""Sources that decide a sentence, alone or in twos: without them it is no longer said."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,13 +15,17 @@ from torch import Tensor
 
 from noiser.engine import Perturbation, Predict, Query
 from noiser.engine.objectives import Ids, Logits, LogProbabilities, ObjectiveFn, at
+from noiser.explain.sameness import SHORT
 from noiser.explain.source_removal import SourceRemoval
-from noiser.tensors import floats
+from noiser.tensors import float_rows, floats
 
 LEAST_FALL = 1.0
-"""A sentence is no longer said where one of its tokens was the most probable one, no longer is, and
-loses so many nats of log-probability: a token that was level with another one turns for nothing.
-Chosen on development wordings; design/sets.md."""
+"""A token that is no longer the most probable one has lost so many nats of log-probability: one
+that was level with another turns for nothing."""
+
+LEAST_PROBABILITY = 0.2
+"""And it had this probability: what a model merely guesses turns with every source. Both limits
+were chosen on development wordings; design/sets.md."""
 
 ALL = 0
 """Stands for all sources at once, where numbers of sources begin with 1."""
@@ -68,17 +74,68 @@ async def find_decisive(
     return decisive
 
 
+class Repeat(NamedTuple):
+    """Two sources of which either would do: a sentence is no longer said without both.
+
+    Attributes:
+        sources: their indices.
+        loss: of the sentence's log-probability without both, in nats.
+    """
+
+    sources: tuple[int, int]
+    loss: float
+
+
+async def find_repeats(
+    query: Query, sources: SourceRemoval, cited: Sequence[Sequence[int]]
+) -> list[list[Repeat]]:
+    """For each sentence the pairs of sources without which it is no longer said.
+
+    A fact that stands in two sources: without one of them the model reads the other.
+
+    Args:
+        query: the question, its targets being sentences.
+        sources: how sources are removed.
+        cited: for each sentence the indices of sources that are removed together with each other
+            one; none for a sentence that is not looked at.
+    """
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    for row, indices in enumerate(cited):
+        for first, other in product(indices, sources.with_text):
+            pair = (min(first, other), max(first, other))
+            rows = rows_of.setdefault(pair, [])
+            if first != other and row not in rows:
+                rows.append(row)
+    asked = {pair: rows for pair, rows in rows_of.items() if rows}
+    objective = query.objective("logprob")
+    read = partial(_value_and_fall, objective)
+    changes = [replace(sources.without(pair, rows), read=read) for pair, rows in asked.items()]
+    whole = floats(query.read_clean(objective))
+
+    repeats: list[list[Repeat]] = [[] for _ in cited]
+    answers = await Predict(query, changes, objective)
+    for (pair, rows), values in zip(asked.items(), answers, strict=True):
+        for row, (log_p, fall) in zip(rows, float_rows(values[:, 0]), strict=True):
+            if fall >= LEAST_FALL:
+                repeats[row].append(Repeat(pair, whole[row] - log_p))
+    return repeats
+
+
 def _fall_of_turned(
     logits: Logits, clean: LogProbabilities, ids: Ids
 ) -> Float[Tensor, "*changes samples"]:
-    """The largest loss of log-probability among the target's tokens that were the most probable
-    ones and no longer are; minus infinity where there is none.
+    """The largest loss of log-probability among the target's tokens that are no longer the most
+    probable ones; minus infinity where there is none.
+
+    Short targets that the model says itself are read so. Of a longer one, or one that was given,
+    some token turns with nearly every change.
     """
     log_p = logits.float().log_softmax(-1)
-    said_before = clean.argmax(-1) == ids
-    turned = said_before & (log_p.argmax(-1) != ids)
-    falls = at(clean, ids) - at(log_p, ids)
-    return torch.where(turned, falls, -math.inf).amax(-1)
+    said = clean.argmax(-1) == ids
+    own = at(clean, ids)
+    is_read = said.all() & (len(ids) <= SHORT)
+    turned = is_read & (log_p.argmax(-1) != ids) & (own >= math.log(LEAST_PROBABILITY))
+    return torch.where(turned, own - at(log_p, ids), -math.inf).amax(-1)
 
 
 def _value_and_fall(

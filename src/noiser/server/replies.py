@@ -254,6 +254,9 @@ class CitationsReply(WarnedReply):
     decisive: list[list[int]] = Field(
         description="Of each sentence the sources without which it is no longer said; 0: all."
     )
+    repeats: list[list[SourcePairReply]] = Field(
+        description="Of each sentence the pairs of sources of which either would do."
+    )
     alternatives: list[list[AlternativeReply]]
     losses: list[float]
     sentences: list[SentenceReply]
