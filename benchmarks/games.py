@@ -7,6 +7,7 @@ without a model.
     python benchmarks/games.py GAMES.jsonl pairs
     python benchmarks/games.py REPORT.jsonl play --part report
     python benchmarks/games.py REPORT.jsonl differences
+    python benchmarks/games.py REPORT.jsonl frontier
 
 With n units there are 2^n inputs, each with the rows of some units zero. `play` stores what is
 predicted of each: of the development prompts of KNOWN (those that benchmarks/plans/fair.toml leaves
@@ -26,7 +27,8 @@ removed units. *Gold*: whether the gold sentences are first.
 These numbers are for choosing, and say nothing of other prompts: design/estimator.md. `--part
 report` plays other prompts, 60 of each set and model: of KNOWN those that no choice was made on,
 and planted facts in the wordings that are kept for reporting. `differences` has their means and the
-differences from `joint`, with 95 % intervals over prompts.
+differences from `joint`, with 95 % intervals over prompts. `frontier` has the LDS of methods at
+several budgets.
 """
 
 from __future__ import annotations
@@ -337,6 +339,38 @@ def differences(path: Path, seeds: int) -> str:
     return markdown(lines)
 
 
+def _at_budget(inputs: int) -> dict[str, Any]:
+    """Methods that run about so many inputs of a prompt."""
+    return {
+        "joint": noiser.Joint(samples=inputs, pairs=None),
+        "ContextCite": noiser.ContextCite(samples=inputs),
+        "LIME of log p": noiser.Lime(objective="logprob", samples=inputs),
+        "KernelSHAP of log odds": noiser.KernelShap(objective="logit", samples=inputs),
+    }
+
+
+def frontier(path: Path, seeds: int) -> str:
+    """Markdown with a row per method: the mean LDS of each set and model at several budgets."""
+    lines: dict[str, dict[str, str]] = {}
+    for (dataset, model), some in _by_set(path).items():
+        column = f"{dataset}, {model} ({len(some)})"
+        cells: dict[str, list[str]] = defaultdict(list)
+        for inputs in BUDGETS:
+            methods = _at_budget(inputs)
+            for way in methods:
+                found = [_of_prompt(way, row, game, seeds, methods)["LDS"] for row, game in some]
+                cells[way].append(_mean(found, 2))
+        single = "leave one out, log p"
+        found = [_of_prompt(single, row, game, 1)["LDS"] for row, game in some]
+        cells[single].append(_mean(found, 2))
+        for way, numbers in cells.items():
+            lines.setdefault(way, {"": way})[column] = " · ".join(numbers)
+    return markdown(list(lines.values()))
+
+
+BUDGETS = (16, 24, 32, 64, 128)
+"""Inputs of a prompt that a method may run, at most."""
+
 WAYS = (*METHODS, *STORED, "constant", "random")
 
 
@@ -459,7 +493,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("games", type=Path)
-    parser.add_argument("command", choices=("play", "table", "pairs", "differences"))
+    parser.add_argument("command", choices=("play", "table", "pairs", "differences", "frontier"))
     parser.add_argument("--part", choices=("development", "report"), default="development")
     parser.add_argument("--models", nargs="+", default=["smollm2-135m-instruct", "gemma-3-270m"])
     parser.add_argument("--seeds", type=int, default=5)
@@ -468,6 +502,8 @@ def main() -> None:
         play_all(chosen)
     elif chosen.command == "pairs":
         print(pairs_table(chosen.games, chosen.seeds))
+    elif chosen.command == "frontier":
+        print(frontier(chosen.games, chosen.seeds))
     elif chosen.command == "differences":
         print(differences(chosen.games, chosen.seeds))
     else:

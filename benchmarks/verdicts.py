@@ -4,16 +4,21 @@
     NOISER_DATA=FOLDER python benchmarks/verdicts.py RESULTS.jsonl play --part report
     python benchmarks/verdicts.py RESULTS.jsonl limits --part development
     python benchmarks/verdicts.py RESULTS.jsonl table --part report
+    python benchmarks/verdicts.py RESULTS.jsonl pairs --part report
 
 Each sentence is given as the answer to a question with six planted documents. Its origin is known:
 
 - *used*: a planted fact, of which a document is the only source;
 - *memory*: a fact of KNOWN whose value the model says by itself; no document is about it;
 - *invented*: the planted fact where its document is missing;
-- *false*: the sentence of KNOWN with another value of the same relation.
+- *false*: the sentence of KNOWN with another value of the same relation;
+- *repeated*: a planted fact that two documents have;
+- *told once*: the same without one of the two documents.
 
-The last two should be "not supported". A document that says the same of another person may make an
-invented sentence more probable: then "unclear" is right as well, as is influence without truth.
+*Invented* and *false* should be "not supported". A document that says the same of another person
+may make an invented sentence more probable: then "unclear" is right as well, as is influence
+without truth. Of a *repeated* fact the two documents should be named as a pair, of which either
+would do; of others none should.
 
 A verdict follows from what the sentence loses without the documents, or without one of them, and
 from two limits of its tokens' probability without them, in the geometric mean: "memory" from the
@@ -35,6 +40,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import noiser
+from measuring import share
 from measuring import table as markdown
 from noiser.data import Example, load
 from noiser.data.planted import draw
@@ -43,7 +49,7 @@ from noiser.explain.citations_record import IMPROBABLE, PROBABLE, VERDICTS
 from noiser.model import LanguageModel
 
 MODELS = ("smollm2-135m-instruct", "gemma-3-270m")
-LABELS = ("used", "memory", "invented", "false")
+LABELS = ("used", "memory", "invented", "false", "repeated", "told once")
 PER_WORDING = 8
 """Questions of each wording, spread over the places of the document with the answer."""
 
@@ -61,6 +67,7 @@ class Case(NamedTuple):
     question: str
     documents: list[str]
     sentence: str
+    copies: tuple[int, ...] = ()  # numbers of the documents that have a repeated fact
 
 
 # ---- sentences -----------------------------------------------------------------------------------
@@ -92,6 +99,21 @@ def cases(lm: LanguageModel, part: str) -> Iterator[Case]:
                 yield Case(item.id, "false", question, documents, f"{item.prompt} {value}.")
 
 
+def repeated(part: str) -> Iterator[Case]:
+    """Sentences that two documents have, and with one of the two."""
+    chance = random.Random(f"verdicts/repeated/{part}")
+    for wording in DEVELOPMENT if part == "development" else REPORTING:
+        for example in chance.sample(draw("twice", 6, wording=wording), PER_WORDING):
+            spans = sorted(sum(example.spans.values(), ()))
+            documents = [example.prompt[a:b] for a, b in spans]
+            copies = tuple(spans.index(span) + 1 for span in example.spans["gold"])
+            question = example.prompt.partition("Question: ")[2].partition(" Answer:")[0]
+            fact = documents[copies[0] - 1]
+            yield Case(example.id, "repeated", question, documents, fact, copies)
+            others = [text for number, text in enumerate(documents, 1) if number != copies[1]]
+            yield Case(example.id, "told once", question, others, fact)
+
+
 def known(part: str) -> list[Example]:
     """A half of KNOWN in an order of its own."""
     examples = [*load("known")]
@@ -114,7 +136,7 @@ def play(path: Path, part: str, models: Sequence[str]) -> None:
     stored = {(row["model"], row["part"], row["label"], row["name"]) for row in rows_of(path)}
     for model in models:
         lm = noiser.load_model(model)
-        for case in cases(lm, part):
+        for case in itertools.chain(cases(lm, part), repeated(part)):
             if (model, part, case.label, case.name) in stored:
                 continue
             found = noiser.cite(
@@ -131,6 +153,8 @@ def play(path: Path, part: str, models: Sequence[str]) -> None:
                 "needs_sources": found.needs_sources(0),
                 "tokens": len(found.attribution.targets[0].token_ids),
                 "cited": [citation.number for citation in sentence.citations],
+                "copies": list(case.copies),
+                "either": [list(pair.numbers) for pair in sentence.pairs],
             }
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -169,10 +193,27 @@ def table(rows: Sequence[Row], limits: Sequence[tuple[float, float]]) -> str:
     return markdown(lines)
 
 
+def pairs_table(rows: Sequence[Row]) -> str:
+    """How often the two documents of a repeated fact are named, and any other two documents."""
+    lines: list[dict[str, str]] = []
+    rows = [row for row in rows if "either" in row]
+    models = dict.fromkeys(row["model"] for row in rows)
+    for model, label in itertools.product(models, LABELS):
+        here = [row for row in rows if (row["model"], row["label"]) == (model, label)]
+        right = [sorted(row["copies"]) in row["either"] for row in here]
+        other = [any(pair != sorted(row["copies"]) for pair in row["either"]) for row in here]
+        both = [{*row["copies"]} <= {*row["cited"]} for row in here]
+        line = {"model": model, "origin": label, "n": str(len(here)), "another pair": share(other)}
+        if label == "repeated":
+            line |= {"the pair": share(right), "both cited": share(both)}
+        lines.append(line)
+    return markdown(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", type=Path)
-    parser.add_argument("what", choices=("play", "limits", "table"))
+    parser.add_argument("what", choices=("play", "limits", "table", "pairs"))
     parser.add_argument("--part", choices=("development", "report"), default="development")
     parser.add_argument("--models", nargs="+", default=MODELS)
     options = parser.parse_args()
@@ -180,6 +221,9 @@ def main() -> None:
         play(options.path, options.part, options.models)
         return
     rows = [row for row in rows_of(options.path) if row["part"] == options.part]
+    if options.what == "pairs":
+        print(pairs_table(rows))
+        return
     print(table(rows, LIMITS if options.what == "limits" else [(IMPROBABLE, PROBABLE)]))
 
 

@@ -290,7 +290,7 @@ def test_two_sources_of_which_either_would_do_are_found(family, monkeypatch):
     lm = tiny(family)
     query, log_p = three_sources(lm)
     asked = [[0, 2], []]
-    found = run_one(lm, decisive.find_repeats(query, SourceRemoval(query, "zero"), asked))
+    found = run_one(lm, decisive.without_two(query, SourceRemoval(query, "zero"), asked))
     assert found[1] == []
     own = list(enumerate(query.targets[0].token_ids))
     with_all = log_p([], 0)
@@ -303,10 +303,13 @@ def test_two_sources_of_which_either_would_do_are_found(family, monkeypatch):
             for place, token in own
             if with_all[place].argmax() == token != without[place].argmax()
         ]
-        if max(turned, default=0) >= 0.01:
-            expected[pair] = sum(losses.values())
-    assert expected
-    assert {each.sources: each.loss for each in found[0]} == pytest.approx(expected, abs=1e-3)
+        expected[pair] = (sum(losses.values()), max(turned, default=0) >= 0.01)
+    assert len(found[0]) == 3
+    assert any(each.turned for each in found[0])
+    for each in found[0]:
+        loss, turned = expected[each.sources]
+        assert each.loss == pytest.approx(loss, abs=1e-3)
+        assert each.turned == turned
 
 
 def test_either_of_two_sources_is_a_pair_in_every_form():
@@ -320,12 +323,45 @@ def test_either_of_two_sources_is_a_pair_in_every_form():
     assert citations(repeats=((), repeats[0])).sentences[1].mark == "(not supported)"
 
 
-def test_a_copy_is_named_where_neither_source_is_decisive():
-    """The pair's interaction must turn the sentence by itself."""
-    scores = torch.tensor([[0.1, 0.5, 2.0]])
-    found = [[decisive.Repeat((0, 1), 4.0), decisive.Repeat((1, 2), 2.8)]]
-    (pairs,) = _cite._pairs_of(SimpleNamespace(scores=scores), found)
-    assert pairs == (SourcePair((1, 2), pytest.approx(-3.4), 0.0, "either"),)
+@pytest.mark.parametrize(
+    ("losses", "loss", "turned", "repeats"),
+    [
+        ((0.1, 0.5), 4.0, True, True),
+        ((0.1, 0.5), 4.0, False, True),  # of a long sentence nothing turns
+        ((0.1, 0.5), 2.8, True, True),
+        ((0.1, 0.5), 2.8, False, False),
+        ((0.1, 0.5), 1.5, True, False),  # less than a nat beyond each
+        ((8.0, 9.0), 19.0, False, False),  # it falls far without each
+        ((3.0, 1.3), 50.0, False, True),
+    ],
+)
+def test_either_would_do_where_the_sentence_falls_without_both_only(losses, loss, turned, repeats):
+    citations = SimpleNamespace(scores=torch.tensor([[*losses, 2.0]]), memory=3.0)
+    (pairs,) = _cite._repeats(citations, [[decisive.Pair((0, 1), loss, turned)]])
+    expected = SourcePair((1, 2), pytest.approx(sum(losses) - loss), 0.0, "either")
+    assert pairs == ((expected,) if repeats else ())
+
+
+@pytest.mark.parametrize(
+    ("decisive_sources", "losses", "largest", "asked"),
+    [
+        ((0,), 2.0, 0.5, [0, 1]),  # the model says something else without all
+        ((), 3.5, 0.5, [0, 1]),
+        ((), 2.0, 0.5, []),
+        ((0, 2), 3.5, 0.5, []),  # one decides alone
+        ((), 3.5, 1.2, []),  # or is a third and more of all
+        ((), 35.0, 3.5, [0, 1]),
+    ],
+)
+def test_pairs_are_looked_for_where_none_decides_alone(decisive_sources, losses, largest, asked):
+    cited = [SimpleNamespace(number=number) for number in (1, 2, 3)]
+    found = SimpleNamespace(
+        sentences=[SimpleNamespace(loss=losses, citations=cited)],
+        decisive=[decisive_sources],
+        scores=torch.tensor([[largest, 0.2, math.nan]]),
+        memory=3.0,
+    )
+    assert _cite._undecided(found) == [asked]
 
 
 def test_a_limit_of_the_caller_s_own_says_alone_which_sentences_need_sources():

@@ -23,10 +23,10 @@ from noiser.explain.citations_record import SourcePair, in_nats, scores_in_nats
 from noiser.explain.decisive import (
     ALL,
     LEAST_FALL,
-    Repeat,
+    Pair,
     find_decisive,
-    find_repeats,
     losses_without_all,
+    without_two,
 )
 from noiser.explain.many import for_each, is_many, run_many
 from noiser.explain.placing import placed
@@ -45,7 +45,7 @@ from noiser.methods import (
 )
 from noiser.model.language_model import LanguageModel, check_model
 from noiser.progress import progress_of
-from noiser.tensors import true_indices
+from noiser.tensors import floats, true_indices
 from noiser.text import (
     TEMPLATE,
     make_units,
@@ -81,6 +81,10 @@ MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 """A sentence needs no source if its log-probability falls by less than this many nats when all
 sources are removed in this way, and when each one is. Chosen on planted development questions, see
 docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
+
+HARDLY = 1 / 3
+"""A sentence hardly falls without a source if it loses at most this share of what it loses without
+more of them: then another source says the same."""
 
 MEMORY_OF_TEXT = math.log(2)
 """`MEMORY` for a model of which the text alone is known: without sources a sentence is said half as
@@ -303,8 +307,8 @@ def cite(
                 found = await find_decisive(query, source_removal, _candidates(citations))
                 citations = replace(citations, decisive=_with_numbers(citations.decisive, found))
                 if method is None:
-                    repeats = await find_repeats(query, source_removal, _undecided(citations))
-                    citations = replace(citations, repeats=_pairs_of(citations, repeats))
+                    pairs = await without_two(query, source_removal, _undecided(citations))
+                    citations = replace(citations, repeats=_repeats(citations, pairs))
             if rule and len(query.sources) > 1:
                 rules = await _rules(lm, query, citations, seed)
                 citations = replace(citations, rules=rules)
@@ -384,35 +388,41 @@ def _with_numbers(
 
 
 def _undecided(citations: Citations) -> list[list[int]]:
-    """For each sentence that needs sources, and that none of them decides alone, the indices of the
-    best two that it cites.
+    """For each sentence that falls without all sources, and that none of them decides alone, the
+    indices of the best two that it cites.
     """
     undecided: list[list[int]] = []
-    for sentence, decisive in zip(citations.sentences, citations.decisive, strict=True):
-        best: list[int] = []
-        if not any(number != ALL for number in decisive):
-            best = [citation.number - 1 for citation in sentence.citations[:2]]
-        undecided.append(best)
+    rows = zip(citations.sentences, citations.decisive, citations.scores, strict=True)
+    for sentence, decisive, scores in rows:
+        falls = ALL in decisive or sentence.loss >= citations.memory
+        largest = float(scores.nan_to_num(-math.inf).amax())
+        is_decided = any(number != ALL for number in decisive)
+        is_decided |= largest > HARDLY * sentence.loss
+        best = [citation.number - 1 for citation in sentence.citations[:2]]
+        undecided.append(best if falls and not is_decided else [])
     return undecided
 
 
-def _pairs_of(
-    citations: Citations, repeats: Sequence[Sequence[Repeat]]
+def _repeats(
+    citations: Citations, found: Sequence[Sequence[Pair]]
 ) -> tuple[tuple[SourcePair, ...], ...]:
-    """The pairs of each sentence, the largest first; scores are losses without single sources.
+    """For each sentence the pairs of sources of which either would do, the largest first.
 
-    Their interaction, what both lose less the losses without each, must be a turn's, too: a source
-    that nearly decides the sentence alone does so with any other one.
+    It falls without both, and hardly without each of them. What both lose beyond the losses
+    without each is at least `LEAST_FALL`, too.
     """
     rows: list[tuple[SourcePair, ...]] = []
-    for scores, found in zip(citations.scores, repeats, strict=True):
-        pairs: list[SourcePair] = []
-        for repeat in found:
-            first, second = repeat.sources
-            interaction = float(scores[first] + scores[second]) - repeat.loss
-            if interaction <= -LEAST_FALL:
-                pairs.append(SourcePair((first + 1, second + 1), interaction, 0.0, "either"))
-        rows.append(tuple(sorted(pairs, key=lambda pair: pair.score)))
+    for scores, pairs in zip(citations.scores, found, strict=True):
+        repeats: list[SourcePair] = []
+        for pair in pairs:
+            first, second = pair.sources
+            losses = floats(scores[[first, second]])
+            interaction = sum(losses) - pair.loss
+            falls = pair.turned or pair.loss >= citations.memory
+            stands_with_one = max(losses) <= HARDLY * pair.loss
+            if falls and stands_with_one and interaction <= -LEAST_FALL:
+                repeats.append(SourcePair((first + 1, second + 1), interaction, 0.0, "either"))
+        rows.append(tuple(sorted(repeats, key=lambda repeat: repeat.score)))
     return tuple(rows)
 
 

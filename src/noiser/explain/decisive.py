@@ -74,51 +74,48 @@ async def find_decisive(
     return decisive
 
 
-class Repeat(NamedTuple):
-    """Two sources of which either would do: a sentence is no longer said without both.
+class Pair(NamedTuple):
+    """Two sources that are removed together.
 
     Attributes:
         sources: their indices.
         loss: of the sentence's log-probability without both, in nats.
+        turned: whether the sentence is no longer said.
     """
 
     sources: tuple[int, int]
     loss: float
+    turned: bool
 
 
-async def find_repeats(
-    query: Query, sources: SourceRemoval, cited: Sequence[Sequence[int]]
-) -> list[list[Repeat]]:
-    """For each sentence the pairs of sources without which it is no longer said.
-
-    A fact that stands in two sources: without one of them the model reads the other.
+async def without_two(
+    query: Query, sources: SourceRemoval, firsts: Sequence[Sequence[int]]
+) -> list[list[Pair]]:
+    """What each sentence is without two sources.
 
     Args:
         query: the question, its targets being sentences.
         sources: how sources are removed.
-        cited: for each sentence the indices of sources that are removed together with each other
+        firsts: for each sentence the indices of sources that are removed together with each other
             one; none for a sentence that is not looked at.
     """
     rows_of: dict[tuple[int, int], list[int]] = {}
-    for row, indices in enumerate(cited):
-        for first, other in product(indices, sources.with_text):
-            pair = (min(first, other), max(first, other))
-            rows = rows_of.setdefault(pair, [])
-            if first != other and row not in rows:
-                rows.append(row)
-    asked = {pair: rows for pair, rows in rows_of.items() if rows}
+    for row, indices in enumerate(firsts):
+        pairs = {(min(pair), max(pair)) for pair in product(indices, sources.with_text)}
+        for first, second in sorted(pairs):
+            if first != second:
+                rows_of.setdefault((first, second), []).append(row)
     objective = query.objective("logprob")
     read = partial(_value_and_fall, objective)
-    changes = [replace(sources.without(pair, rows), read=read) for pair, rows in asked.items()]
+    changes = [replace(sources.without(pair, rows), read=read) for pair, rows in rows_of.items()]
     whole = floats(query.read_clean(objective))
 
-    repeats: list[list[Repeat]] = [[] for _ in cited]
+    found: list[list[Pair]] = [[] for _ in firsts]
     answers = await Predict(query, changes, objective)
-    for (pair, rows), values in zip(asked.items(), answers, strict=True):
+    for (pair, rows), values in zip(rows_of.items(), answers, strict=True):
         for row, (log_p, fall) in zip(rows, float_rows(values[:, 0]), strict=True):
-            if fall >= LEAST_FALL:
-                repeats[row].append(Repeat(pair, whole[row] - log_p))
-    return repeats
+            found[row].append(Pair(pair, whole[row] - log_p, fall >= LEAST_FALL))
+    return found
 
 
 def _fall_of_turned(
