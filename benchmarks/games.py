@@ -322,7 +322,8 @@ def differences(path: Path, seeds: int) -> str:
     """Markdown with a row per set, model and way: means, and LDS minus that of `joint` with its
     interval.
 
-    A constant has no LDS, since all inputs keep equally many units, so its column says "none".
+    Equal scores have no LDS, since all inputs keep equally many units: such prompts are left out of
+    its mean, and a constant's says "none".
     """
     lines: list[dict[str, Any]] = []
     for (dataset, model), some in _by_set(path).items():
@@ -334,7 +335,8 @@ def differences(path: Path, seeds: int) -> str:
                 line[name] = _mean(numbers)
                 ours = [prompt[name] for prompt in values["joint"] if name in prompt]
                 if way != "joint" and name == "LDS" and line[name] != "none":
-                    line[f"{name} − joint"] = mean_difference(np.subtract(numbers, ours))
+                    lead = np.subtract(numbers, ours)
+                    line[f"{name} − joint"] = mean_difference(lead[~np.isnan(lead)])
             lines.append(line)
     return markdown(lines)
 
@@ -405,8 +407,8 @@ def _of_prompt(
 def _mean(numbers: Sequence[float], digits: int = 3) -> str:
     if not numbers:
         return ""
-    mean = statistics.mean(numbers)
-    return "none" if math.isnan(mean) else f"{mean:.{digits}f}"
+    known = [number for number in numbers if not math.isnan(number)]
+    return f"{statistics.mean(known):.{digits}f}" if known else "none"
 
 
 # ---- pairs ---------------------------------------------------------------------------------------

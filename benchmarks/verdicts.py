@@ -200,6 +200,8 @@ def pairs_table(rows: Sequence[Row]) -> str:
     models = dict.fromkeys(row["model"] for row in rows)
     for model, label in itertools.product(models, LABELS):
         here = [row for row in rows if (row["model"], row["label"]) == (model, label)]
+        if not here:
+            continue
         right = [sorted(row["copies"]) in row["either"] for row in here]
         other = [any(pair != sorted(row["copies"]) for pair in row["either"]) for row in here]
         both = [{*row["copies"]} <= {*row["cited"]} for row in here]

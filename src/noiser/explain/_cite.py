@@ -179,8 +179,9 @@ def cite(
             the model cannot be read so, as "accurate". What the model says without the cited
             sources is not looked for.
         method: what scores the sources, by name or with its hyper-parameters. None for `METHOD`,
-            the cheapest; one source at a time, it gives little to two sources that say the same.
-            `ContextCite(removal="hidden")` and `KernelShap(removal="hidden")` see that.
+            the cheapest; one source at a time, it gives little to two sources that say the same, so
+            the best are then hidden with each other one. `ContextCite(removal="hidden")` and
+            `KernelShap(removal="hidden")` give such sources scores.
         answer: a text whose sentences are cited, or a tuple of its token ids, in place of the
             model's own answer.
         target_unit: the part of the answer that is cited by itself: "sentence", or (start, end)
