@@ -23,7 +23,7 @@ from noiser.explain.citations_record import SourcePair, in_nats, scores_in_nats
 from noiser.explain.decisive import (
     ALL,
     LEAST_FALL,
-    Pair,
+    RemovedPair,
     find_decisive,
     losses_without_all,
     without_two,
@@ -405,7 +405,7 @@ def _undecided(citations: Citations) -> list[list[int]]:
 
 
 def _repeats(
-    citations: Citations, found: Sequence[Sequence[Pair]]
+    citations: Citations, found: Sequence[Sequence[RemovedPair]]
 ) -> tuple[tuple[SourcePair, ...], ...]:
     """For each sentence the pairs of sources of which either would do, the largest first.
 

@@ -74,7 +74,7 @@ async def find_decisive(
     return decisive
 
 
-class Pair(NamedTuple):
+class RemovedPair(NamedTuple):
     """Two sources that are removed together.
 
     Attributes:
@@ -90,7 +90,7 @@ class Pair(NamedTuple):
 
 async def without_two(
     query: Query, sources: SourceRemoval, firsts: Sequence[Sequence[int]]
-) -> list[list[Pair]]:
+) -> list[list[RemovedPair]]:
     """What each sentence is without two sources.
 
     Args:
@@ -110,11 +110,11 @@ async def without_two(
     changes = [replace(sources.without(pair, rows), read=read) for pair, rows in rows_of.items()]
     whole = floats(query.read_clean(objective))
 
-    found: list[list[Pair]] = [[] for _ in firsts]
+    found: list[list[RemovedPair]] = [[] for _ in firsts]
     answers = await Predict(query, changes, objective)
     for (pair, rows), values in zip(rows_of.items(), answers, strict=True):
         for row, (log_p, fall) in zip(rows, float_rows(values[:, 0]), strict=True):
-            found[row].append(Pair(pair, whole[row] - log_p, fall >= LEAST_FALL))
+            found[row].append(RemovedPair(pair, whole[row] - log_p, fall >= LEAST_FALL))
     return found
 
 
