@@ -41,10 +41,16 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+class _CrowdedServer(ThreadingHTTPServer):
+    """Connections wait to be taken, many at once: beyond five the kernel would reset them."""
+
+    request_queue_size = 128
+
+
 @contextlib.contextmanager
 def served_by(handler):
     """The address of a server in a thread."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = _CrowdedServer(("127.0.0.1", 0), handler)
     server.daemon_threads, server.block_on_close = True, False
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
