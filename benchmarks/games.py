@@ -341,6 +341,10 @@ def differences(path: Path, seeds: int) -> str:
     return markdown(lines)
 
 
+BUDGETS = (16, 24, 32, 64, 128)
+"""Inputs of a prompt that a method may run, at most."""
+
+
 def _at_budget(inputs: int) -> dict[str, Any]:
     """Methods that run about so many inputs of a prompt."""
     return {
@@ -369,9 +373,6 @@ def frontier(path: Path, seeds: int) -> str:
             lines.setdefault(way, {"": way})[column] = " · ".join(numbers)
     return markdown(list(lines.values()))
 
-
-BUDGETS = (16, 24, 32, 64, 128)
-"""Inputs of a prompt that a method may run, at most."""
 
 WAYS = (*METHODS, *STORED, "constant", "random")
 

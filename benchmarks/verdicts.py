@@ -80,10 +80,9 @@ def cases(lm: LanguageModel, part: str) -> Iterator[Case]:
     for wording in DEVELOPMENT if part == "development" else REPORTING:
         planted = draw("once", 6, wording=wording)
         for example in chance.sample(planted, PER_WORDING):
-            documents = [example.prompt[a:b] for a, b in sorted(sum(example.spans.values(), ()))]
+            question, documents = question_and_documents(example)
             (fact,) = [example.prompt[a:b] for a, b in example.spans["gold"]]
             others = [document for document in documents if document != fact]
-            question = example.prompt.partition("Question: ")[2].partition(" Answer:")[0]
             yield Case(example.id, "used", question, documents, fact)
             yield Case(example.id, "invented", question, others, fact)
             item = next_known(lm, facts)
@@ -99,15 +98,25 @@ def cases(lm: LanguageModel, part: str) -> Iterator[Case]:
                 yield Case(item.id, "false", question, documents, f"{item.prompt} {value}.")
 
 
+def spans_of_documents(example: Example) -> list[tuple[int, int]]:
+    """The places of a planted prompt's documents, in order."""
+    return sorted(sum(example.spans.values(), ()))
+
+
+def question_and_documents(example: Example) -> tuple[str, list[str]]:
+    """The question of a planted prompt, and its documents in order."""
+    question = example.prompt.partition("Question: ")[2].partition(" Answer:")[0]
+    return question, [example.prompt[a:b] for a, b in spans_of_documents(example)]
+
+
 def repeated(part: str) -> Iterator[Case]:
     """Sentences that two documents have, and with one of the two."""
     chance = random.Random(f"verdicts/repeated/{part}")
     for wording in DEVELOPMENT if part == "development" else REPORTING:
         for example in chance.sample(draw("twice", 6, wording=wording), PER_WORDING):
-            spans = sorted(sum(example.spans.values(), ()))
-            documents = [example.prompt[a:b] for a, b in spans]
+            question, documents = question_and_documents(example)
+            spans = spans_of_documents(example)
             copies = tuple(spans.index(span) + 1 for span in example.spans["gold"])
-            question = example.prompt.partition("Question: ")[2].partition(" Answer:")[0]
             fact = documents[copies[0] - 1]
             yield Case(example.id, "repeated", question, documents, fact, copies)
             others = [text for number, text in enumerate(documents, 1) if number != copies[1]]

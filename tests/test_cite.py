@@ -337,7 +337,7 @@ def test_either_of_two_sources_is_a_pair_in_every_form():
 )
 def test_either_would_do_where_the_sentence_falls_without_both_only(losses, loss, turned, repeats):
     citations = SimpleNamespace(scores=torch.tensor([[*losses, 2.0]]), memory=3.0)
-    (pairs,) = _cite._repeats(citations, [[decisive.RemovedPair((0, 1), loss, turned)]])
+    (pairs,) = _cite._repeats(citations, [[decisive.Fall((0, 1), loss, turned)]])
     expected = SourcePair((1, 2), pytest.approx(sum(losses) - loss), 0.0, "either")
     assert pairs == ((expected,) if repeats else ())
 

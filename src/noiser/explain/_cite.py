@@ -23,7 +23,7 @@ from noiser.explain.citations_record import SourcePair, in_nats, scores_in_nats
 from noiser.explain.decisive import (
     ALL,
     LEAST_FALL,
-    RemovedPair,
+    Fall,
     find_decisive,
     losses_without_all,
     without_two,
@@ -82,13 +82,13 @@ MEMORY: dict[str, float] = {"hidden": 3.0, "zero": 4.0, "delete": 4.0}
 sources are removed in this way, and when each one is. Chosen on planted development questions, see
 docs/howto/retrieval.md: e³ ≈ 20 times as improbable."""
 
-HARDLY = 1 / 3
-"""A sentence hardly falls without a source if it loses at most this share of what it loses without
-more of them: then another source says the same."""
-
 MEMORY_OF_TEXT = math.log(2)
 """`MEMORY` for a model of which the text alone is known: without sources a sentence is said half as
 often."""
+
+HARDLY = 1 / 3
+"""A sentence hardly falls without a source if it loses at most this share of what it loses without
+more of them: then another source says the same."""
 
 
 class CiteOptions(TypedDict, total=False):
@@ -308,8 +308,8 @@ def cite(
                 found = await find_decisive(query, source_removal, _candidates(citations))
                 citations = replace(citations, decisive=_with_numbers(citations.decisive, found))
                 if method is None:
-                    pairs = await without_two(query, source_removal, _undecided(citations))
-                    citations = replace(citations, repeats=_repeats(citations, pairs))
+                    falls = await without_two(query, source_removal, _undecided(citations))
+                    citations = replace(citations, repeats=_repeats(citations, falls))
             if rule and len(query.sources) > 1:
                 rules = await _rules(lm, query, citations, seed)
                 citations = replace(citations, rules=rules)
@@ -405,7 +405,7 @@ def _undecided(citations: Citations) -> list[list[int]]:
 
 
 def _repeats(
-    citations: Citations, found: Sequence[Sequence[RemovedPair]]
+    citations: Citations, falls_of_rows: Sequence[Sequence[Fall]]
 ) -> tuple[tuple[SourcePair, ...], ...]:
     """For each sentence the pairs of sources of which either would do, the largest first.
 
@@ -413,15 +413,15 @@ def _repeats(
     without each is at least `LEAST_FALL`, too.
     """
     rows: list[tuple[SourcePair, ...]] = []
-    for scores, pairs in zip(citations.scores, found, strict=True):
+    for scores, falls in zip(citations.scores, falls_of_rows, strict=True):
         repeats: list[SourcePair] = []
-        for pair in pairs:
-            first, second = pair.sources
+        for without_both in falls:
+            first, second = without_both.sources
             losses = floats(scores[[first, second]])
-            interaction = sum(losses) - pair.loss
-            falls = pair.turned or pair.loss >= citations.memory
-            stands_with_one = max(losses) <= HARDLY * pair.loss
-            if falls and stands_with_one and interaction <= -LEAST_FALL:
+            interaction = sum(losses) - without_both.loss
+            does_fall = without_both.turned or without_both.loss >= citations.memory
+            stands_with_one = max(losses) <= HARDLY * without_both.loss
+            if does_fall and stands_with_one and interaction <= -LEAST_FALL:
                 repeats.append(SourcePair((first + 1, second + 1), interaction, 0.0, "either"))
         rows.append(tuple(sorted(repeats, key=lambda repeat: repeat.score)))
     return tuple(rows)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from noiser.engine import Perturbation, Predict, Query
+from noiser.engine import Predict, Query
 from noiser.engine.objectives import Ids, Logits, LogProbabilities, ObjectiveFn, at
 from noiser.explain.sameness import SHORT
 from noiser.explain.source_removal import SourceRemoval
@@ -31,18 +31,32 @@ ALL = 0
 """Stands for all sources at once, where numbers of sources begin with 1."""
 
 
+class Fall(NamedTuple):
+    """What a sentence loses without some sources.
+
+    Attributes:
+        sources: their indices.
+        loss: of the sentence's log-probability, in nats.
+        turned: whether the sentence is no longer said.
+    """
+
+    sources: tuple[int, ...]
+    loss: float
+    turned: bool
+
+
 async def losses_without_all(query: Query, sources: SourceRemoval) -> tuple[list[float], list[int]]:
     """What each sentence loses without any source, in nats; and the indices of those that are no
     longer said.
     """
-    objective = query.objective("logprob")
-    without_all = replace(
-        sources.without(sources.with_text), read=partial(_value_and_fall, objective)
-    )
-    (values,) = await Predict(query, [without_all], objective)
-    log_p, falls = values[:, 0].unbind(-1)
-    losses = floats(query.read_clean(objective) - log_p)
-    turned = [row for row, fall in enumerate(floats(falls)) if fall >= LEAST_FALL]
+    everything = tuple(sources.with_text)
+    falls = await _falls(query, sources, [[everything]] * len(query.targets))
+    losses: list[float] = []
+    turned: list[int] = []
+    for row, (fall,) in enumerate(falls):
+        losses.append(fall.loss)
+        if fall.turned:
+            turned.append(row)
     return losses, turned
 
 
@@ -55,66 +69,43 @@ async def find_decisive(
         query: the question, its targets being sentences.
         sources: how sources are removed.
         candidates: for each sentence the indices of the sources that are looked at.
-
-    Returns:
-        The indices of sources, of each sentence.
     """
-    rows_of: dict[int, list[int]] = {}
-    for row, indices in enumerate(candidates):
-        for index in indices:
-            rows_of.setdefault(index, []).append(row)
-    changes: list[Perturbation] = [sources.without([i], rows) for i, rows in rows_of.items()]
-    values = await Predict(query, changes, _fall_of_turned)
-
-    decisive: list[list[int]] = [[] for _ in candidates]
-    for (index, rows), falls in zip(rows_of.items(), values, strict=True):
-        for row, fall in zip(rows, floats(falls[:, 0]), strict=True):
-            if fall >= LEAST_FALL:
-                decisive[row].append(index)
-    return decisive
-
-
-class RemovedPair(NamedTuple):
-    """Two sources that are removed together.
-
-    Attributes:
-        sources: their indices.
-        loss: of the sentence's log-probability without both, in nats.
-        turned: whether the sentence is no longer said.
-    """
-
-    sources: tuple[int, int]
-    loss: float
-    turned: bool
+    alone = [[(index,) for index in indices] for indices in candidates]
+    falls = await _falls(query, sources, alone)
+    return [[fall.sources[0] for fall in of_row if fall.turned] for of_row in falls]
 
 
 async def without_two(
     query: Query, sources: SourceRemoval, firsts: Sequence[Sequence[int]]
-) -> list[list[RemovedPair]]:
-    """What each sentence is without two sources.
-
-    Args:
-        query: the question, its targets being sentences.
-        sources: how sources are removed.
-        firsts: for each sentence the indices of sources that are removed together with each other
-            one; none for a sentence that is not looked at.
-    """
-    rows_of: dict[tuple[int, int], list[int]] = {}
-    for row, indices in enumerate(firsts):
+) -> list[list[Fall]]:
+    """What each sentence loses without two sources: without each of its `firsts` and each other."""
+    pairs_of_rows: list[list[tuple[int, ...]]] = []
+    for indices in firsts:
         pairs = {(min(pair), max(pair)) for pair in product(indices, sources.with_text)}
-        for first, second in sorted(pairs):
-            if first != second:
-                rows_of.setdefault((first, second), []).append(row)
+        pairs_of_rows.append([pair for pair in sorted(pairs) if pair[0] != pair[1]])
+    return await _falls(query, sources, pairs_of_rows)
+
+
+async def _falls(
+    query: Query, sources: SourceRemoval, groups_of_rows: Sequence[Sequence[tuple[int, ...]]]
+) -> list[list[Fall]]:
+    """What each sentence loses without groups of sources; each group is removed once for all
+    sentences.
+    """
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, groups in enumerate(groups_of_rows):
+        for group in groups:
+            rows_of.setdefault(group, []).append(row)
     objective = query.objective("logprob")
     read = partial(_value_and_fall, objective)
-    changes = [replace(sources.without(pair, rows), read=read) for pair, rows in rows_of.items()]
+    changes = [replace(sources.without(group, rows), read=read) for group, rows in rows_of.items()]
     whole = floats(query.read_clean(objective))
 
-    found: list[list[RemovedPair]] = [[] for _ in firsts]
+    found: list[list[Fall]] = [[] for _ in groups_of_rows]
     answers = await Predict(query, changes, objective)
-    for (pair, rows), values in zip(rows_of.items(), answers, strict=True):
+    for (group, rows), values in zip(rows_of.items(), answers, strict=True):
         for row, (log_p, fall) in zip(rows, float_rows(values[:, 0]), strict=True):
-            found[row].append(RemovedPair(pair, whole[row] - log_p, fall >= LEAST_FALL))
+            found[row].append(Fall(group, whole[row] - log_p, fall >= LEAST_FALL))
     return found
 
 
