@@ -20,7 +20,7 @@ from noiser.server.upstream import Upstream
 from noiser.server.writing import Answer
 from server_processes import Handler, served_by
 from tiny import tiny_model, tiny_tokenizer
-from web_for_tests import chatty, failing, served, wait_for_jobs
+from web_for_tests import assert_alike, chatty, failing, served, wait_for_jobs
 
 pytestmark = pytest.mark.usefixtures("unchecked_module")
 
@@ -90,7 +90,9 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
         assert [source["id"] for source in found["sources"]] == ids
         assert (found["check"] is not None) == ("check" in cited.attribution.info)
         scores = [citation.score for citation in sentence.citations]
-        assert [source["score"] for source in found["sources"]] == pytest.approx(scores, abs=1e-5)
+        assert [source["score"] for source in found["sources"]] == pytest.approx(
+            scores, rel=1e-4, abs=1e-5
+        )
         shares = [citation.share for citation in sentence.citations]
         assert [source["share"] for source in found["sources"]] == pytest.approx(shares, abs=1e-5)
         for source, citation in zip(found["sources"], sentence.citations, strict=True):
@@ -165,7 +167,7 @@ def named_by_openai(web, **body):
 def test_fields_that_change_nothing_are_taken_and_change_nothing(web):
     plain, full = named_by_openai(web), named_by_openai(web, **NEUTRAL)
     assert full.choices == plain.choices
-    assert full.citations == plain.citations
+    assert_alike(full.citations, plain.citations)
     chunks = list(named_by_openai(web, **NEUTRAL, stream=True))
     assert text_of(chunks) == plain.choices[0].message.content
 
@@ -202,7 +204,7 @@ def test_documents_may_be_texts_which_have_their_numbers_as_ids(web, monkeypatch
     cited = [source for each in found.citations for source in each["sources"]]
     assert cited
     assert [source["id"] for source in cited] == [str(source["number"]) for source in cited]
-    assert mixed.citations == found.citations
+    assert_alike(mixed.citations, found.citations)
 
 
 def test_one_object_has_what_the_stream_has(web):
@@ -211,17 +213,8 @@ def test_one_object_has_what_the_stream_has(web):
     choice = whole.choices[0]
     assert (choice.message.content, choice.finish_reason) == (text_of(chunks), "length")
     assert (whole.object, whole.model, whole.usage) == ("chat.completion", "llama", last.usage)
-    for one, other in zip(
-        whole.citations, last.citations, strict=True
-    ):  # sentences may have been cited by twos
-        for name, number in [
-            ("sources", "score"),
-            ("alternatives", "loss"),
-            ("alternatives", "probability"),
-        ]:
-            numbers = [source.pop(number) for source in other[name]]
-            assert [each.pop(number) for each in one[name]] == pytest.approx(numbers, abs=1e-4)
-        assert one == other
+    # Sentences may have been cited by twos.
+    assert_alike(whole.citations, last.citations, abs=1e-4)
     assert complete(web, documents=[]).citations == []
     assert complete(web, max_tokens=None).usage.total_tokens <= chatty("llama").context_length
     assert words(web, documents=[DOCUMENTS[0], DOCUMENTS[0] | {"id": "the same"}])

@@ -10,6 +10,7 @@ from functools import cache
 from types import SimpleNamespace
 
 import httpx
+import pytest
 import uvicorn
 
 import noiser
@@ -99,6 +100,25 @@ def wait_for_jobs(seconds=60):
     ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def assert_alike(found, expected, place="reply", *, skipped=frozenset(), **tolerance):
+    """Two replies say the same, with the same numbers apart from rounding: a pass that a question
+    shares with another one rounds otherwise than a pass of its own. Keys of `skipped` may differ.
+    """
+    if isinstance(expected, dict):
+        assert found.keys() - skipped == expected.keys() - skipped, place
+        for key in expected.keys() - skipped:
+            assert_alike(found[key], expected[key], f"{place}.{key}", skipped=skipped, **tolerance)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), place
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_alike(one, other, f"{place}[{number}]", skipped=skipped, **tolerance)
+    elif isinstance(expected, float):
+        close = {"rel": 1e-4, "abs": 1e-5} | tolerance
+        assert found == pytest.approx(expected, nan_ok=True, **close), place
+    else:
+        assert found == expected, place
 
 
 def nonsense(chance, count):
