@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, get_args, overload
 
 from noiser.attribution import Attribution
@@ -223,111 +223,34 @@ def cite(
         check_positive("max_seconds", max_seconds)
     masks = check_masks(check)
     seed = check_seed(seed)
-    accurate = None if method is None else make_method(method)
+    scoring = None if method is None else make_method(method)
     if lm.is_text_only:
-        accurate = for_text(accurate or Search())
-    writing: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop": None if lm.chats else "\n"}
-
-    async def cite_one(question: Prompt, sources: Documents, answer: Any) -> Citations:
-        """The citations of one question."""
-        sources = read_documents(sources)
-        request, prompt, encoding, begin = placed(lm, question, sources, template)
-        parts = Question(
-            prompt=prompt,
-            target=answer,
-            is_answer=True,
-            sources=sources,
-            sources_begin=begin,
-            target_unit=target_unit,
-            unit=unit,
-            continuation_units=False,
-            **writing,
-        )
-        announce(lm, parts, accurate or METHOD, seed)
-        query = await prepare(lm, parts, encoding)
-        query = replace(query, sources=with_leads(query.sources, sources))
-        answer_text = "".join(query.target_texts)
-        if not answer_text.strip():
-            raise TargetError(
-                f"{lm.identity.name} generated an empty answer, so there is nothing to cite. "
-                "Rephrase the question, or pass answer=."
-            )
-
-        removal = removal_for(lm, query, hide=True)
-        source_removal = SourceRemoval(query, removal)
-        losses, turned = await losses_without_all(query, source_removal)
-        min_loss = MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
-        # A limit of the caller's own says alone which sentences need sources. Of a model whose text
-        # alone is known, no token beside the answer is, so none can turn.
-        looks_for_decisive = memory is None and not lm.is_text_only
-        if memory is not None:
-            min_loss = memory
-        lost_without_all = tuple(
-            row
-            for row, loss in enumerate(losses)
-            if loss >= min_loss or (looks_for_decisive and row in turned)
-        )
-        # A source is split into sentences where a sentence that needs sources relies on it.
-        splitting = SplitRule(min(least_share, MIN_SHARE), lost_without_all, "sentence")
-        attribution = None
-        failure = None
-        if accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
-            attribution, failure = await _fast(lm, query, masks or MASKS, seed, splitting)
-        if attribution is None:
-            chosen_method = replace(METHOD, removal=removal) if accurate is None else accurate
-            # Those that need one source, and lose less without all, are known by their scores.
-            if scores_in_nats(*describe(chosen_method)):
-                splitting = splitting._replace(relied_on=min_loss)
-            attribution = await attribution_of(lm, query, chosen_method, seed, splitting)
-            if failure:
-                info = {**attribution.info, "fell_back": failure}
-                attribution = replace(attribution, info=info)
-            elif masks:
-                attribution = await checked_in_time(lm, query, attribution, masks)
-
-        answer_without = None
-        wants_contrast = answer is None if contrast is None else contrast
-        if wants_contrast:
-            alone = without_sources(request, template, encoding, query.sources)
-            answer_without = await _answer_without_sources(lm, alone, writing, query.context.left)
-        citations = Citations(
-            question=question,
-            sources=query.sources,
-            answer=answer_text,
-            answer_without=answer_without,
-            attribution=attribution,
-            losses=tuple(losses),
-            memory=min_loss,
-            least_share=least_share,
-        )
-        if looks_for_decisive:
-            decisive = [(ALL,) if row in turned else () for row in range(len(losses))]
-            citations = replace(citations, decisive=tuple(decisive))
-        with suppress(OutOfTimeError):
-            if looks_for_decisive and accuracy == "accurate":
-                found = await find_decisive(query, source_removal, _candidates(citations))
-                citations = replace(citations, decisive=_with_numbers(citations.decisive, found))
-                if method is None:
-                    falls = await without_two(query, source_removal, _undecided(citations))
-                    citations = replace(citations, repeats=_repeats(citations, falls))
-            if rule and len(query.sources) > 1:
-                rules = await _rules(lm, query, citations, seed)
-                citations = replace(citations, rules=rules)
-            # Of a model whose text alone is known, no token beside the answer is.
-            if accuracy == "accurate" and not lm.is_text_only:
-                cited = _cited(citations)
-                alternatives = await find_alternatives(lm.tokenizer, query, source_removal, cited)
-                citations = replace(citations, alternatives=alternatives)
-        return citations
+        scoring = for_text(scoring or Search())
+    asked = _Asked(
+        accuracy=accuracy,
+        method=scoring,
+        target_unit=target_unit,
+        writing={"max_new_tokens": max_new_tokens, "stop": None if lm.chats else "\n"},
+        template=template,
+        unit=unit,
+        memory=memory,
+        least_share=least_share,
+        contrast=contrast,
+        rule=rule,
+        masks=masks,
+        seed=seed,
+    )
 
     questions: Any = plain(question)
     columns: dict[str, Any] = {"sources": plain(sources), "answer": answer}
     many = is_many(questions)
     if many:
         rows = for_each(len(questions), **columns)
-        works = [cite_one(each, **row) for each, row in zip(questions, rows, strict=True)]
+        works = [
+            _cite_one(lm, asked, each, **row) for each, row in zip(questions, rows, strict=True)
+        ]
     else:
-        works = [cite_one(questions, **columns)]
+        works = [_cite_one(lm, asked, questions, **columns)]
     with progress_of(progress, "Citing") as report:
         if many:
             return run_many(lm, works, report, max_seconds)
@@ -348,6 +271,148 @@ def _check_memory(memory: Any) -> None:
         raise ParameterError(
             f"memory is {memory!r}; expected a number of nats, or None for the default."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The arguments of `cite` that are the same for all of its questions, checked.
+
+    Attributes:
+        method: what scores the sources; None for `METHOD`, with the removal that the model can do.
+        writing: how the model writes an answer of its own.
+        masks: how many inputs check the scores; 0 for none.
+    """
+
+    accuracy: Accuracy
+    method: Method | None
+    target_unit: TargetUnit
+    writing: dict[str, Any]
+    template: str | None
+    unit: CitedUnit
+    memory: float | None
+    least_share: float
+    contrast: bool | None
+    rule: bool
+    masks: int | bool
+    seed: int
+
+
+async def _cite_one(
+    lm: LanguageModel, asked: _Asked, question: Prompt, sources: Documents, answer: Any
+) -> Citations:
+    """The citations of one question."""
+    sources = read_documents(sources)
+    request, prompt, encoding, begin = placed(lm, question, sources, asked.template)
+    parts = Question(
+        prompt=prompt,
+        target=answer,
+        is_answer=True,
+        sources=sources,
+        sources_begin=begin,
+        target_unit=asked.target_unit,
+        unit=asked.unit,
+        continuation_units=False,
+        **asked.writing,
+    )
+    announce(lm, parts, asked.method or METHOD, asked.seed)
+    query = await prepare(lm, parts, encoding)
+    query = replace(query, sources=with_leads(query.sources, sources))
+    answer_text = "".join(query.target_texts)
+    if not answer_text.strip():
+        raise TargetError(
+            f"{lm.identity.name} generated an empty answer, so there is nothing to cite. "
+            "Rephrase the question, or pass answer=."
+        )
+
+    # Which sentences need the sources?
+    removal = removal_for(lm, query, hide=True)
+    source_removal = SourceRemoval(query, removal)
+    losses, turned = await losses_without_all(query, source_removal)
+    min_loss = _min_loss(lm, asked, removal)
+    # A limit of the caller's own says alone which sentences need sources. Of a model whose text
+    # alone is known, no token beside the answer is, so none can turn.
+    looks_for_decisive = asked.memory is None and not lm.is_text_only
+    if not looks_for_decisive:
+        turned = []
+    lost_without_all = [row for row, loss in enumerate(losses) if loss >= min_loss or row in turned]
+
+    attribution = await _scored(lm, asked, query, removal, min_loss, lost_without_all)
+    answer_without = None
+    wants_contrast = answer is None if asked.contrast is None else asked.contrast
+    if wants_contrast:
+        alone = without_sources(request, asked.template, encoding, query.sources)
+        calls_left = query.context.left
+        answer_without = await _answer_without_sources(lm, alone, asked.writing, calls_left)
+    citations = Citations(
+        question=question,
+        sources=query.sources,
+        answer=answer_text,
+        answer_without=answer_without,
+        attribution=attribution,
+        losses=tuple(losses),
+        memory=min_loss,
+        least_share=asked.least_share,
+    )
+
+    # What can be told beside the scores, as far as time allows.
+    if looks_for_decisive:
+        decisive = [(ALL,) if row in turned else () for row in range(len(losses))]
+        citations = replace(citations, decisive=tuple(decisive))
+    with suppress(OutOfTimeError):
+        if looks_for_decisive and asked.accuracy == "accurate":
+            found = await find_decisive(query, source_removal, _candidates(citations))
+            citations = replace(citations, decisive=_with_numbers(citations.decisive, found))
+            if asked.method is None:
+                falls = await without_two(query, source_removal, _undecided(citations))
+                citations = replace(citations, repeats=_repeats(citations, falls))
+        if asked.rule and len(query.sources) > 1:
+            citations = replace(citations, rules=await _rules(lm, query, citations, asked.seed))
+        if asked.accuracy == "accurate" and not lm.is_text_only:
+            cited = _cited(citations)
+            alternatives = await find_alternatives(lm.tokenizer, query, source_removal, cited)
+            citations = replace(citations, alternatives=alternatives)
+    return citations
+
+
+def _min_loss(lm: LanguageModel, asked: _Asked, removal: str) -> float:
+    """The nats that a sentence loses at least without the sources if it needs them."""
+    if asked.memory is not None:
+        return asked.memory
+    return MEMORY_OF_TEXT if lm.is_text_only else MEMORY[removal]
+
+
+async def _scored(
+    lm: LanguageModel,
+    asked: _Asked,
+    query: Query,
+    removal: str,
+    min_loss: float,
+    lost_without_all: Sequence[int],
+) -> Attribution:
+    """The sources' scores for each sentence; in one pass where that is asked for and predicts what
+    hiding does.
+
+    `lost_without_all` are the sentences that need the sources: a source is split into sentences
+    where one of them relies on it.
+    """
+    least_share = min(asked.least_share, MIN_SHARE)
+    splitting = SplitRule(least_share, tuple(lost_without_all), "sentence")
+    failure = None
+    if asked.accuracy == "fast" and lm.needs_internals and len(query.sources) >= FAST_FROM:
+        attribution, failure = await _fast(lm, query, asked.masks or MASKS, asked.seed, splitting)
+        if attribution is not None:
+            return attribution
+
+    method = replace(METHOD, removal=removal) if asked.method is None else asked.method
+    # Those that need one source, and lose less without all, are known by their scores.
+    if scores_in_nats(*describe(method)):
+        splitting = splitting._replace(relied_on=min_loss)
+    attribution = await attribution_of(lm, query, method, asked.seed, splitting)
+    if failure:
+        return replace(attribution, info={**attribution.info, "fell_back": failure})
+    if asked.masks:
+        return await checked_in_time(lm, query, attribution, asked.masks)
+    return attribution
 
 
 async def _fast(
