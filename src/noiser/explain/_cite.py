@@ -226,7 +226,7 @@ def cite(
     scoring = None if method is None else make_method(method)
     if lm.is_text_only:
         scoring = for_text(scoring or Search())
-    asked = _Asked(
+    asked = _CiteArguments(
         accuracy=accuracy,
         method=scoring,
         target_unit=target_unit,
@@ -274,7 +274,7 @@ def _check_memory(memory: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _CiteArguments:
     """The arguments of `cite` that are the same for all of its questions, checked.
 
     Attributes:
@@ -298,7 +298,7 @@ class _Asked:
 
 
 async def _cite_one(
-    lm: LanguageModel, asked: _Asked, question: Prompt, sources: Documents, answer: Any
+    lm: LanguageModel, asked: _CiteArguments, question: Prompt, sources: Documents, answer: Any
 ) -> Citations:
     """The citations of one question."""
     sources = read_documents(sources)
@@ -374,7 +374,7 @@ async def _cite_one(
     return citations
 
 
-def _min_loss(lm: LanguageModel, asked: _Asked, removal: str) -> float:
+def _min_loss(lm: LanguageModel, asked: _CiteArguments, removal: str) -> float:
     """The nats that a sentence loses at least without the sources if it needs them."""
     if asked.memory is not None:
         return asked.memory
@@ -383,7 +383,7 @@ def _min_loss(lm: LanguageModel, asked: _Asked, removal: str) -> float:
 
 async def _scored(
     lm: LanguageModel,
-    asked: _Asked,
+    asked: _CiteArguments,
     query: Query,
     removal: str,
     min_loss: float,
