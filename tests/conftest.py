@@ -1,5 +1,6 @@
 """Fixtures: shape and type checking of the whole package, and the two real models."""
 
+import gc
 import importlib.util
 import os
 import warnings
@@ -35,6 +36,15 @@ settings.load_profile("noiser")
 def pytest_collect_file():
     """Examples in docstrings are of the package; those of tests are not looked for."""
     return [found for found in (yield) if type(found).__name__ != "DoctestModule"]
+
+
+def pytest_collection_finish():
+    """What is there before the first test stays: the collector of garbage need not look at the
+    million objects of torch and of the tests, each time half a second, as often as a server of the
+    tests ends.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _unchecked():
