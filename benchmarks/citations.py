@@ -42,6 +42,7 @@ from noiser.data.planted import PEOPLE, ROOMS, THINGS, draw
 from noiser.engine import LiveGame, prepare, remover, run_one
 from noiser.model import LanguageModel
 from noiser.types import Question
+from planted_prompts import places_of, sources_of
 
 TAILS = (
     "",
@@ -231,13 +232,8 @@ def truth_rows(
     used = [example for example, a, b in zip(examples, right, known, strict=True) if a and not b]
     if not used:
         return
-    spans = [
-        sorted(span for places in example.spans.values() for span in places) for example in used
-    ]
-    sources = [
-        [example.prompt[a:b] for a, b in places]
-        for example, places in zip(used, spans, strict=True)
-    ]
+    spans = [places_of(example) for example in used]
+    sources = [sources_of(example) for example in used]
 
     def row(way: str, number: int, scores: Sequence[float], forwards: float) -> dict[str, Any]:
         order = sorted(range(len(scores)), key=lambda i: -scores[i])

@@ -64,6 +64,7 @@ from noiser.data.wordings import REPORTING
 from noiser.engine import StoredGame
 from noiser.metrics import SETTINGS, keep_rates
 from noiser.metrics.correlation import lds_at_equal_size
+from planted_prompts import places_of
 
 MOST_UNITS = 11
 SENTENCES = 6
@@ -152,7 +153,7 @@ def play(
         return None
     if not says(noiser.Game(lm, example.prompt)):
         return None
-    spans = sorted(span for places in example.spans.values() for span in places) if gold else []
+    spans = places_of(example) if gold else []
     unit: Any = spans or "token"
     games = {
         name: noiser.Game(lm, example.prompt, unit=unit, objective=name)

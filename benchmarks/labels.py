@@ -15,6 +15,7 @@ from typing import Any
 import noiser
 from noiser.data import Example
 from noiser.model import LanguageModel
+from planted_prompts import places_of, sources_of
 
 MOVED = 1.0
 """Nats by which documents that do not matter may change the answer's log-probability."""
@@ -100,9 +101,9 @@ def says_a_documents_word(example: Example, answer: str) -> bool:
     """Whether an answer has a word that documents have and the question has not; or no word at
     all.
     """
-    spans = [span for places in example.spans.values() for span in places]
-    documents = words(" ".join(example.prompt[start:end] for start, end in spans))
-    question = words(example.prompt[max(end for _, end in spans) :])
+    documents = words(" ".join(sources_of(example)))
+    _, end_of_documents = places_of(example)[-1]
+    question = words(example.prompt[end_of_documents:])
     said = words(answer)
     return not said or bool(said & (documents - question))
 

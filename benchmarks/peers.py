@@ -335,6 +335,7 @@ def questions(
     """
     import noiser as library
     from noiser.data.planted import draw
+    from planted_prompts import places_of
 
     def says(prompt: str) -> str:
         return library.attribute(lm, prompt, method="position").targets[0].text
@@ -348,7 +349,7 @@ def questions(
                 s.strip() and example.target.startswith(s.strip()) for s in (said, alone)
             )
             if right and not known:
-                spans = sorted(span for places in example.spans.values() for span in places)
+                spans = places_of(example)
                 gold = [i for i, span in enumerate(spans) if span in example.spans["gold"]]
                 yield (
                     example.id,

@@ -54,6 +54,7 @@ from noiser.explain._slim import _SlimTrial
 from noiser.explain.clauses import Clauses
 from noiser.model import LanguageModel
 from noiser.types import STAYS, Question
+from planted_prompts import places_of, sources_of
 from wordings import REPORT, Planted, kinds_of
 
 FIRST = 600
@@ -101,9 +102,9 @@ def prompts_in_turn() -> Iterator[tuple[str, Planted]]:
 def as_planted(example: Example) -> Planted:
     """A prompt of the data set, in the form of `wordings.py`."""
     assert example.target is not None
-    spans = sorted(span for places in example.spans.values() for span in places)
+    spans = places_of(example)
     gold = tuple(sorted(spans.index(span) for span in example.spans["gold"]))
-    sentences = tuple(example.prompt[start:end] for start, end in spans)
+    sentences = tuple(sources_of(example))
     question = example.prompt[spans[-1][1] :].strip()
     return Planted(example.id, example.category, sentences, gold, " ", question, example.target)
 

@@ -57,6 +57,7 @@ from noiser.methods.rules import (
 from noiser.model import LanguageModel
 from noiser.numbers import wilson
 from noiser.types import Question
+from planted_prompts import places_of
 
 CATEGORIES = ("once", "twice", "two", "combined", "contradiction")
 FURTHER = 200
@@ -99,7 +100,7 @@ def question_of(example: Example, spans: Sequence[tuple[int, int]]) -> Question:
 
 def played(lm: LanguageModel, example: Example, seed: int) -> Row | None:
     """What is stored of a prompt; None where the model does not give the planted answer."""
-    spans = sorted(span for places in example.spans.values() for span in places)
+    spans = places_of(example)
     query = run_one(lm, prepare(lm, question_of(example, spans)))
     sameness = Sameness(lm, query, "foil" if query.foil else "tokens")
     if query.foil is None and not sameness.is_models_own:

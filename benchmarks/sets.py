@@ -42,6 +42,7 @@ from noiser.engine import Cost, Query, prepare, run_one
 from noiser.methods import Method, make_method, run_method
 from noiser.model import LanguageModel
 from noiser.types import Question
+from planted_prompts import places_of, sources_of
 
 SENTENCES = 6
 SETS = ("once", "twice", "shared", "contradiction", "two", "none", "irrelevant")
@@ -59,16 +60,6 @@ WAYS: dict[str, Any] = {
 }
 
 Row = dict[str, Any]
-
-
-def places_of(example: Example) -> list[tuple[int, int]]:
-    """The spans of all sentences in order."""
-    return sorted(span for spans in example.spans.values() for span in spans)
-
-
-def sources_of(example: Example) -> list[str]:
-    """All sentences in order: the sources."""
-    return [example.prompt[start:end] for start, end in places_of(example)]
 
 
 def found(scores: Sequence[float], gold: Sequence[int], first: int) -> float:

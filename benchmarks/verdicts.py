@@ -47,6 +47,7 @@ from noiser.data.planted import draw
 from noiser.data.wordings import DEVELOPMENT, REPORTING
 from noiser.explain.citations_record import IMPROBABLE, PROBABLE, VERDICTS
 from noiser.model import LanguageModel
+from planted_prompts import places_of, sources_of
 
 MODELS = ("smollm2-135m-instruct", "gemma-3-270m")
 LABELS = ("used", "memory", "invented", "false", "repeated", "told once")
@@ -98,15 +99,10 @@ def cases(lm: LanguageModel, part: str) -> Iterator[Case]:
                 yield Case(item.id, "false", question, documents, f"{item.prompt} {value}.")
 
 
-def spans_of_documents(example: Example) -> list[tuple[int, int]]:
-    """The places of a planted prompt's documents, in order."""
-    return sorted(sum(example.spans.values(), ()))
-
-
 def question_and_documents(example: Example) -> tuple[str, list[str]]:
     """The question of a planted prompt, and its documents in order."""
     question = example.prompt.partition("Question: ")[2].partition(" Answer:")[0]
-    return question, [example.prompt[a:b] for a, b in spans_of_documents(example)]
+    return question, sources_of(example)
 
 
 def repeated(part: str) -> Iterator[Case]:
@@ -115,7 +111,7 @@ def repeated(part: str) -> Iterator[Case]:
     for wording in DEVELOPMENT if part == "development" else REPORTING:
         for example in chance.sample(draw("twice", 6, wording=wording), PER_WORDING):
             question, documents = question_and_documents(example)
-            spans = spans_of_documents(example)
+            spans = places_of(example)
             copies = tuple(spans.index(span) + 1 for span in example.spans["gold"])
             fact = documents[copies[0] - 1]
             yield Case(example.id, "repeated", question, documents, fact, copies)
