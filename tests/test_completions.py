@@ -91,7 +91,7 @@ def test_the_stream_is_what_the_model_generates_and_its_citations_are_those_of_c
         assert (found["check"] is not None) == ("check" in cited.attribution.info)
         scores = [citation.score for citation in sentence.citations]
         assert [source["score"] for source in found["sources"]] == pytest.approx(
-            scores, rel=1e-4, abs=1e-5
+            scores, rel=1e-5, abs=1e-5
         )
         shares = [citation.share for citation in sentence.citations]
         assert [source["share"] for source in found["sources"]] == pytest.approx(shares, abs=1e-5)

@@ -116,7 +116,7 @@ def assert_alike(found, expected, place="reply", *, skipped=frozenset(), **toler
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             assert_alike(one, other, f"{place}[{number}]", skipped=skipped, **tolerance)
     elif isinstance(expected, float):
-        close = {"rel": 1e-4, "abs": 1e-5} | tolerance
+        close = {"rel": 1e-5, "abs": 1e-5} | tolerance
         assert found == pytest.approx(expected, nan_ok=True, **close), place
     else:
         assert found == expected, place
